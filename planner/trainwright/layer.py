@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
@@ -93,9 +94,12 @@ class Operator:
     saved_elements_per_micro_batch: float = 0.0
     is_causal: bool = False
 
-    def saved_bytes(self, dtype: Dtype, tensor: int) -> float:
+    def saved_bytes(self, dtype: Dtype, tensor: int, *, sequence_parallel: bool = False) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""
-        return self._share(self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row, tensor)
+        saved = self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row
+        if sequence_parallel and self.split is Split.NONE:
+            return saved / tensor
+        return self._share(saved, tensor)
 
     def saved_bytes_once(self, dtype: Dtype, tensor: int) -> float:
         """Return bytes saved for the backward, per micro-batch, besides those per row, on one of `tensor` ranks."""
@@ -129,11 +133,6 @@ class Segment:
     def ends_in_all_reduce(self) -> bool:
         """True if the forward ends with an all-reduce under tensor parallelism."""
         return self.forward_all_reduce_elements_per_row > 0
-
-    @property
-    def is_followed_by_collective(self) -> bool:
-        """True if the forward ends with any collective under tensor parallelism."""
-        return self.ends_in_all_reduce or self.forward_gathered_bytes_per_row > 0
 
 
 @dataclass(frozen=True)
@@ -187,16 +186,47 @@ class LayerKind:
         """Return the parameters of one rank at a tensor degree."""
         return self.parameters - self.split_parameters + self.split_parameters // tensor_degree
 
-    def saved_bytes_per_row(self, dtype: Dtype, tensor_degree: int = 1) -> float:
+    def saved_bytes_per_row(self, dtype: Dtype, tensor_degree: int = 1, *, sequence_parallel: bool = False) -> float:
         """Return what one rank saves of a row's forward for its backward, including the layer's input."""
         degree = tensor_degree if self.is_tensor_parallel else 1
-        return sum(operator.saved_bytes(dtype, degree) for operator in self.operators)
+        return sum(
+            operator.saved_bytes(dtype, degree, sequence_parallel=sequence_parallel) for operator in self.operators
+        )
 
-    def saved_bytes(self, dtype: Dtype, tensor_degree: int, rows: int) -> float:
+    def saved_bytes(self, dtype: Dtype, tensor_degree: int, rows: int, *, sequence_parallel: bool = False) -> float:
         """Return what one rank saves of a forward of `rows` rows for its backward, including the layer's input."""
         degree = tensor_degree if self.is_tensor_parallel else 1
         once = sum(operator.saved_bytes_once(dtype, degree) for operator in self.operators)
-        return rows * self.saved_bytes_per_row(dtype, degree) + once
+        return rows * self.saved_bytes_per_row(dtype, degree, sequence_parallel=sequence_parallel) + once
+
+
+FLOPS_PER_BYTE: dict[Dtype, float] = {Dtype.FLOAT32: 20.0, Dtype.FLOAT16: 150.0, Dtype.BFLOAT16: 150.0}
+"""Approximate arithmetic intensity at which data-centre GPUs change from memory-bound to compute-bound.
+
+It only splits a layer's profiled seconds among its operators and predicts no seconds itself.
+"""
+
+
+def sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> float:
+    """Return by how much a layer's compute shrinks where normalisations and residuals see 1/t of the sequence.
+
+    Profiles are of the whole sequence; FLOPs and traffic split their seconds among operators.
+    """
+    divided = whole = 0.0
+    for operator in kind.operators:
+        moved = rows * (operator.input_elements_per_row + operator.output_elements_per_row) + operator.weight_elements
+        weight = max(operator.forward_flops_per_row * rows, moved * dtype.num_bytes * FLOPS_PER_BYTE[dtype])
+        if operator.split is Split.NONE:
+            whole += weight
+        else:
+            divided += weight / tensor
+    return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
+
+
+def sequence_parallel_bytes_ratio(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> float:
+    """Return by how much what a layer saves shrinks if a rank saves its part of the sequence outside of products."""
+    whole = kind.saved_bytes(dtype, tensor, rows)
+    return kind.saved_bytes(dtype, tensor, rows, sequence_parallel=True) / whole if whole else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +236,11 @@ class LayerList:
     Attributes:
         max_tensor_degree: multiple of every possible tensor degree (attention heads, usually).
         divided: those of the kinds with a vocabulary, as a tensor group computes them that divides it.
+        sequences: names of the kinds that can run sequence parallel, with the lengths that the tensor degree must divide.
     """
 
     kinds: tuple[LayerKind, ...]
     layers: tuple[str, ...]
     max_tensor_degree: int
     divided: tuple[LayerKind, ...] = ()
+    sequences: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

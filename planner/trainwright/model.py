@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +50,18 @@ class Model:
         Kinds in documents are those of one rank, so that workers that divide no vocabulary know them, too.
         """
         return self._divided_kinds.get(kind.name)
+
+    @cached_property
+    def _sequences(self) -> Mapping[str, tuple[int, ...]]:
+        return self.family.stack(Attention.FUSED).sequences
+
+    def allows_sequence_parallel(self, kind: LayerKind, tensor: int) -> bool:
+        """Return whether a tensor group can divide the activations of a kind along the sequence.
+
+        That holds for kinds that are tensor parallel, or have a divided vocabulary.
+        """
+        lengths = self._sequences.get(kind.name, ())
+        return tensor > 1 and bool(lengths) and not any(length % tensor for length in lengths)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:

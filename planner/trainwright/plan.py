@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, groupby
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.cluster import Device
 from trainwright.document_kind import document
 
@@ -59,6 +60,8 @@ class LayerRun:
         tensor, data: degrees; their product is the number of the stage's devices.
         rows: rows of a micro-batch by data replica; they may be uneven.
         recompute: compute activations again in the backward instead of saving them.
+        sequence_parallel: tensor groups divide activations along the sequence outside of products and attention (Korthikanti et
+            al. 2022), in layers that allow it and whose sequences the tensor degree divides; results do not change.
     """
 
     first: int
@@ -69,6 +72,7 @@ class LayerRun:
     order: RankOrder = RankOrder.TENSOR_INNER
     sharding: Sharding = Sharding.NONE
     recompute: bool = False
+    sequence_parallel: Annotated[bool, OMITTED_DEFAULT] = False
 
     def __post_init__(self) -> None:
         where = f"layers {self.first}…{self.end - 1}"

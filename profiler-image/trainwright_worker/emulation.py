@@ -24,13 +24,15 @@ class ComputeSegment:
     """Uninterrupted computation on the emulated device.
 
     Attributes:
-        is_entered_in_parallel: whether its input is copied to the tensor group, whose gradients the backward sums.
-        is_followed_by_collective: whether a collective of the tensor group follows it.
+        sums_gradients: whether the backward sums the gradients of its input over the tensor group.
+        sums_output: whether its output is summed over the tensor group.
+        gathers_statistics: whether the tensor group gathers statistics of its output.
     """
 
     seconds: float
-    is_entered_in_parallel: bool
-    is_followed_by_collective: bool
+    sums_gradients: bool
+    sums_output: bool
+    gathers_statistics: bool = False
 
 
 def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor: int) -> tuple[ComputeSegment, ...]:
@@ -44,7 +46,8 @@ def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor
         ComputeSegment(
             emulation.compute_seconds(segment.forward_flops_per_row * rows / degree, floor_share=share),
             segment.backward_all_reduce_elements_per_row > 0 and degree > 1,
-            segment.is_followed_by_collective and degree > 1,
+            segment.ends_in_all_reduce and degree > 1,
+            segment.forward_gathered_bytes_per_row > 0 and degree > 1,
         )
         for segment in kind.segments
     )
@@ -53,7 +56,7 @@ def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor
 def backward_segments(forward: Sequence[ComputeSegment]) -> tuple[ComputeSegment, ...]:
     """Return the segments of the backward: twice the FLOPs and the floor; a copy's backward is an all-reduce."""
     return tuple(
-        ComputeSegment(2 * piece.seconds, piece.is_followed_by_collective, piece.is_entered_in_parallel)
+        ComputeSegment(2 * piece.seconds, sums_gradients=piece.sums_output, sums_output=piece.sums_gradients)
         for piece in reversed(forward)
     )
 

@@ -107,7 +107,7 @@ def _make_executor(
     return PlanExecutor(
         task.plan,
         task.model,
-        TrainingConfig(task.optimizer, task.learning_rate, task.seed, sequence_parallel=task.sequence_parallel),
+        TrainingConfig(task.optimizer, task.learning_rate, task.seed),
         RankContext(assignment.rank, device, assignment.devices, emulation, progress.beat),
         groups,
     )

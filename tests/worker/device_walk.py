@@ -1,7 +1,7 @@
 """Walk of every rank of some plans on a device that is not the CPU, without one: tensors have a device, but no values.
 
 Run as a program: `python device_walk.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with `name`,
-`plan`, `model` and `sequence_parallel`; the result is a list of equal length: what went wrong, by step. An operation on tensors of different
+`plan` and `model`; the result is a list of equal length: what went wrong, by step. An operation on tensors of different
 devices fails, as on a GPU. Collectives change nothing, and one process is each of the ranks in turn.
 """
 
@@ -101,11 +101,10 @@ def require_on_device(tensors: list[torch.Tensor]) -> None:
         assert tensor.device == GPU, f"a tensor of shape {tuple(tensor.shape)} is on {tensor.device}"
 
 
-def run_rank(plan: Plan, model: Model, rank: int, *, sequence_parallel: bool) -> None:
+def run_rank(plan: Plan, model: Model, rank: int) -> None:
     """Construct a rank's executor, run an iteration, and read and write its state as a checkpoint does."""
     with gang_member(rank, len(plan.devices)) as groups, FakeTensorMode():
-        training = TrainingConfig(clip_norm=1.0, sequence_parallel=sequence_parallel)
-        executor = PlanExecutor(plan, model, training, RankContext(rank, GPU), groups)
+        executor = PlanExecutor(plan, model, TrainingConfig(clip_norm=1.0), RankContext(rank, GPU), groups)
         batch = executor.make_batch(0)
         executor.run_iteration(batch)
         buffers = [buffer for layer in executor.stage.layers for buffer in layer.module.buffers()]
@@ -134,14 +133,14 @@ def profile(model: Model, kind: str, tensor_degree: int) -> None:
 Step = tuple[str, Callable[[], None]]
 
 
-def steps(plan: Plan, model: Model, *, sequence_parallel: bool) -> Iterator[Step]:
+def steps(plan: Plan, model: Model) -> Iterator[Step]:
     """Yield what a case runs, by name."""
     for rank in range(len(plan.devices)):
-        yield f"rank {rank}", partial(run_rank, plan, model, rank, sequence_parallel=sequence_parallel)
+        yield f"rank {rank}", partial(run_rank, plan, model, rank)
     degrees = {run.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
     for degree in sorted(degrees):
         for kind in model.kinds:
-            if degree == 1 or kind.is_tensor_parallel:
+            if degree == 1 or (model.divided_kind(kind) or kind).is_tensor_parallel:
                 yield f"{model.dtype} profile of {kind.name} at {degree}", partial(profile, model, kind.name, degree)
 
 
@@ -166,7 +165,7 @@ def main(cases_file: str, result: str) -> None:
     for case in json.loads(Path(cases_file).read_text(encoding="utf-8")):
         model = documents.parse({**case["model"], "global_batch_size": 1}, Training).model
         plan = documents.parse(case["plan"], Plan)
-        walked = steps(plan, model, sequence_parallel=case["sequence_parallel"])
+        walked = steps(plan, model)
         found = {name: problem_of(step) for name, step in walked if name not in profiled}
         profiled |= {name for name in found if "profile" in name}
         problems = {name: problem for name, problem in found.items() if problem is not None}

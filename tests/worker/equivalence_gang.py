@@ -49,7 +49,6 @@ class Case:
     learning_rate: float = 0.05
     clip_norm: float | None = None
     by_piece: bool = False
-    sequence_parallel: bool = False
 
 
 def optimizer_of(case: Case, parameters: list) -> torch.optim.Optimizer:
@@ -143,7 +142,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
     if rank not in mesh.ranks:
         groups.prepare(required_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
-    training = TrainingConfig(case.optimizer, case.learning_rate, 3, case.clip_norm, case.sequence_parallel)
+    training = TrainingConfig(case.optimizer, case.learning_rate, 3, case.clip_norm)
     host = RankContext(rank, device_of(rank))
     executor = PlanExecutor(case.plan, model, training, host, groups)
     found["parted"] = sum(layer.is_sequence_parallel for layer in executor.stage.layers)

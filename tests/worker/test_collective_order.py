@@ -21,7 +21,7 @@ from nccl_rules import (
     pairs_that_may_block,
 )
 from nightly import covering
-from random_plans import feature_pairs, random_plan
+from random_plans import feature_pairs, in_sequence_parallel, random_plan
 from recorded_calls import Close, Record, recording
 
 from trainwright.cluster import Device
@@ -81,11 +81,10 @@ class Series:
                 TrialTask(
                     GANG,
                     replace(model, dtype=(Dtype.FLOAT32, Dtype.FLOAT16)[number % 3 == 0]),
-                    plan,
+                    in_sequence_parallel(plan) if number % 2 == 0 else plan,
                     warmup_iterations=1,
                     iterations=1,
                     track_memory=number % 8 == 0,
-                    sequence_parallel=number % 2 == 0,
                 )
                 for number, (model, plan) in enumerate(plans)
             )

@@ -32,7 +32,8 @@ PLANS_OF_EACH = 22
 def candidate(family: str, number: int, seed: int) -> dict:
     """Return a case with at most two micro-batches per pipeline, since all are alike here."""
     model = {family: FAMILIES[family], "dtype": ("float16", "bfloat16")[number % 2]}
-    found = case(f"{family}-{number}", model, seed, sequence_parallel=number // 2 % 2 == 0)
+    is_sequence_parallel = number // 2 % 2 == 0
+    found = case(f"{family}-{number}", model, seed, sequence_parallel=is_sequence_parallel)
     pipelines = found["plan"]["pipelines"]
     for pipeline in pipelines:
         pipeline["micro_batches"] = min(2, pipeline["micro_batches"])
@@ -52,7 +53,8 @@ def pairs_of(one: dict) -> set[Hashable]:
     """Return every pair of features, with the family, number format and sequence parallelism, and those within a run."""
     (family,) = (key for key in one["model"] if key != "dtype")
     plan = documents.parse(one["plan"], Plan)
-    return feature_pairs(plan, family, one["model"]["dtype"], f"sequence parallel {one['sequence_parallel']}")
+    is_sequence_parallel = plan.stages[0].layers[0].sequence_parallel
+    return feature_pairs(plan, family, one["model"]["dtype"], f"sequence parallel {is_sequence_parallel}")
 
 
 TOGETHER = (("gpt", "llama", "bert"), ("t5", "moe", "vit"), ("swin", "wide_resnet", "trans_gan"))

@@ -29,7 +29,7 @@ def test_forward_follows_the_device_table_segment_by_segment() -> None:
     first, second = forward_segments(EMULATION, BLOCK, rows=3, tensor=2)
     flops = BLOCK.segments[0].forward_flops_per_row * 3 / 2
     assert first.seconds == EMULATION.compute_seconds(flops, floor_share=0.5)
-    assert (first.is_followed_by_collective, second.is_followed_by_collective) == (True, True)
+    assert [(piece.sums_gradients, piece.sums_output) for piece in (first, second)] == [(True, True)] * 2
 
 
 def test_backward_is_twice_the_forward_in_reverse() -> None:

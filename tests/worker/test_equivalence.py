@@ -80,30 +80,18 @@ HALF = [
 ]
 VIT = {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 12, "patch_size": 4, "classes": 8}}
 """ViT whose sequence length, a token and nine patches, is even; the other one's, a token and sixteen, is odd."""
-PARTABLE = {
-    "gpt": {"block": (8,)},
-    "llama": {"block": (8,)},
-    "bert": {"block": (8,)},
-    "vit": {"block": (10,)},
-    "t5": {"encoder": (8,), "decoder": (6, 8)},
-    "moe": {"block": (8,)},
-    "trans_gan": {"block_0": (4,), "block_1": (16,)},
-}
-"""Layer kinds that support sequence parallelism, with the lengths that a tensor degree must divide."""
 
 
 def parted_layers(case: dict) -> int:
     """Return the number of layers that the plan runs sequence parallel, over all ranks."""
-    (family,) = (key for key in case["model"] if key in PARTABLE)
-    layers = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model.layers
+    model = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model
     return sum(
         run["tensor"] * run["data"]
         for pipeline in case["plan"]["pipelines"]
         for stage in pipeline["stages"]
         for run in stage["layers"]
-        for kind in layers[run["first"] : run["first"] + run["count"]]
-        if run["tensor"] > 1 and kind in PARTABLE[family]
-        if not any(length % run["tensor"] for length in PARTABLE[family][kind])
+        for layer in range(run["first"], run["first"] + run["count"])
+        if model.allows_sequence_parallel(model.kind_of(layer), run["tensor"])
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from kept_bytes import beside, kept
+from tensor_group import Meeting, Thread
 from torch.nn import functional
 
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
@@ -92,6 +95,42 @@ def test_biases_of_scores_are_saved_once_for_all_rows(family, name: str, degree:
     assert min(found) > 0
     expected = model.kind(name).saved_bytes(Dtype.FLOAT32, degree, FEW) - FEW * per_row
     assert sum(found) / len(found) == expected
+
+
+PARTED = [
+    pytest.param(*one.values[:2], id=one.id)
+    for one in LAYERS
+    for model in (Model.of(one.values[0]),)
+    if one.values[2] == 2 and model.allows_sequence_parallel(model.kind_of(one.values[1]), 2)
+]
+
+
+@pytest.mark.parametrize(("family", "index"), PARTED)
+def test_sequence_parallel_layers_save_what_the_planner_counts(family, index: int) -> None:
+    model = Model.of(family)
+    kind = model.divided_kind(model.kind_of(index)) or model.kind_of(index)
+    expected = kind.saved_bytes_per_row(Dtype.FLOAT32, 2, sequence_parallel=True) + beside(family, kind.name)
+    few, many = (_kept_by_a_rank(family, index, rows) for rows in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) == expected
+
+
+def _kept_by_a_rank(family, index: int, rows: int) -> int:
+    """Return what the first of two ranks keeps that divide the sequence."""
+    layers, meeting, found = make_family_layers(Model.of(family)), Meeting(2), []
+
+    def run(rank: int) -> None:
+        shard = TensorShard(rank, 2, Thread(meeting, rank, 2), sequence_parallel=True)
+        layer = layers.make(index, seed=1, shard=shard, shared={})
+        if isinstance(family, T5) and hasattr(layer, "position_biases"):
+            layer.position_biases.requires_grad_(False)
+        shapes = layers.boundary(index - 1) if index else ()
+        boundary = tuple(torch.randn(rows, length // 2, *rest).requires_grad_() for length, *rest in shapes)
+        found.append(kept(layer, boundary, layers.rows(layer.reads, seed=1, iteration=0, first=0, count=rows)))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    assert found[0] == found[1]
+    return found[0]
 
 
 def _kept(family, index: int, degree: int, rows: int) -> int:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tensor_group import run_group
 
-from trainwright import documents
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
@@ -81,18 +80,10 @@ def test_g_reduce_scatters_results_and_all_gathers_gradients() -> None:
         assert torch.equal(found, gradient.repeat(1, 2, 1))
 
 
-def test_trials_of_a_series_inherit_sequence_parallelism(make) -> None:
-    one = make.trial(make.gang(1), sequence_parallel=True)
-    order = TrialSeriesTask(one.gang, one.model, (one.plan,), warmup_iterations=1, iterations=3, sequence_parallel=True)
-    assert order.trial_task(0) == one
-    assert not replace(order, sequence_parallel=False).trial_task(0).sequence_parallel
-    assert documents.loads(documents.dumps(order), TrialSeriesTask) == order
-
-
-def two_ranks_plan(make, *, backwards: bool = False, recompute: bool = False) -> Plan:
+def two_ranks_plan(make, *, sequence_parallel: bool = True, backwards: bool = False, recompute: bool = False) -> Plan:
     """Return a plan with tensor parallelism on both devices of a node; `backwards`: tensor indices differ from group indices."""
     devices = gang_devices(make.gang(DEVICES))[:: -1 if backwards else 1]
-    run = LayerRun(0, len(MODEL.layers), DEVICES, 1, (ROWS,), recompute=recompute)
+    run = LayerRun(0, len(MODEL.layers), DEVICES, 1, (ROWS,), recompute=recompute, sequence_parallel=sequence_parallel)
     return Plan(len(MODEL.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage(devices, (run,)),)),))
 
 
@@ -104,7 +95,7 @@ def series(make, *plans: Plan, **fields) -> TrialSeriesTask:
 @pytest.mark.timeout(120)
 def test_a_sequence_parallel_trial_trains_the_same_with_less_memory(worker, make) -> None:
     outcomes = [
-        worker.local(series(make, two_ranks_plan(make, backwards=parted), sequence_parallel=parted))
+        worker.local(series(make, two_ranks_plan(make, backwards=parted, sequence_parallel=parted)))
         for parted in (False, True)
     ]
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].errors + outcomes[1].errors
@@ -122,7 +113,7 @@ def test_a_sequence_parallel_trial_trains_the_same_with_less_memory(worker, make
 def test_an_emulated_devices_pace_fits_sequence_parallel_passes(worker, make) -> None:
     """A pass whose segments are not cut at its collectives raises an error."""
     plans = two_ranks_plan(make), two_ranks_plan(make, recompute=True)
-    order = series(make, *plans, sequence_parallel=True, track_memory=False)
+    order = series(make, *plans, track_memory=False)
     nodes = (GangNode("node-a", tuple(range(DEVICES)), "emulated-x"),)
     gang = replace(order.gang, nodes=nodes, emulations=(("emulated-x", EMULATION),))
     outcome = worker.local(replace(order, gang=gang))

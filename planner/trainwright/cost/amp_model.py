@@ -46,6 +46,10 @@ class AmpRing:
         """Return the seconds of an all-gather: half of an all-reduce."""
         return self.seconds(message_bytes) / 2
 
+    def reduce_scatter_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of a reduce-scatter: half of an all-reduce."""
+        return self.seconds(message_bytes) / 2
+
     def seconds_of_all(self, messages: Sequence[float]) -> float:
         """Return 2(n - 1) M / (n B) for the sum M of the messages, plus the latency of each that is not empty."""
         steps = 2 * (self.members - 1) * sum(size > 0 for size in messages)

@@ -9,24 +9,49 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster
+from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.cost.boundaries import BoundaryCache
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import LinkMatrices, Network, link_matrices
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import Dtype, LayerKind, sequence_parallel_bytes_ratio, sequence_parallel_seconds_ratio
 from trainwright.model import Model
+from trainwright.plan import LayerRun
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
 Counts = TypeVar("Counts", int, Array)
+
+
+class SeriesEnds(NamedTuple):
+    """Ends of series of sequence-parallel layers within a layer run, where the tensor group gathers a boundary.
+
+    Attributes:
+        begins, ends: whether the run's first layer is one of them, and its last.
+        gathered_row_bytes: boundaries after a series that other layers of the run follow.
+        gathered_gradient_row_bytes: boundaries before a series, whose gradients are gathered for other layers of the run.
+    """
+
+    begins: bool
+    ends: bool
+    gathered_row_bytes: tuple[int, ...] = ()
+    gathered_gradient_row_bytes: tuple[int, ...] = ()
+
+
+NO_SERIES = SeriesEnds(begins=False, ends=False)
+
+
+def _divided_ratio(left: float, seconds: float, seconds_of_double: float) -> float:
+    """Return what is left of a layer's seconds if of the part that grows with its rows only `left` is."""
+    growing = min(max(seconds_of_double / seconds - 1, 0.0), 1.0) if seconds > 0 else 0.0
+    return 1 - (1 - left) * growing
 
 
 @dataclass(frozen=True)
@@ -85,9 +110,15 @@ class CostContext:
         known = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
         return known._replace(copies=self.runtime.copied_bytes_per_parameter)
 
-    def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
-        """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios."""
-        key = (accelerator, kind.name, tensor, rows)
+    def layer_cost(
+        self, accelerator: str, kind: LayerKind, tensor: int, rows: int, sequence_parallel: bool = False
+    ) -> LayerCost:
+        """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios.
+
+        Sequence parallelism shortens only the part of the seconds that grows with the rows, not that of starting kernels.
+        Emulated devices take time for products alone, so it saves them none.
+        """
+        key = (accelerator, kind.name, tensor, rows, sequence_parallel)
         found = self._layer_costs.get(key)
         if found is None:
             degree = tensor if self.is_tensor_sharded(kind, tensor) else 1
@@ -99,23 +130,35 @@ class CostContext:
                 # Clamp at zero: the profile of one row may have been measured too slow.
                 forward = max(one.forward_seconds + growth * (forward - one.forward_seconds), 0.0)
                 backward = max(one.backward_seconds + growth * (backward - one.backward_seconds), 0.0)
+            saved_ratio = self.runtime.activation_ratio
+            computed, dtype = self.tensor_kind(kind, tensor), self.model.dtype
+            update = profile.update_seconds * ratio
+            if sequence_parallel:
+                saved_ratio *= sequence_parallel_bytes_ratio(computed, tensor, rows, dtype)
+                if not accelerator.startswith(EMULATED_PREFIX):
+                    double = self.profiles.cost(accelerator, kind.name, degree, 2 * rows)
+                    left = sequence_parallel_seconds_ratio(computed, tensor, rows, dtype)
+                    forward *= _divided_ratio(left, profile.forward_seconds, double.forward_seconds)
+                    backward *= _divided_ratio(left, profile.backward_seconds, double.backward_seconds)
             found = self._layer_costs[key] = LayerCost(
                 forward * ratio,
                 backward * ratio,
-                profile.update_seconds * ratio,
-                profile.activation_bytes * self.runtime.activation_ratio,
+                update,
+                profile.activation_bytes * saved_ratio,
                 profile.parameter_bytes,
             )
         return found
 
-    def slowest_layer_cost(self, accelerators: tuple[str, ...], kind: LayerKind, tensor: int, rows: int) -> LayerCost:
+    def slowest_layer_cost(
+        self, accelerators: tuple[str, ...], kind: LayerKind, tensor: int, rows: int, sequence_parallel: bool = False
+    ) -> LayerCost:
         """Return the cost of one layer where devices of several accelerators wait for each other: each part's maximum."""
         if len(accelerators) == 1:
-            return self.layer_cost(accelerators[0], kind, tensor, rows)
-        key = (accelerators, kind.name, tensor, rows)
+            return self.layer_cost(accelerators[0], kind, tensor, rows, sequence_parallel)
+        key = (accelerators, kind.name, tensor, rows, sequence_parallel)
         found = self._slowest_layer_costs.get(key)
         if found is None:
-            costs = [self.layer_cost(name, kind, tensor, rows) for name in accelerators]
+            costs = [self.layer_cost(name, kind, tensor, rows, sequence_parallel) for name in accelerators]
             found = self._slowest_layer_costs[key] = LayerCost(
                 max(cost.forward_seconds for cost in costs),
                 max(cost.backward_seconds for cost in costs),
@@ -145,6 +188,36 @@ class CostContext:
         if tensor == 1 or not self.is_tensor_sharded(kind, tensor):
             return kind
         return self.model.divided_kind(kind) or kind
+
+    def is_sequence_parallel(self, kind: LayerKind, run: LayerRun) -> bool:
+        """Return whether tensor groups divide the activations of a run's layer of this kind along the sequence."""
+        return run.sequence_parallel and self._allows_sequence_parallel(kind, run.tensor)
+
+    def _allows_sequence_parallel(self, kind: LayerKind, tensor: int) -> bool:
+        key = (kind.name, tensor)
+        if key not in self._sequence_parallel:
+            is_tensor_parallel = self.tensor_kind(kind, tensor).is_tensor_parallel
+            self._sequence_parallel[key] = is_tensor_parallel and self.model.allows_sequence_parallel(kind, tensor)
+        return self._sequence_parallel[key]
+
+    def sequence_series_ends(self, run: LayerRun) -> SeriesEnds:
+        """Return the ends of series of sequence-parallel layers within a run."""
+        if not run.sequence_parallel or run.tensor == 1:
+            return NO_SERIES
+        key = (run.first, run.end, run.tensor)
+        if key not in self._series_ends:
+            kinds = {
+                kind.name: self.is_sequence_parallel(kind, run) for kind, _ in self.kind_counts(run.first, run.end)
+            }
+            divided = [kinds[name] for name in self.model.layers[run.first : run.end]]
+            changes = [run.first + place for place in range(1, len(divided)) if divided[place - 1] != divided[place]]
+            self._series_ends[key] = SeriesEnds(
+                divided[0],
+                divided[-1],
+                tuple(self.row_bytes[cut] for cut in changes if not divided[cut - run.first]),
+                tuple(self.row_bytes[cut] for cut in changes if divided[cut - run.first]),
+            )
+        return self._series_ends[key]
 
     def parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
         """Return the parameters of one layer on one rank."""
@@ -219,7 +292,11 @@ class CostContext:
         return found
 
     @cached_property
-    def _layer_costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
+    def _series_ends(self) -> dict[tuple[int, int, int], SeriesEnds]:
+        return {}
+
+    @cached_property
+    def _layer_costs(self) -> dict[tuple[str, str, int, int, bool], LayerCost]:
         return {}
 
     @cached_property
@@ -227,7 +304,11 @@ class CostContext:
         return {}
 
     @cached_property
-    def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, int, int], LayerCost]:
+    def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, int, int, bool], LayerCost]:
+        return {}
+
+    @cached_property
+    def _sequence_parallel(self) -> dict[tuple[str, int], bool]:
         return {}
 
     @cached_property

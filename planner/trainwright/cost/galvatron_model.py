@@ -36,11 +36,15 @@ class Ring:
         return 2 * self.all_gather_seconds(message_bytes)
 
     def all_gather_seconds(self, message_bytes: float) -> float:
-        """Return the seconds of an all-gather or a reduce-scatter: (n-1)/n of the message in n-1 steps."""
+        """Return the seconds of an all-gather: (n-1)/n of the message in n-1 steps."""
         if self.members == 1 or message_bytes <= 0:
             return 0.0
         share = (self.members - 1) / self.members
         return share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds
+
+    def reduce_scatter_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of a reduce-scatter: those of an all-gather."""
+        return self.all_gather_seconds(message_bytes)
 
 
 class StageGroupLinks:
@@ -173,7 +177,10 @@ class StageGroupCosts:
         """
         forward, backward = self._compute_seconds(kind, run)
         group = TensorGroupClass(self.accelerators, run.tensor, self._ring(run, data=False))
-        tensor_forward, tensor_backward = tensor_sync_seconds(kind, group, max(run.rows), self.context)
+        is_sequence_parallel = self.context.is_sequence_parallel(kind, run)
+        tensor_forward, tensor_backward = tensor_sync_seconds(
+            kind, group, max(run.rows), self.context, sequence_parallel=is_sequence_parallel
+        )
         held = self.context.parameters_per_rank(kind, run.tensor)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0

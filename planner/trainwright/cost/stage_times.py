@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
-from trainwright.cost.context import CostContext
+from trainwright.cost.context import CostContext, SeriesEnds
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
 from trainwright.cost.time_terms import (
     LayerPass,
@@ -164,6 +164,7 @@ class StageTimesBuilder:
                 backward_compute += count * one.backward_seconds
                 backward_sync += count * one.backward_sync_seconds
         moved_forward, moved_backward = self._redistribution
+        ends_forward, ends_backward = self._series_ends_seconds(members)
         forward_sharding = backward_sharding = 0.0
         if self._is_synchronous:
             forward_sharding = overlapped_pass_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
@@ -171,13 +172,13 @@ class StageTimesBuilder:
             backward = list(self._backward_passes(taken, last=False))
             backward_sharding = sum(overlapped_pass_seconds(backward, self._slowdown))
             backward_sharding -= backward_compute + backward_sync
-        forward_time = PassTime(forward_compute, forward_sync, forward_sharding, moved_forward)
-        backward_time = PassTime(backward_compute, backward_sync, backward_sharding, moved_backward)
-        last, left = backward_time.seconds, 0.0
+        forward = PassTime(forward_compute, forward_sync + ends_forward, forward_sharding, moved_forward)
+        backward = PassTime(backward_compute, backward_sync + ends_backward, backward_sharding, moved_backward)
+        last, left = backward.seconds, 0.0
         if any(part.reduce_seconds for part in self.run_costs):
             last, left = overlapped_pass_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
-            last += moved_backward
-        return StageWorker(forward_time, backward_time, last, left)
+            last += moved_backward + ends_backward
+        return StageWorker(forward, backward, last, left)
 
     @cached_property
     def _is_synchronous(self) -> bool:
@@ -195,12 +196,40 @@ class StageTimesBuilder:
 
     def _layer(self, kind: LayerKind, run: LayerRun, group: list[_ReplicaKey]) -> LayerTerms[float]:
         found = [
-            layer_terms(kind, TensorGroupClass(accelerators, run.tensor, collective), rows, self.context)
+            layer_terms(
+                kind,
+                TensorGroupClass(accelerators, run.tensor, collective),
+                rows,
+                self.context,
+                sequence_parallel=self.context.is_sequence_parallel(kind, run),
+            )
             for rows, accelerators, collective in group
         ]
         if run.recompute:
             found = [with_recompute(terms) for terms in found]
         return found[0] if len(found) == 1 else slowest_terms(found)
+
+    def _series_ends_seconds(self, members: list[list[_ReplicaKey]]) -> tuple[float, float]:
+        """Return the seconds of gathering boundaries after series of sequence-parallel layers, and gradients before them."""
+        forward = backward = 0.0
+        ends = [self.context.sequence_series_ends(part.run) for part in self.run_costs]
+        for place, (part, own, group) in enumerate(zip(self.run_costs, ends, members, strict=True)):
+            if not (own.begins or own.ends or own.gathered_row_bytes):
+                continue
+            behind, before = list(own.gathered_row_bytes), list(own.gathered_gradient_row_bytes)
+            if own.ends and not self._stays_divided(ends, place, place + 1):
+                behind.append(self.context.row_bytes[part.run.end])
+            if own.begins and not self._stays_divided(ends, place - 1, place):
+                before.append(self.context.row_bytes[part.run.first])
+            forward += max(sum(ring.all_gather_seconds(rows * size) for size in behind) for rows, _, ring in group)
+            backward += max(sum(ring.all_gather_seconds(rows * size) for size in before) for rows, _, ring in group)
+        return forward, backward
+
+    def _stays_divided(self, ends: Sequence[SeriesEnds], before: int, behind: int) -> bool:
+        """Return whether a series of sequence-parallel layers goes on from one layer run into the next."""
+        if before < 0 or behind == len(ends):
+            return False
+        return ends[before].ends and ends[behind].begins and self.layouts[before].is_equivalent(self.layouts[behind])
 
     @cached_property
     def _redistribution(self) -> tuple[float, float]:

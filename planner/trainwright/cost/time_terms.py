@@ -31,6 +31,9 @@ class RingCost(Protocol):
     def all_gather_seconds(self, message_bytes: float, /) -> float:
         """Return the seconds of an all-gather that ends with these bytes on every rank; 0 for an empty message."""
 
+    def reduce_scatter_seconds(self, message_bytes: float, /) -> float:
+        """Return the seconds of a reduce-scatter that starts with these bytes on every rank; 0 for an empty message."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorGroupClass:
@@ -81,10 +84,12 @@ def with_recompute(terms: LayerTerms[Numbers]) -> LayerTerms[Numbers]:
     )
 
 
-def layer_terms(kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext) -> LayerTerms[float]:
+def layer_terms(
+    kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext, *, sequence_parallel: bool = False
+) -> LayerTerms[float]:
     """Return the terms of one layer; each device computes by its own profile, and all wait for the slowest."""
-    slowest = context.slowest_layer_cost(group.accelerators, kind, group.tensor, rows)
-    forward_sync, backward_sync = tensor_sync_seconds(kind, group, rows, context)
+    slowest = context.slowest_layer_cost(group.accelerators, kind, group.tensor, rows, sequence_parallel)
+    forward_sync, backward_sync = tensor_sync_seconds(kind, group, rows, context, sequence_parallel=sequence_parallel)
     if context.runtime.overlaps_tensor_sync:
         slowdown = context.runtime.overlap_slowdown_ratio
         forward_sync = overlapped_seconds(forward_sync, min(forward_sync, slowest.forward_seconds), slowdown)
@@ -111,13 +116,27 @@ def slowest_terms(several: Iterable[LayerTerms[float]]) -> LayerTerms[float]:
 
 
 def tensor_sync_seconds(
-    kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext
+    kind: LayerKind,
+    group: TensorGroupClass,
+    rows: int,
+    context: CostContext,
+    *,
+    sequence_parallel: bool = False,
 ) -> tuple[float, float]:
-    """Return the seconds of the tensor collectives of one layer's forward and backward."""
+    """Return the seconds of the tensor collectives of one layer's forward and backward.
+
+    Under sequence parallelism a segment's input is all-gathered and its output reduce-scattered, and so are their gradients
+    in turn.
+    """
     forward, backward = tensor_all_reduce_bytes(kind, group.tensor, rows, context)
-    seconds, gathered = group.ring.seconds, tensor_all_gather_bytes(kind, group.tensor, rows, context)
-    forward_seconds = sum(map(seconds, forward), group.ring.all_gather_seconds(gathered) if gathered else 0.0)
-    return forward_seconds, sum(map(seconds, backward), 0.0)
+    ring, gathered = group.ring, tensor_all_gather_bytes(kind, group.tensor, rows, context)
+    statistics = ring.all_gather_seconds(gathered) if gathered else 0.0
+    if sequence_parallel:
+        return (
+            sum(map(ring.all_gather_seconds, backward), sum(map(ring.reduce_scatter_seconds, forward), statistics)),
+            sum(map(ring.all_gather_seconds, forward), sum(map(ring.reduce_scatter_seconds, backward), 0.0)),
+        )
+    return sum(map(ring.seconds, forward), statistics), sum(map(ring.seconds, backward), 0.0)
 
 
 _Messages = tuple[tuple[int, ...], tuple[int, ...]]

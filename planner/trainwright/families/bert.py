@@ -73,7 +73,10 @@ class Bert:
         layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
         largest = gcd(self.heads, self.feed_forward_size)
         kinds = self._embedding(), self._block(attention), self._head()
-        return divide_vocabulary(LayerList(kinds, layers, largest), self.vocabulary_size)
+        # The pooler reads the first position.
+        divisible = (EMBEDDING, BLOCK) if self.next_sentence else (EMBEDDING, BLOCK, HEAD)
+        sequences = dict.fromkeys(divisible, (self.sequence_length,))
+        return divide_vocabulary(LayerList(kinds, layers, largest, sequences=sequences), self.vocabulary_size)
 
     def _embedding(self) -> LayerKind:
         tokens, hidden = self.sequence_length, self.hidden_size

@@ -64,4 +64,7 @@ class Gpt:
         final = layer_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=True)
         layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
-        return divide_vocabulary(LayerList((embedding, block, head), layers, self.heads), vocabulary)
+        sequences = dict.fromkeys(layers, (tokens,))
+        return divide_vocabulary(
+            LayerList((embedding, block, head), layers, self.heads, sequences=sequences), vocabulary
+        )

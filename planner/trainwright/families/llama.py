@@ -84,7 +84,8 @@ class Llama:
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         largest = gcd(groups, self.feed_forward_size)
         layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
-        return divide_vocabulary(LayerList((embedding, block, head), layers, largest), vocabulary)
+        sequences = dict.fromkeys(layers, (tokens,))
+        return divide_vocabulary(LayerList((embedding, block, head), layers, largest, sequences=sequences), vocabulary)
 
 
 def gated_size(hidden: int) -> int:

@@ -102,7 +102,10 @@ class Moe:
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         names = [EXPERT_BLOCK if number % self.expert_every == 0 else BLOCK for number in range(1, self.layers + 1)]
         kinds = (embedding, *([plain] if BLOCK in names else []), expert, head)
-        layers = LayerList(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
+        # The loss of experts needs all of a row's choices.
+        sequences = dict.fromkeys((EMBEDDING, BLOCK, HEAD), (tokens,))
+        largest = gcd(groups, self.feed_forward_size)
+        layers = LayerList(kinds, (EMBEDDING, *names, HEAD), largest, sequences=sequences)
         return divide_vocabulary(layers, vocabulary)
 
     def _feed_forward(self) -> Segment:

@@ -111,9 +111,10 @@ class T5:
         kinds = (embedding, self._encoder(attention), self._turn(), self._decoder(attention), self._head())
         decoders = self.decoder_layers or self.layers
         layers = (EMBEDDING, *[ENCODER] * self.layers, DECODER_EMBEDDING, *[DECODER] * decoders, HEAD)
-        return divide_vocabulary(
-            LayerList(kinds, layers, gcd(self.heads, self.feed_forward_size)), self.vocabulary_size
-        )
+        largest = gcd(self.heads, self.feed_forward_size)
+        source, both = (self.sequence_length,), (self.decoder_tokens, self.sequence_length)
+        sequences = {EMBEDDING: source, ENCODER: source, DECODER_EMBEDDING: both, DECODER: both, HEAD: both}
+        return divide_vocabulary(LayerList(kinds, layers, largest, sequences=sequences), self.vocabulary_size)
 
     def _dropout(self, name: str, tokens: int) -> tuple[Operator, ...]:
         return (dropout(name, tokens, self.hidden_size),) if self.dropout else ()

@@ -86,7 +86,12 @@ class TransGan:
                 kinds.append(self._block(stage, attention))
                 names += [kinds[-1].name] * count
         kinds.append(self._head())
-        return LayerList(tuple(kinds), (*names, HEAD), self.heads)
+        sequences = {
+            f"block_{stage}": (self._positions(stage),)
+            for stage in range(len(self.layers))
+            if self._side(stage) <= self.window_size  # windows are reduced before they are rejoined
+        }
+        return LayerList(tuple(kinds), (*names, HEAD), self.heads, sequences=sequences)
 
     def _embedding(self) -> LayerKind:
         boundary = self._positions(0) * self.hidden_size

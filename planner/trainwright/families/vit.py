@@ -84,7 +84,9 @@ class Vit:
             *classifier(hidden, self.classes),
             boundary=1,
         )
-        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), gcd(self.heads, inner))
+        layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
+        sequences = {BLOCK: (positions,)}
+        return LayerList((embedding, block, head), layers, gcd(self.heads, inner), sequences=sequences)
 
 
 def _class_token(positions: int, hidden: int) -> Operator:

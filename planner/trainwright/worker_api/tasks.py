@@ -198,8 +198,7 @@ class TrialTask:
         fault: fault to inject, None in real use: `crash` ends rank 0's process after the first iteration, `hang` stops
             it there, `mute` finishes without a report.
         timeline: run one further iteration, in which every rank records its actions.
-        sequence_parallel: shard the activations of a tensor group along the sequence where layers allow it (Korthikanti
-            et al. 2022); losses do not change.
+        sequence_parallel: kept for workers that know it from here; the plan states it.
     """
 
     gang: Gang
@@ -213,7 +212,7 @@ class TrialTask:
     track_memory: bool = True
     fault: Literal["crash", "hang", "mute"] | None = None
     timeline: bool = False
-    sequence_parallel: bool = False
+    sequence_parallel: Literal[False] = False
     kind: Literal["trial"] = "trial"
 
 
@@ -276,7 +275,7 @@ class TrialSeriesTask:
     iterations: int = 10
     track_memory: bool = True
     timeline: bool = False
-    sequence_parallel: bool = False
+    sequence_parallel: Literal[False] = False
     kind: Literal["series"] = "series"
 
     def trial_task(self, number: int) -> TrialTask:
@@ -291,7 +290,6 @@ class TrialSeriesTask:
             self.iterations,
             self.track_memory,
             timeline=self.timeline,
-            sequence_parallel=self.sequence_parallel,
         )
 
 

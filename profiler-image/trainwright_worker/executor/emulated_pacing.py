@@ -47,12 +47,12 @@ class _PacedSegments:
         self.seconds.append(0.0)
 
     def add(self, segments: Sequence[ComputeSegment], *, sequence_parallel: bool) -> None:
-        """Add a layer's segments; under sequence parallelism an all-gather precedes the segments that end in an all-reduce."""
+        """Add a layer's segments; under sequence parallelism an all-gather precedes each whose input's gradients are summed."""
         for piece in segments:
-            if piece.is_entered_in_parallel and sequence_parallel:
+            if piece.sums_gradients and sequence_parallel:
                 self.cut()
             self.seconds[-1] += piece.seconds
-            if piece.is_followed_by_collective:
+            if piece.sums_output or piece.gathers_statistics:
                 self.cut()
 
 

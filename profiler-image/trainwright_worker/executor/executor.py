@@ -70,15 +70,12 @@ class TrainingConfig:
 
     Attributes:
         clip_norm: maximum norm of the gradients over all weights; None disables clipping.
-        sequence_parallel: whether tensor-parallel layers that support it, and whose sequence length their degree divides,
-            split the sequence over ranks. Results do not change.
     """
 
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     seed: int = 0
     clip_norm: float | None = None
-    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,6 @@ class PlanExecutor:
             self.device,
             self._tensor_group,
             self.beat,
-            training.sequence_parallel,
         ).build(training.seed)
         self.optimizer = make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)
         self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)

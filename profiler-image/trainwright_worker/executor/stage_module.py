@@ -129,7 +129,6 @@ class StageBuilder:
     Attributes:
         tensor_group: returns the collectives of this rank's tensor group in a run.
         beat: called with a description whenever a weight is drawn.
-        sequence_parallel: whether layers that support it run sequence parallel.
     """
 
     model: Model
@@ -140,7 +139,6 @@ class StageBuilder:
     device: torch.device
     tensor_group: Callable[[RunRanks], Collectives]
     beat: Callable[[str], None]
-    sequence_parallel: bool = False
 
     def build(self, seed: int) -> StageModule:
         with deferred_weights(self.device) as initial_weights:
@@ -202,7 +200,7 @@ class StageBuilder:
             for run in stage.runs
             for layer in range(run.first, run.end)
         }
-        layers = _with_boundary_collectives(layers)
+        layers = _with_boundary_collectives(layers, last=len(self.model.layers) - 1)
         runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
         return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
 
@@ -220,7 +218,7 @@ class StageBuilder:
             is_divided = self.model.divided_kind(self.model.kind_of(layer)) is not None
             shared = shared_weights.setdefault(run.tensor_division if is_divided else None, {})
             module = self.family.make(layer, seed=seed, shard=shard, shared=shared)
-            if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
+            if run.run.sequence_parallel and self._supports_sequence_parallel(layer, module):
                 module.shard = replace(shard, sequence_parallel=True)
             modules[layer] = module
         return modules
@@ -271,16 +269,19 @@ class StageBuilder:
         return SquaredNorm(part.flat_parameter, includes_split=counts, includes_unsplit=counts)
 
 
-def _with_boundary_collectives(layers: dict[int, RankLayer]) -> dict[int, RankLayer]:
-    """Return the layers with boundary scatters and gathers at the ends of each sequence-parallel series."""
+def _with_boundary_collectives(layers: dict[int, RankLayer], *, last: int) -> dict[int, RankLayer]:
+    """Return the layers with boundary scatters and gathers at the ends of each sequence-parallel series.
+
+    No boundary enters layer 0 of the model or leaves the last one.
+    """
     stays_sharded = {
         before.number for before, behind in pairwise(layers.values()) if before.keeps_sequence_sharded_for(behind)
     }
     return {
         number: replace(
             layer,
-            scatters_boundary=layer.is_sequence_parallel and number - 1 not in stays_sharded,
-            gathers_boundary=layer.is_sequence_parallel and number not in stays_sharded,
+            scatters_boundary=layer.is_sequence_parallel and number > 0 and number - 1 not in stays_sharded,
+            gathers_boundary=layer.is_sequence_parallel and number < last and number not in stays_sharded,
         )
         for number, layer in layers.items()
     }

@@ -50,8 +50,9 @@ class Embedding(VocabularyLayer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        tokens = self.embed(data["tokens"], self.tokens) + self.positions
-        typed = tokens + functional.embedding(data["token_types"], self.types)
+        tokens = self.embed(data["tokens"], self.tokens) + self.shard.own_positions(self.positions, 0)
+        types = self.shard.own_positions(data["token_types"], 1).contiguous()
+        typed = tokens + functional.embedding(types, self.types)
         return Output((_layer_norm(typed, self.norm_weight, self.norm_bias),))
 
 
@@ -161,6 +162,7 @@ class PretrainingHead(MaskedHead):
     """Masked-token head and, on the first position, whether the second sentence follows the first (`next_sentence`)."""
 
     reads = ("targets", "next_sentence")
+    supports_sequence_parallel = False  # the pooler reads the first position
 
     def _add_heads(self, bert: Bert, source: WeightSource) -> None:
         hidden = bert.hidden_size

@@ -39,7 +39,7 @@ class Embedding(VocabularyLayer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        return Output((self.embed(data["tokens"], self.tokens) + self.positions,))
+        return Output((self.embed(data["tokens"], self.tokens) + self.shard.own_positions(self.positions, 0),))
 
 
 class Block(PreNormBlock):

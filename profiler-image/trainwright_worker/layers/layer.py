@@ -64,8 +64,8 @@ class Layer(nn.Module, ABC):
         shared_weights: model-wide name of each tied parameter.
         draws_random_numbers: whether its forward draws from torch's default generators (dropout).
         supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
-            width), it has no loss, and outside of `copy_to_tensor_group` … `reduce_from_tensor_group` every position is
-            computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
+            width), every rank has its whole loss if it has one, and outside of `copy_to_tensor_group` …
+            `reduce_from_tensor_group` every position is computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
         shard: this rank's tensor shard; the default if no tensor degree splits the layer.
     """
 

@@ -161,6 +161,12 @@ class TensorShard:
                 part = weight if dimension is None else self.slice_weight(weight, dimension)
                 layer.register_parameter(name, make_parameter(part))
 
+    def own_positions(self, whole: Tensor, dimension: int) -> Tensor:
+        """Return this rank's part of a dimension that runs along the sequence; all of it without sequence parallelism."""
+        if not self.sequence_parallel or self.collectives is None:
+            return whole
+        return whole.chunk(self.collectives.size, dimension)[self.collectives.index]
+
     def copy_to_tensor_group(self, activation: Tensor) -> Tensor:
         """Apply f: return the same activation on every rank; the backward sums the ranks' gradients."""
         if self.degree == 1 or self.collectives is None:

@@ -60,6 +60,7 @@ class VocabularyLayer(Layer):
     """Layer whose `tokens` table (entries, width) a tensor group divides by entries."""
 
     split_dimensions: ClassVar = {"tokens": 0}
+    supports_sequence_parallel = True
 
     def __init__(self, vocabulary: VocabularySlice) -> None:
         super().__init__()
@@ -68,7 +69,10 @@ class VocabularyLayer(Layer):
         self.split_sizes = dict.fromkeys(self.split_dimensions, vocabulary.size)
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
-        """Return the embeddings (…, width) of tokens (…), summed over the tensor group."""
+        """Return the embeddings (rows, sequence, width) of tokens (rows, sequence), summed over the tensor group.
+
+        Under sequence parallelism a rank gets those of its part of the sequence.
+        """
         if self.shard.degree == 1:
             return functional.embedding(tokens, table)
         return self.shard.reduce_from_tensor_group(_look_up(tokens, table, self.first_entry))

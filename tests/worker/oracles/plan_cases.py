@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 
-from random_plans import feature_pairs, random_plan
+from random_plans import feature_pairs, in_sequence_parallel, random_plan
 
 from trainwright import documents
 from trainwright.plan import Plan
@@ -49,11 +49,12 @@ OTHERS = {
 }  # fmt: skip
 
 
-def case(name: str, model: dict, seed: int, devices: int = 8, **fields) -> dict:
+def case(name: str, model: dict, seed: int, devices: int = 8, *, sequence_parallel: bool = False, **fields) -> dict:
     """Return a case of `equivalence_gang.py`: a random plan of a model, and further fields."""
     built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
     degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
     plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=devices)
+    plan = in_sequence_parallel(plan) if sequence_parallel else plan
     return {"name": name, "plan": json.loads(documents.dumps(plan)), "model": model, **fields}
 
 

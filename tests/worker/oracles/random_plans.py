@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from trainwright.cluster import Device
@@ -23,6 +24,13 @@ def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devi
         first += share
     batch = sum(one.micro_batches * one.micro_batch_size for one in pipelines)
     return Plan(layers, batch, tuple(pipelines), draw.choice(tuple(Schedule)))
+
+
+def in_sequence_parallel(plan: Plan) -> Plan:
+    """Return the plan with sequence parallelism in all of its runs."""
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+    )
 
 
 def features(plan: Plan) -> set[str]:

@@ -15,7 +15,9 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 SECONDS = 30
 
 
-class _Meeting:
+class Meeting:
+    """Meeting of the ranks of a group: each brings a tensor and leaves with all of them."""
+
     def __init__(self, degree: int) -> None:
         self.barrier = threading.Barrier(degree, timeout=SECONDS)
         self.parts: list[torch.Tensor | None] = [None] * degree
@@ -33,7 +35,7 @@ class _Meeting:
 class Thread:
     """Collectives of one rank of the group, as layers call them."""
 
-    meeting: _Meeting
+    meeting: Meeting
     index: int
     size: int
 
@@ -70,7 +72,7 @@ def run_group(
     make: Callable[[TensorShard], Layer], degree: int, boundary: Boundary, data: Data, gradients: Boundary
 ) -> list[tuple[Layer, Boundary, Boundary, dict]]:
     """Run the same passes on every rank of a tensor group. Returns each rank's layer, outputs and gradients."""
-    meeting = _Meeting(degree)
+    meeting = Meeting(degree)
 
     def rank(index: int) -> tuple[Layer, Boundary, Boundary, dict]:
         torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import FLOPS_PER_BYTE, LayerKind
 from trainwright.plan import Sharding
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
@@ -34,12 +34,6 @@ from trainwright.search.alpa.intra.sharding_specs import (
     device_shares,
     reduce_scatter,
 )
-
-FLOPS_PER_BYTE: dict[Dtype, float] = {Dtype.FLOAT32: 20.0, Dtype.FLOAT16: 150.0, Dtype.BFLOAT16: 150.0}
-"""Approximate arithmetic intensity at which data-centre GPUs change from memory-bound to compute-bound.
-
-It only splits a layer's profiled seconds among its operators and predicts no seconds itself.
-"""
 
 
 @dataclass

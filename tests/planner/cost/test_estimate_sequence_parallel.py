@@ -1,0 +1,113 @@
+"""Sequence parallelism in the exact estimate: seconds and bytes of the same plan with and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from trainwright import documents
+from trainwright.accelerators import estimate_profiles
+from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import Estimate, estimate_with_context
+from trainwright.families import Bert, Gpt, Moe, Vit
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+
+NAME = "NVIDIA-A100-SXM4-80GB"
+CLUSTER = Cluster((Accelerator(NAME, 80 * 2**30),), (Node("node", NAME, 8, Port(1e-5, 1e10), Port(1e-5, 1e10)),), ())
+GPT = Model.of(Gpt(6, 1024, 16, 512, 50257), Dtype.BFLOAT16)
+ROWS = 2
+
+
+def context_of(model: Model) -> CostContext:
+    return CostContext(model, CLUSTER, estimate_profiles(model, [NAME], tensor_degrees=[1, 2, 4], rows=[1, ROWS, 4]))
+
+
+def plan_of(model: Model, ends: Sequence[int], *, tensor: int = 4, recompute: bool = False) -> Plan:
+    stages, first = [], 0
+    for number, end in enumerate(ends):
+        run = LayerRun(first, end - first, tensor, 1, (ROWS,), recompute=recompute)
+        stages.append(Stage(CLUSTER.devices[number * tensor : (number + 1) * tensor], (run,)))
+        first = end
+    return Plan(len(model.layers), 4 * ROWS, (Pipeline(4, ROWS, tuple(stages)),))
+
+
+def in_sequence_parallel(plan: Plan) -> Plan:
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+    )
+
+
+def both(model: Model, plan: Plan) -> tuple[Estimate, Estimate]:
+    """Return the estimates without and with sequence parallelism."""
+    context = context_of(model)
+    return tuple(estimate_with_context(one, context) for one in (plan, in_sequence_parallel(plan)))  # type: ignore[return-value]
+
+
+def test_whole_model_sends_as_much_computes_less_and_saves_less() -> None:
+    without, divided = both(GPT, plan_of(GPT, [len(GPT.layers)]))
+    assert divided.breakdown.tensor_sync_seconds == pytest.approx(without.breakdown.tensor_sync_seconds)
+    assert 0.8 * without.iteration_seconds < divided.iteration_seconds < without.iteration_seconds
+    (before, *_), (after, *_) = without.memory_parts, divided.memory_parts
+    kinds = [GPT.divided_kind(kind) or kind for kind in map(GPT.kind_of, range(len(GPT.layers)))]
+    saved = sum(
+        kind.saved_bytes(GPT.dtype, 4, ROWS) - kind.saved_bytes(GPT.dtype, 4, ROWS, sequence_parallel=True)
+        for kind in kinds
+    )
+    assert before.activations_bytes - after.activations_bytes == pytest.approx(saved, rel=1e-4)
+    assert before.weights_bytes == after.weights_bytes
+
+
+def test_boundaries_between_stages_are_gathered() -> None:
+    without, divided = both(GPT, plan_of(GPT, [4, len(GPT.layers)]))
+    boundary = ROWS * GPT.output_bytes_per_row(3)
+    gather = context_of(GPT).collectives.all_reduce((("node",) * 4,)).all_gather_seconds(boundary)
+    # One stage gathers the boundary in its forwards, the other its gradient in its backwards.
+    more = divided.breakdown.tensor_sync_seconds - without.breakdown.tensor_sync_seconds
+    assert more == pytest.approx(4 * gather, rel=1e-6)
+
+
+def test_recomputed_layers_keep_their_part_of_the_input() -> None:
+    without, divided = both(GPT, plan_of(GPT, [len(GPT.layers)], recompute=True))
+    inputs = ROWS * sum(GPT.output_bytes_per_row(layer) for layer in range(len(GPT.layers) - 1))
+    saved = without.memory_parts[0].activations_bytes - divided.memory_parts[0].activations_bytes
+    assert saved >= 0.75 * inputs
+
+
+def test_plans_that_do_not_state_it_mean_none() -> None:
+    plan = plan_of(GPT, [len(GPT.layers)])
+    written = documents.dumps(plan)
+    assert "sequence_parallel" not in written
+    assert documents.loads(written, Plan) == plan
+    divided = in_sequence_parallel(plan)
+    assert documents.loads(documents.dumps(divided), Plan) == divided
+    assert divided.stages[0].layers[0].sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "tensor", "allowed"),
+    [
+        (Gpt(2, 64, 4, 32, 100), "block", 1, False),
+        (Gpt(2, 64, 4, 32, 100), "head", 4, True),
+        (Gpt(2, 64, 4, 30, 100), "block", 4, False),  # 4 does not divide the sequence
+        (Bert(2, 64, 4, 32, 100), "embedding", 2, True),
+        (Bert(2, 64, 4, 32, 100), "head", 2, False),  # the pooler reads the first position
+        (Moe(2, 64, 4, 32, 100), "expert_block", 2, False),  # experts need whole sequences
+        (Vit(2, 64, 4, 32, 16), "block", 2, False),  # a class token and four patches
+    ],
+)
+def test_layers_allow_it_if_the_degree_divides_their_sequences(
+    family: Gpt, kind: str, tensor: int, allowed: bool
+) -> None:
+    model = Model.of(family)
+    assert model.allows_sequence_parallel(model.kind(kind), tensor) is allowed
+
+
+def test_layers_that_do_not_allow_it_cost_the_same() -> None:
+    model = Model.of(Vit(2, 64, 4, 32, 16))
+    without, divided = both(model, plan_of(model, [len(model.layers)], tensor=2))
+    assert divided == without
