@@ -129,7 +129,7 @@ def test_plan_waits_until_the_api_server_answers(action: type, condition: str) -
 
 @pytest.mark.parametrize("reason", ["PyTorchJobCRDMissing", "JobRefused"])
 def test_dry_run_is_repeated_until_the_cluster_admits_jobs(reason: str) -> None:
-    world = World(template_error=(reason, "exceeded quota: count/pytorchjobs"))
+    world = World(spec=spec_of(launcher="PyTorchJob"), template_error=(reason, "exceeded quota: count/pytorchjobs"))
     asked = 0
     for _ in range(300):
         asked += sum(isinstance(action, DryRunJob) for action in world.step())
