@@ -169,8 +169,8 @@ class StageTimesBuilder:
         if self._is_synchronous:
             forward_sharding = overlapped_pass_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
             forward_sharding -= forward_compute + forward_sync
-            backward = list(self._backward_passes(taken, last=False))
-            backward_sharding = sum(overlapped_pass_seconds(backward, self._slowdown))
+            passes = list(self._backward_passes(taken, last=False))
+            backward_sharding = sum(overlapped_pass_seconds(passes, self._slowdown))
             backward_sharding -= backward_compute + backward_sync
         forward = PassTime(forward_compute, forward_sync + ends_forward, forward_sharding, moved_forward)
         backward = PassTime(backward_compute, backward_sync + ends_backward, backward_sharding, moved_backward)
