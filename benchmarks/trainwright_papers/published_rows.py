@@ -112,7 +112,7 @@ class PublishedRow:
         nodes = (replace(node, accelerator=self.gpu_name, devices=devices) for node in found.nodes)
         return Cluster((accelerator,), tuple(nodes))
 
-    def plan(self, layers: int, cluster: Cluster) -> Plan:
+    def plan(self, layers: int, cluster: Cluster, *, sequence_parallel: bool = False) -> Plan:
         """Return the plan: neighbouring GPUs share a layer, then come replicas, then stages of equally many blocks."""
         devices = tuple(Device(node.name, slot) for node in cluster.nodes for slot in range(node.devices))[: self.gpus]
         if self.tp * self.pp * self.dp != self.gpus:
@@ -122,17 +122,28 @@ class PublishedRow:
         width, first, stages = self.tp * self.dp, 0, []
         for number, blocks in enumerate(split_rows(layers - 2, self.pp)):
             count = blocks + (number == 0) + (number == self.pp - 1)
-            stages.append(Stage(devices[number * width : (number + 1) * width], self._runs(first, count)))
+            stages.append(
+                Stage(devices[number * width : (number + 1) * width], self._runs(first, count, sequence_parallel))
+            )
             first += count
         return Plan(layers, micro_batches * rows, (Pipeline(micro_batches, rows, tuple(stages)),))
 
-    def _runs(self, first: int, count: int) -> tuple[LayerRun, ...]:
+    def _runs(self, first: int, count: int, sequence_parallel: bool) -> tuple[LayerRun, ...]:
         """Return the layer runs of a stage: the recomputed layers, then the others."""
         recomputed = round(self.recompute * count)
         parts = ((first, recomputed, True), (first + recomputed, count - recomputed, False))
         rows = (self.micro_batch,) * self.dp
         return tuple(
-            LayerRun(start, number, self.tp, self.dp, rows, sharding=self.sharding, recompute=again)
+            LayerRun(
+                start,
+                number,
+                self.tp,
+                self.dp,
+                rows,
+                sharding=self.sharding,
+                recompute=again,
+                sequence_parallel=sequence_parallel and self.tp > 1,
+            )
             for start, number, again in parts
             if number
         )

@@ -20,11 +20,13 @@ class SourceRuntime:
     Attributes:
         changes: fields of Runtime in which it differs from the preset.
         attention: STORED before fused attention.
+        sequence_parallel: whether tensor groups divide activations along the sequence.
     """
 
     preset: str
     changes: Mapping[str, Any]
     attention: Attention = Attention.FUSED
+    sequence_parallel: bool = False
 
 
 SOURCES: Final[Mapping[str, SourceRuntime]] = {
@@ -47,7 +49,8 @@ SOURCES: Final[Mapping[str, SourceRuntime]] = {
     # Scores were stored (Narayanan et al. 2021; NVIDIA DeepLearningExamples, LanguageModeling/BERT).
     "SC21": SourceRuntime("megatron", {}, Attention.STORED),
     "BERT": SourceRuntime("trainwright", {}, Attention.STORED),
-    "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}),
+    # enable_sequence_parallel is on: torchtitan/config of https://github.com/pytorch/torchtitan.
+    "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}, sequence_parallel=True),
 }
 """Runtimes by a part of the source's name."""
 
@@ -62,7 +65,7 @@ def source_runtime(row: PublishedRow) -> SourceRuntime:
             return found
     for name, preset in FRAMEWORKS.items():
         if name in row.source.lower():
-            return SourceRuntime(preset, {})
+            return SourceRuntime(preset, {}, sequence_parallel=preset == "megatron")  # its guides ask for it since 2022
     if row.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
         return SourceRuntime("torchtitan", {"selective_recompute": None})
     return SourceRuntime("megatron" if row.tp * row.pp > 1 else "trainwright", {})
