@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from opt_350m_simulator import Simulator
 from opt_350m_splits import best_fitting
-from opt_350m_tables import BUCKET_BYTES, VARIABLE, Curve, Tables, ring_seconds
+from opt_350m_tables import BUCKET_BYTES, VARIABLE, Tables, ring_seconds
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.profile_imports.bandwidth_curves import BandwidthCurve
 
 SLOW, FAST = "V100-16", "A100-40"
 BETWEEN = {1: 1e9, 2: 2e9, 4: 4e9}
@@ -209,9 +210,9 @@ def test_the_best_of_an_enumeration_fits(tmp_path):
 
 @given(st.integers(2, 64), st.floats(1e5, 4 * BUCKET_BYTES))
 def test_rings_are_split_into_buckets(members, size):
-    flat = ring_seconds(size, members, Curve((0.0, 0.0, 2.0)))
+    flat = ring_seconds(size, members, BandwidthCurve((0.0, 0.0, 2.0)))
     assert flat == pytest.approx(2 * (members - 1) / members * size / 2e9)
-    rising = Curve((0.0, 0.0001, 2.0))
+    rising = BandwidthCurve((0.0, 0.0001, 2.0))
     full = int(size // BUCKET_BYTES)
     parts = [BUCKET_BYTES] * full + [size - full * BUCKET_BYTES]
     expected = sum(2 * (members - 1) * rising.seconds(part / members) for part in parts if part)
@@ -221,7 +222,7 @@ def test_rings_are_split_into_buckets(members, size):
 
 @given(st.floats(0.5, 10), st.floats(0, 0.3))
 def test_ports_follow_the_curve(constant, slope):
-    curve = Curve((0.0, slope * constant, constant))
+    curve = BandwidthCurve((0.0, slope * constant, constant))
     port = curve.port((2e6, 64e6))
     assert port.latency_seconds >= 0
     for size in (2e6, 8e6, 20e6, 64e6):

@@ -39,7 +39,9 @@ def test_pods_of_a_deleted_job_are_not_taken_for_those_of_the_next() -> None:
     world = SlowWorld(spec=spec_of(trials=trials))
     world.run(until=lambda: running(world, "candidate-1"))
     world.run_seconds = 1000.0
-    world.change(trials={**trials, "topK": 1})
+    world.change(trials=trials, suspend=True)
+    world.step(0.1)
+    world.change(trials=trials)
     for _ in range(200):
         world.step(0.1)
     assert gangs(world) == ["candidate-1", "candidate-1"]

@@ -26,6 +26,7 @@ MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
 PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, 1, 1, (4,)),)),)),))
 GANG = Gang((GangNode("n1", (0,), "t4"),))
 MANY = 500
+MASTER = {f"training.kubeflow.org/{key}": value for key, value in (("job-name", "p"), ("replica-index", "0"))}
 CREATED = {"creationTimestamp": "2026-01-01T00:00:00Z"}
 
 
@@ -34,8 +35,9 @@ class Kubelet(Lists):
 
     def __init__(self, order: TrialSeriesTask | TrialTask, phase: str, log: str) -> None:
         gang = {"trainwright.dev/gang": "candidate-1s"}
+        labels = {**gang, "trainwright.dev/rendezvous": "true", **MASTER}
         pod = {
-            "metadata": {"name": "master-0", "labels": {**gang, "trainwright.dev/rendezvous": "true"}, **CREATED},
+            "metadata": {"name": "master-0", "labels": labels, **CREATED},
             "spec": {},
             "status": {"phase": phase},
         }

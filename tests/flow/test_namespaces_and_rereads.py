@@ -106,7 +106,8 @@ def test_deleted_namespace_uses_no_devices() -> None:
 
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     """Return a pod that holds two devices and writes a log."""
-    labels = {"trainwright.dev/rendezvous": "true"}
+    place = {"training.kubeflow.org/job-name": "p", "training.kubeflow.org/replica-index": "0"}
+    labels = {"trainwright.dev/rendezvous": "true", **place}
     limits = {"nvidia.com/gpu": "2"}
     return {
         "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"},

@@ -106,7 +106,8 @@ def test_crd_offers_every_family_with_its_fields_and_defaults() -> None:
         part = get_args(offered.annotation)[0]
         assert part.noun is noun
         fields = {one.name: one for one in dataclasses.fields(part.noun)}
-        assert set(fields) - {"family", "dropout"} == set(part.model_fields)  # the worker's layers have no dropout
+        # The worker's layers have no dropout, and PyTorch's own GELU.
+        assert set(fields) - {"family", "dropout", "fused_gelu"} == set(part.model_fields)
         for name, one in part.model_fields.items():
             expected = fields[name].default
             assert one.is_required() == (expected is dataclasses.MISSING), f"{part.__name__}.{name}"

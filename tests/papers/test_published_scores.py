@@ -56,7 +56,7 @@ def test_table_ignores_columns_that_it_does_not_know(table):
 def test_plan_has_the_degrees_and_the_recomputed_share_of_its_row():
     cluster = ROW.cluster()
     plan = ROW.plan(26, cluster)
-    assert plan.summary() == "pp2 dp4 tp2 mb8×8 [13 13]"
+    assert plan.summary() == "pp2 dp4 tp2 mb2×8 [13 13]"
     assert [sum(run.count for run in stage.layers if run.recompute) for stage in plan.stages] == [6, 6]
     assert len(cluster.devices) == 16
 

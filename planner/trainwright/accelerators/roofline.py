@@ -242,7 +242,7 @@ def estimate_kind(name: str, model: Model, accelerator: str, degree: int, rows: 
     """
     kind = next(kind for kind in _kinds_on(accelerator, model) if kind.name == name)
     roof = Roof.of(data_sheet(accelerator), model.dtype, tensor_float32=False)
-    return _kind_profiles(kind, model.dtype, accelerator, roof, [degree], rows, "adam")
+    return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, "adam")
 
 
 def _kinds_on(accelerator: str, model: Model) -> tuple[LayerKind, ...]:

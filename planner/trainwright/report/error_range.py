@@ -22,9 +22,9 @@ def error_range_sentences(candidate: Candidate, problem: Problem) -> list[str]:
     if band is None:
         return []
     least, greatest = map(seconds, band.range_of(candidate.estimate.iteration_seconds))
-    plans = f"{band.plan} plans" if band.plan else "plans"
+    plans = f" of {band.plan} plans" if band.plan else ""
     where = f" on {band.generation} GPUs" if band.generation else ""
-    runs = f"8 of 10 published runs of {plans}{where} ({band.runs} in all)"
+    runs = f"8 of 10 published runs{plans}{where} ({band.runs} in all)"
     return [f"Estimated from data sheets: {least} to {greatest} an iteration, as {runs}."]
 
 

@@ -224,7 +224,7 @@ def test_estimated_profiles_are_marked_and_round_trip():
     assert {profile.accelerator for profile in profiles.layers} == {"T4", "V100-16"}
     assert profiles.tensor_degrees("T4", "block") == (1, 2)
     assert profiles.tensor_degrees("T4", "head") == (1, 2)
-    vit = estimate_profiles(Model.of(Vit(2, 192, 3)), ["T4"], tensor_degrees=[1, 2], rows=[1])
+    vit = estimate_profiles(Model.of(Vit(2, 192, 4)), ["T4"], tensor_degrees=[1, 2], rows=[1])
     assert vit.tensor_degrees("T4", "head") == (1,)
     assert loads(dumps(profiles), Profiles) == profiles
 

@@ -83,7 +83,7 @@ def test_the_first_flash_attention_is_slower_than_the_second():
 
 def test_a_fused_loss_saves_no_log_probabilities_and_takes_less_time():
     fused, plain = (_cost("head", Runtime(fuses_loss=fuses)) for fuses in (True, False))
-    assert plain.activation_bytes - fused.activation_bytes == 4 * 2048 * (4 * 50304 + 8)
+    assert plain.activation_bytes - fused.activation_bytes == 4 * 2048 * 4 * 50304
     assert fused.backward_seconds < plain.backward_seconds
 
 
