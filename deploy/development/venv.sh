@@ -35,6 +35,8 @@ flock 9
 if [ ! -e "$cached/.complete" ]; then
   echo "installing the Python dependencies into $cached (once; torch takes a minute or two)"
   rm -rf "$cached"
+  # Environments of former dependencies (5 GB each) go once no checkout has a hard link to them.
+  find "$cache" -mindepth 2 -maxdepth 2 -path "$cache/venv-*/.complete" -links 1 -printf '%h\0' | xargs -0 --no-run-if-empty rm -rf
   if ! "$python" -c 'import ensurepip' 2>/dev/null; then  # Debian keeps it in a package of its own
     apt-get update -qq && apt-get install --yes -qq --no-install-recommends python3-venv
   fi

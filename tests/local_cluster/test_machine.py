@@ -10,7 +10,9 @@ import pytest
 
 from local_cluster import host_settings
 from local_cluster.cleanup import dead_sockets
+from local_cluster.commands import ClusterError
 from local_cluster.control_groups import control_groups
+from local_cluster.images import check_free_disk
 from local_cluster.mounts import mounts_below
 from local_cluster.paths import Folders, fingerprint, write_if_changed
 
@@ -94,3 +96,11 @@ def test_a_file_is_rewritten_only_when_it_changes(tmp_path: Path) -> None:
 def test_fingerprint_depends_on_part_boundaries() -> None:
     assert fingerprint("ab", "c") != fingerprint("a", "bc")
     assert fingerprint("ab") == fingerprint(b"ab")
+
+
+def test_a_full_disk_is_told_before_images_are_built(tmp_path: Path) -> None:
+    check_free_disk(tmp_path, needed_gb=0)
+    with pytest.raises(
+        ClusterError, match=r"images need 1000000 GB of disk, \d+ GB are free; free some, or set XDG_CACHE"
+    ):
+        check_free_disk(tmp_path, needed_gb=1e6)

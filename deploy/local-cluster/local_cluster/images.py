@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from local_cluster.binaries import Binaries
-from local_cluster.commands import run, succeeds
+from local_cluster.commands import ClusterError, run, succeeds
 from local_cluster.paths import Folders, fingerprint, write_if_changed
 from local_cluster.progress import Steps
 
@@ -48,6 +48,20 @@ _BASE_RECIPE = (
 _HOST_CERTIFICATES = Path("/etc/ssl/certs")
 RUN_ROOT = Path("/run/trainwright-images")
 """Image builder's files of one boot."""
+
+_NEEDED_DISK_GB = {WORKER_DEPENDENCIES: 25, OPERATOR_DEPENDENCIES: 3}
+"""Three times an image: container and layer while it is built, then layer, blob and snapshot."""
+
+
+def check_free_disk(folder: Path, needed_gb: float) -> None:
+    """Raise ClusterError if the folder's disk has no room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < needed_gb:
+        raise ClusterError(
+            f"{folder}: the images need {needed_gb:.0f} GB of disk, {free_gb:.0f} GB are free; free some, or set "
+            "XDG_CACHE_HOME to a folder on a larger disk"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,9 @@ class Images:
             if self._is_current(image, made_of):
                 continue
             with steps.step(f"build the dependencies of the {extra}'s image"):
+                # Before the build, because the disk may not hold both.
+                succeeds([*self._buildah(), "rmi", "--force", image, of], deadline_seconds=300)
+                check_free_disk(self.folders.images, _NEEDED_DISK_GB[image])
                 self._build_dockerfile(image, dockerfile, "--target", "dependencies")
                 self._stamp(image, made_of)
 
@@ -173,7 +190,8 @@ class Images:
         )
 
     def _build(self, image: str, dockerfile: Path, context: Path, *options: str) -> None:
-        arguments = ["bud", "--quiet", "--isolation", "chroot", "--pull-never", *options]
+        # --force-rm, because the container of a failed build keeps gigabytes.
+        arguments = ["bud", "--quiet", "--isolation", "chroot", "--pull-never", "--force-rm", *options]
         self._run(*arguments, "--tag", image, "--file", str(dockerfile), str(context))
 
     def _run(self, *arguments: str) -> str:
