@@ -113,6 +113,7 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
     """Return the problem in one number format, without accelerators that lack memory or are not profiled in it."""
     cluster: Cluster = documents.loads(request.cluster, Cluster, source="cluster")
     profiles: Profiles = documents.loads(tables, Profiles, source="profiles")
+    runtime: Runtime = documents.loads(request.runtime, Runtime, source="runtime")
     return Problem(
         cluster=cluster,
         model=documents.loads(model, Model, source="model"),
@@ -122,9 +123,9 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
             max_tensor_degree=request.max_tensor_degree,
             objective=Objective(request.objective),
             spare=_unusable(cluster, profiles),
-        ),
+        ).leaving_unknown_memory(runtime),
         optimizer=_OPTIMIZERS[request.optimizer],
-        runtime=documents.loads(request.runtime, Runtime, source="runtime"),
+        runtime=runtime,
         preference=Preference(
             request.tolerance, documents.loads(request.keep, Plan, source="running plan") if request.keep else None
         ),

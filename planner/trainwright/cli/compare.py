@@ -40,7 +40,7 @@ def compare(  # noqa: PLR0913 - one group of options each
     for planner in chosen:
         preload_search(planner)
     search.check(chosen)
-    problem = inputs.problem(limits.limits, preferences.preference(inputs))
+    problem = inputs.problem(limits, preferences.preference(inputs))
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +58,9 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         )
     preload_search(planner)
     search.check([planner])
-    problem = inputs.problem(limits.limits, preferences.preference(inputs))
+    if plan_file is not None and limits.memory_headroom is None:
+        limits = replace(limits, memory_headroom=0.0)  # it is judged as `estimate` does
+    problem = inputs.problem(limits, preferences.preference(inputs))
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
             answer = find_in_formats(planner, inputs, problem, control, 2)

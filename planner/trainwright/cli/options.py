@@ -24,7 +24,7 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
-from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Preference, Problem
+from trainwright.search import SEARCHES, UNKNOWN_MEMORY_RATIO, Limits, NoFeasiblePlan, Objective, Preference, Problem
 from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -117,20 +117,21 @@ class Inputs:
         """True if the search chooses the number format: measured profiles hold for one."""
         return self.profiles is None and self._requested.dtype is RequestedDtype.AUTO
 
-    def problem(self, limits: Limits | None = None, preference: Preference | None = None) -> Problem:
+    def problem(self, limits: LimitOptions | None = None, preference: Preference | None = None) -> Problem:
         """Read the problem; without profiles they are estimated, with a note on standard error.
 
         Where the model file leaves the number format open, it is the best one for all accelerators or that of the profiles.
         """
         cluster = self._cluster
-        training = self._training(cluster, limits or Limits())
         runtime = runtime_of(self.runtime)
+        within = limits.limits(runtime) if limits is not None else Limits()
+        training = self._training(cluster, within)
         return Problem(
             cluster=cluster,
             model=training.model,
             profiles=self._profiles(cluster, training, runtime),
             global_batch_size=training.global_batch_size,
-            limits=limits or Limits(),
+            limits=within,
             optimizer=training.optimizer,
             runtime=runtime,
             preference=preference or Preference(),
@@ -279,8 +280,12 @@ class LimitOptions:
     max_data_degree: Annotated[int | None, typer.Option(help="The largest data degree to use.")] = None
     max_pipeline_degree: Annotated[int | None, typer.Option(help="The most stages of a pipeline.")] = None
     memory_headroom: Annotated[
-        float, typer.Option(help="Share of every device's memory to leave free, for example 0.1.")
-    ] = 0.0
+        float | None,
+        typer.Option(
+            help="Share of every device's memory to leave free; default: "
+            f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process."
+        ),
+    ] = None
     use_nodes: Annotated[str | None, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = None
     spare: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")
@@ -298,13 +303,12 @@ class LimitOptions:
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
     ] = Objective.TIME
 
-    @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self, runtime: Runtime) -> Limits:
+        limits = Limits(
             max_tensor_degree=self.max_tensor_degree,
             max_data_degree=self.max_data_degree,
             max_pipeline_degree=self.max_pipeline_degree,
-            memory_headroom_ratio=self.memory_headroom,
+            memory_headroom_ratio=self.memory_headroom or 0.0,
             use_nodes=_names("--use-nodes", self.use_nodes),
             spare=_names("--spare", self.spare),
             objective=self.objective,
@@ -312,6 +316,7 @@ class LimitOptions:
             if self.expressible_by is None
             else target_of("--expressible-by", self.expressible_by).capabilities,
         )
+        return limits.leaving_unknown_memory(runtime) if self.memory_headroom is None else limits
 
 
 DEFAULT_KEEP_WEIGHT = 0.001

@@ -62,7 +62,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     preload_search(planner)
     search.check([planner])
     check_writable(answer.write_plan)
-    problem = inputs.problem(limits.limits, preferences.preference(inputs))
+    problem = inputs.problem(limits, preferences.preference(inputs))
     started = time.perf_counter()
     with show_progress(f"searching with {planner}", search) as control:
         found = find_in_formats(planner, inputs, problem, control, answer.top)

@@ -109,7 +109,7 @@ def propose_trial(
     preload_search(planner)
     search.check([planner])
     check_writable(choosing.write_plan)
-    problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
+    problem, rule = inputs.problem(limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
     candidates: Sequence[Candidate | ListedCandidate]
     if choosing.candidates is None:

@@ -14,6 +14,7 @@ from trainwright.search.preference.candidate_order import (
     order_by_preference,
 )
 from trainwright.search.problem import (
+    UNKNOWN_MEMORY_RATIO,
     Candidate,
     Limits,
     NoFeasiblePlan,
@@ -34,6 +35,7 @@ FEW_SUBCLUSTERS = 16
 
 __all__ = [
     "SEARCHES",
+    "UNKNOWN_MEMORY_RATIO",
     "Candidate",
     "Limits",
     "NoFeasiblePlan",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from threading import Event
-from typing import Protocol
+from typing import Final, Protocol
 
 from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.context import CostContext
@@ -34,6 +34,10 @@ class Objective(StrEnum):
     TIME = "time"
     COST = "cost"
     PARETO = "pareto"
+
+
+UNKNOWN_MEMORY_RATIO: Final = 0.08
+"""Share of a device's memory for what a process holds besides a plan's tensors: context, communicators, allocator."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.memory_headroom_ratio < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
+
+    def leaving_unknown_memory(self, runtime: Runtime) -> Limits:
+        """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory."""
+        ratio = 0.0 if runtime.states_constant_bytes else UNKNOWN_MEMORY_RATIO
+        return replace(self, memory_headroom_ratio=ratio)
 
     def allowed(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return the nodes that plans may use, in their order."""

@@ -85,6 +85,9 @@ def test_comparison_states_the_price_of_a_slow_format(tmp_path: Path) -> None:
     assert NAMED in words(shown)
 
 
+UNLIMITED = ["--memory-headroom=0"]
+
+
 def scarce_files(folder: Path) -> list[str]:
     """Return the options of a problem that has plans in float32 alone."""
     cluster = cluster_of({"a2-highgpu-1g": 1})
@@ -102,11 +105,11 @@ def json_of(*arguments: str) -> Any:
 
 def test_comparison_takes_the_work_bound_of_the_format_that_was_chosen(tmp_path: Path) -> None:
     files = scarce_files(tmp_path)
-    planned = json_of("plan", "--planner=megatron", *files)
+    planned = json_of("plan", "--planner=megatron", *UNLIMITED, *files)
     assert planned["dtype"] == "float32"
-    (compared,) = json_of("compare", "megatron", *files)["planners"]
+    (compared,) = json_of("compare", "megatron", *UNLIMITED, *files)["planners"]
     assert (compared["dtype"], compared["work_bound_seconds"]) == ("float32", planned["work_bound_seconds"])
-    shown = CliRunner().invoke(app, ["compare", "megatron", *files])
+    shown = CliRunner().invoke(app, ["compare", "megatron", *UNLIMITED, *files])
     times = planned["candidates"][0]["predicted_seconds"] / planned["work_bound_seconds"]
     assert f"takes {times:.2f} times that" in words(shown)
     assert "Number format: float32, since no plan in bfloat16 is as fast" in words(shown)
@@ -114,7 +117,7 @@ def test_comparison_takes_the_work_bound_of_the_format_that_was_chosen(tmp_path:
 
 def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Path) -> None:
     files, plan = scarce_files(tmp_path), str(tmp_path / "plan.json")
-    (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *files)["candidates"]
+    (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *UNLIMITED, *files)["candidates"]
     for command in ("estimate", "explain"):
         found = json_of(command, f"--plan={plan}", *files)
         assert (found["dtype"], found["feasible"], found["predicted_seconds"]) == (
@@ -126,7 +129,7 @@ def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Pa
         assert "float32, since this plan does not fit into memory in bfloat16." in words(shown)
     listed = tmp_path / "candidates.json"
     listed.write_text(json.dumps({"candidates": [best, {**best, "dtype": "bfloat16"}]}))
-    for source in ([f"--candidates={listed}"], ["--planner=megatron", "--top=1"]):
+    for source in ([f"--candidates={listed}"], ["--planner=megatron", "--top=1", *UNLIMITED]):
         proposed = CliRunner().invoke(app, ["propose", *source, *files])
         assert proposed.exit_code == 0, proposed.output
         assert f"{best['predicted_seconds'] * 1000:.4g} ms" in words(proposed)

@@ -9,8 +9,10 @@ from functools import cache
 import pytest
 
 from trainwright.cluster import Cluster
+from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import (
     SEARCHES,
+    UNKNOWN_MEMORY_RATIO,
     Candidate,
     Limits,
     NoFeasiblePlan,
@@ -197,3 +199,9 @@ def test_subclusters_of_a_large_cluster_are_few(make_problem: MakeProblem, make_
     assert parts[0] == large
     assert 30 <= len(parts) <= MAX_SUBCLUSTERS
     assert len({part.nodes for part in parts}) == len(parts)
+
+
+def test_unknown_memory_is_left_free_unless_the_runtime_states_it() -> None:
+    assert Limits().leaving_unknown_memory(Runtime()).memory_headroom_ratio == UNKNOWN_MEMORY_RATIO
+    for runtime in (Runtime(constant_bytes=1), Runtime(process_bytes=(ProcessBytes("V100", 1),))):
+        assert Limits().leaving_unknown_memory(runtime).memory_headroom_ratio == 0
