@@ -18,6 +18,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.cluster import Cluster
+from trainwright.exports import TARGETS
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -53,7 +54,8 @@ def search(request: PlanningRequest) -> str:
     uncertainty = _uncertainty(problem, trials)
     seconds, stopped = time.monotonic() - started, control.budget_exhausted.is_set()
     left, slow = len(every) - len(trials), _slow_words(found)
-    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, left, slow))
+    free = next((one.unlimited_seconds for one in found.candidates if one.unlimited_seconds is not None), None)
+    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, left, slow, free))
 
 
 def _find(request: PlanningRequest, problems: Sequence[Problem], control: SearchControl) -> FormatAnswer:
@@ -123,6 +125,7 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
             max_tensor_degree=request.max_tensor_degree,
             objective=Objective(request.objective),
             spare=_unusable(cluster, profiles),
+            expressible_by=TARGETS[request.expressible_by].capabilities if request.expressible_by else None,
         ).leaving_unknown_memory(runtime),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=runtime,

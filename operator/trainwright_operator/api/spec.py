@@ -72,6 +72,20 @@ class Planner(StrEnum):
         return self.name.lower().replace("_", "-")
 
 
+class Trainer(StrEnum):
+    """Trainer that plans can be exported to."""
+
+    MEGATRON = "Megatron"
+    TORCHTITAN = "Torchtitan"
+    DEEPSPEED = "DeepSpeed"
+    ACCELERATE = "Accelerate"
+
+    @property
+    def target(self) -> str:
+        """The planner's own name for it, as in `trainwright export --to`."""
+        return self.name.lower()
+
+
 class Objective(StrEnum):
     """Quantity that the search minimises."""
 
@@ -178,6 +192,9 @@ class SearchSpec(ApiModel):
     one core on up to 64 devices, minutes on hundreds of several types. Other planners do not hear of it."""
     budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
     """After so long a search answers with the best that it has found so far."""
+    expressible_by: Trainer | None = None
+    """Only plans that this trainer can be told, baselines included; status.unlimited says what plans without this limit
+    would gain. Absent: any plan, which our worker and scripts that read the plan itself can run."""
     limits: LimitsSpec = LimitsSpec()
     """Bounds of the search."""
 

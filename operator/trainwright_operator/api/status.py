@@ -164,6 +164,15 @@ class LinksStatus(StatusModel):
     The search reckons with it."""
 
 
+class UnlimitedStatus(StatusModel):
+    """Best plan that the search found without search.expressibleBy."""
+
+    predicted_seconds: Figure
+    """Seconds per iteration that the cost model predicts for the best plan of any shape."""
+    gain: Figure
+    """Share of an iteration that it saves against the best candidate: 0.1 is ten per cent."""
+
+
 class TrialStatus(StatusModel):
     """A plan that is measured for real, and how."""
 
@@ -295,6 +304,8 @@ class TrainingPlanStatus(StatusModel):
     candidates_ref: ConfigMapReference | None = None
     """Holds the plans that were chosen for trials, the best topK candidates and the baselines, in the order in which they
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""
+    unlimited: UnlimitedStatus | None = None
+    """What plans that the trainer of search.expressibleBy cannot be told would gain; absent without that limit."""
     trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Plans that are measured for real, in the order in which they are tried."""
     failed_version: Annotated[str, Field(max_length=64)] | None = None

@@ -83,6 +83,7 @@ class PlanningRequest:
         chooses_format: whether the number format is the search's choice; `model` and `profiles` are of the first of them,
             `further_models` and `further_profiles` of the others.
         keep: plan that runs now; empty if there is none.
+        expressible_by: target of `trainwright export` that has to run the plans; empty for any plan.
         budget_seconds: time after which the search returns its best plans so far.
     """
 
@@ -105,6 +106,7 @@ class PlanningRequest:
     further_models: tuple[str, ...] = ()
     further_profiles: tuple[str, ...] = ()
     keep: str = ""
+    expressible_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

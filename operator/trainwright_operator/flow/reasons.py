@@ -144,7 +144,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}",
-    Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{slow}",
+    Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}",
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search failed: {what}",
     Reason.PLANNING_TIMED_OUT: (

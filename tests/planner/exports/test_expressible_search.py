@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainwright.exports import TARGETS, is_expressible
-from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
+from trainwright.search import Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
 from trainwright.search.expressible import nearest_candidate
 
 TRAINERS = [name for name, target in TARGETS.items() if not target.capabilities.every_plan]
@@ -64,3 +64,14 @@ def test_limited_search_says_that_no_plan_of_the_trainer_fits(make_problem: Call
     problem = make_problem()
     with pytest.raises(NoFeasiblePlan, match="fit"):
         run("amp", limited(problem, "accelerate", memory_headroom_ratio=0.9999), top=1)
+
+
+def test_running_plan_that_the_trainer_cannot_be_told_is_no_candidate(make_problem: Callable[..., Problem]) -> None:
+    free = make_problem()
+    running = run("amp", free, top=1)[0].plan
+    capabilities = TARGETS["accelerate"].capabilities
+    assert not is_expressible(running, capabilities)
+    asked = replace(limited(free, "accelerate"), preference=Preference(0.2, running, keep_weight=100.0))
+    found = run("amp", asked, top=8)
+    assert all(is_expressible(one.plan, capabilities) for one in found)
+    assert all(one.unlimited_seconds is not None for one in found)

@@ -13,7 +13,7 @@ from trainwright import documents
 from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import AUTO, Baseline
-from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
+from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus, UnlimitedStatus
 from trainwright_operator.flow.actions import (
     Action,
     AnnotateConfigMap,
@@ -68,10 +68,23 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
         stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
         dtype=f" in {planned.best.dtype}" if planned.best.dtype is not None else "",
         slow=f"; {planned.slow_format}" if planned.slow_format else "",
+        free=_unlimited_sentence(planned),
         left=f" ({planned.without_room} more do not fit into the ConfigMap)" if planned.without_room else "",
     )
     status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
+    if planned.unlimited_seconds is not None:
+        gain = UnlimitedStatus(predicted_seconds=planned.unlimited_seconds, gain=planned.unlimited_gain)
+        status = status.model_copy(update={"unlimited": gain})
     return Done(replace(findings, planned=planned), explanation, status=status)
+
+
+def _unlimited_sentence(planned: PlannedTrials) -> str:
+    if planned.unlimited_seconds is None:
+        return ""
+    return (
+        f"; without search.expressibleBy an iteration would take {planned.unlimited_seconds:.4g} s, "
+        f"{planned.unlimited_gain:.1%} less"
+    )
 
 
 def _check_devices(planned: PlannedTrials, discovery: DiscoveredDevices, source: str) -> None:
@@ -115,6 +128,7 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
         further_models=models,
         further_profiles=tables,
         keep=documents.dumps(running) if running is not None else "",
+        expressible_by=spec.search.expressible_by.target if spec.search.expressible_by is not None else "",
     )
 
 

@@ -6,9 +6,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from trainwright.bounds import Bytes, IterationSeconds, Position
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Position
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
@@ -91,6 +91,7 @@ class PlannedTrials:
         stopped_by_budget: whether the search ran out of time.
         slow_format: where the number format by name is emulated, and what it costs; empty if it is native.
         without_room: number of plans dropped because one ConfigMap cannot hold them.
+        unlimited_seconds: predicted iteration of the best plan found without search.expressibleBy; None without that limit.
     """
 
     planner: str
@@ -100,6 +101,7 @@ class PlannedTrials:
     stopped_by_budget: bool = False
     without_room: int = 0
     slow_format: str = ""
+    unlimited_seconds: Annotated[IterationSeconds | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
         count, known = len(self.trials), self.uncertainty
@@ -113,3 +115,9 @@ class PlannedTrials:
     def best(self) -> PlannedTrial:
         """Return the planner's first candidate."""
         return min(self.trials, key=lambda trial: (trial.role is not Role.CANDIDATE, trial.rank))
+
+    @property
+    def unlimited_gain(self) -> float:
+        """Return the share of the best candidate's iteration that plans without search.expressibleBy would save."""
+        free = self.unlimited_seconds
+        return 0.0 if free is None else max(1.0 - free / self.best.predicted_seconds, 0.0)

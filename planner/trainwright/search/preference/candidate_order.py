@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from trainwright.exports import is_expressible
 from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
@@ -107,11 +108,14 @@ class _CandidatePool:
         for candidate in candidates:
             if self._is_new(candidate.plan):
                 costed = candidate_of(self.problem, candidate.plan) if recost else candidate
-                self.candidates.append(replace(costed, operators=candidate.operators))
+                kept = replace(costed, operators=candidate.operators, unlimited_seconds=candidate.unlimited_seconds)
+                self.candidates.append(kept)
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
-        """Add the plans that fit into memory."""
-        costed = (fitting_candidate(self.problem, plan) for plan in plans if self._is_new(plan))
+        """Add the plans that fit into memory and are expressible by the trainer of the limits, if there is one."""
+        trainer = self.problem.limits.expressible_by
+        allowed = (plan for plan in plans if trainer is None or is_expressible(plan, trainer))
+        costed = (fitting_candidate(self.problem, plan) for plan in allowed if self._is_new(plan))
         self.candidates += [candidate for candidate in costed if candidate is not None]
 
     def _is_new(self, plan: Plan) -> bool:
