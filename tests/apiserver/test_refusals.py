@@ -69,6 +69,18 @@ REFUSALS = {
         "entrypoint must be written package.module:function, for example models.resnet:resnet18",
     ),
     "a model of one's own without its layers": ({"model": {"custom": {"entrypoint": "m:f"}}}, "custom.kinds: Required"),
+    "a job without the place of its step time": (
+        {"trials": {"framework": {"image": "i", "command": ["c"]}}},
+        "framework needs exactly one of stepTimeRegex and stepTimeJsonPath",
+    ),
+    "a job whose expression is none": (
+        {"trials": {"framework": {"image": "i", "command": ["c"], "stepTimeRegex": "("}}},
+        "this is no regular expression of RE2",
+    ),
+    "a job in a series": (
+        {"trials": {"perGang": 2, "framework": {"image": "i", "command": ["c"], "stepTimeJsonPath": ".t"}}},
+        "trials.framework runs each trial in pods of its own",
+    ),
     "no model": ({"model": ...}, "spec.model: Required value"),
     "no batch": ({"training": {}}, "spec.training.globalBatchSize: Required value"),
     "no layers": ({"model.gpt.layers": 0}, "should be greater than or equal to 1"),

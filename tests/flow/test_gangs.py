@@ -9,7 +9,8 @@ from flow_world import START, World, spec_of
 
 from trainwright import worker_api
 from trainwright.worker_api import Gang, GangNode, LinkTask
-from trainwright_operator.api.spec import LauncherKind, PodTemplate, TrainingPlanSpec
+from trainwright_operator.api.pods import PodTemplate
+from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.gang_spec import GangSpec

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import ApiModel, Seconds, immutable, opaque, rules, without_default
+from trainwright_operator.api.base import ApiModel, Seconds, immutable, rules, without_default
+from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.api.model import ModelSpec
+from trainwright_operator.api.pods import WorkerSpec
 
 
 class LinksSpec(ApiModel):
@@ -246,71 +248,10 @@ class TrialsSpec(ApiModel):
     """Try no further candidate once the best plan measured is expected to be slower than the fastest of all by less than
     this share, for example 0.01. Candidates are then tried in the order in which that expectation falls fastest, and
     every trial corrects it. Left out: all are tried in the order of their predictions. Baselines are tried either way."""
-
-
-class PodMetadata(ApiModel):
-    """Labels and annotations that are added to every worker pod."""
-
-    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32, default_factory=dict)]
-    """Labels, for example those that a network policy selects by. Trainwright's own win over equal keys."""
-    annotations: Annotated[
-        dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32, default_factory=dict)
-    ]
-    """Annotations, for example those of a network plug-in."""
-
-
-_OWNED = {
-    "nodeName": {"type": "string", "maxLength": 253},
-    "nodeSelector": opaque(type="object"),
-    "affinity": opaque(type="object"),
-    "schedulingGates": {"type": "array", "maxItems": 16, "items": opaque(type="object")},
-    "restartPolicy": {"type": "string", "maxLength": 32},
-}
-_POD_SPEC = opaque(
-    properties={
-        field: schema | {"description": "Refused: Trainwright sets this field itself."}
-        for field, schema in _OWNED.items()
-    },
-    **rules(
-        (
-            "!has(self.nodeName) && !has(self.nodeSelector) && !has(self.affinity) && !has(self.schedulingGates)",
-            (
-                "podTemplate.spec cannot place the workers (nodeName, nodeSelector, affinity, schedulingGates), since "
-                "the plan does; choose nodes by devices.nodeSelector"
-            ),
-        ),
-        (
-            "!has(self.restartPolicy)",
-            (
-                "podTemplate.spec.restartPolicy cannot be set, since a worker that restarts would falsify the "
-                "measurement; remove it"
-            ),
-        ),
-    ),
-)
-
-
-class PodTemplate(ApiModel):
-    """Template that is merged into every worker pod."""
-
-    metadata: PodMetadata = PodMetadata()
-    """Labels and annotations that are added."""
-    spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC, default_factory=dict)]
-    """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
-    runtimeClassName, hostNetwork. Objects are merged field by field, lists of named things by name, other lists are
-    replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
-    resources). Without one, it requests half a core and 2Gi of memory for each device and has no limits; /dev/shm holds 1Gi
-    for each device."""
-
-
-class WorkerSpec(ApiModel):
-    """The pods that measure and train."""
-
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """The worker's image. Absent: the one that the operator is installed with when the plan begins to measure. All pods of a
-    plan run the same image, by the digest that the first measurement ran where nodes can pull that."""
-    pod_template: PodTemplate = PodTemplate()
-    """What is merged into every worker pod."""
+    framework: FrameworkSpec | None = None
+    """Job of yours that the trials run instead of our executor, in the same gangs with the same deadlines; the step times
+    in its log are the measurement. When this is edited, trials are measured anew, links and layers are kept. Devices are not
+    emulated for it."""
 
 
 class LauncherKind(StrEnum):
@@ -339,6 +280,10 @@ class TrainingPlanSpec(ApiModel):
             (
                 "self.search.objective != 'Cost' || !has(self.trials.stopWhenRegretBelow)",
                 "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
+            ),
+            (
+                "!has(self.trials.framework) || (self.trials.perGang == 1 && !self.trials.timeline)",
+                "trials.framework runs each trial in pods of its own, without a timeline; leave out perGang and timeline",
             ),
         )
     )

@@ -18,6 +18,8 @@ PLAN_LABEL: Final = f"{GROUP}/plan"
 GANG_LABEL: Final = f"{GROUP}/gang"
 ROLE_LABEL: Final = f"{GROUP}/role"
 RENDEZVOUS_LABEL: Final = f"{GROUP}/rendezvous"
+LOG_LABEL: Final = f"{GROUP}/log"
+"""Label of pods whose logs are read, besides the one that hosts the rendezvous."""
 PLACEMENT_GATE: Final = f"{GROUP}/placement"
 JOBS_CREATED_ANNOTATION: Final = f"{GROUP}/jobs-created-at"
 PINNED_ANNOTATION: Final = f"{GROUP}/pinned-at"
@@ -58,6 +60,7 @@ _NON_IDENTITY_FIELDS: Any = {
         "run_deadline_seconds": True,
         "pending_deadline_seconds": True,
         "stop_when_regret_below": True,
+        "framework": True,
     },
 }
 """Fields that the user may change without invalidating measurements."""

@@ -20,7 +20,7 @@ from trainwright_operator.flow.device_types import MIG_UNUSABLE
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
-from trainwright_operator.flow.names import GANG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
+from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
@@ -237,7 +237,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         terminating="deletionTimestamp" in meta,
         containers=_containers(status),
         required_maps=_required_config_maps(pod),
-        reports=RENDEZVOUS_LABEL in labels and place.index == 0,
+        reports=LOG_LABEL in labels or (RENDEZVOUS_LABEL in labels and place.index == 0),
         uid=meta.get("uid", ""),
     )
 

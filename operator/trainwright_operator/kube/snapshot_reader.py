@@ -11,7 +11,7 @@ from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow.decide import is_finished
-from trainwright_operator.flow.gangs.gang_spec import find_series_gangs
+from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL
@@ -46,6 +46,8 @@ _PROGRESS: Final = _LogTail(40, 64_000)
 _SERIES: Final = _LogTail(4000, 2 * MAX_REPORT_BYTES + 500_000)
 """A series prints each trial's result before its report, with about twenty lines of progress for each trial. The long
 tail is also read while it runs, because an interrupted series may leave no other log."""
+_FRAMEWORK: Final = _LogTail(4000, 1_000_000)
+"""A framework says how long its steps take wherever it likes, also while it runs."""
 
 
 @dataclass(slots=True)
@@ -110,12 +112,14 @@ class SnapshotReader:
         stored = children.stored or ()
         pods = [children.pods[name] for name in sorted(children.pods)]
         jobs = tuple(children.jobs[name] for name in sorted(children.jobs))
-        series = find_series_gangs(stored)
+        tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
+            find_framework_gangs(stored), _FRAMEWORK
+        )
         missing = await self._missing_maps(plan, pods, known={one.name for one in stored})
         before = {pod.name: pod for pod in known_pods or ()}
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._with_log(plan, pod, series, missing, before) for pod in pods))),
+            pods=tuple(await asyncio.gather(*(self._with_log(plan, pod, tails, missing, before) for pod in pods))),
             jobs=jobs,
             stored=stored,
             refusals=dict(memory.refusals),
@@ -187,7 +191,7 @@ class SnapshotReader:
         self,
         plan: PlanFacts,
         pod: PodFacts,
-        series: Collection[str],
+        tails: Mapping[str, _LogTail],
         missing: Collection[str],
         before: Mapping[str, PodFacts],
     ) -> PodFacts:
@@ -198,7 +202,7 @@ class SnapshotReader:
         if old is not None and replace(found, log=old.log) == old:
             return old
         ended = found.phase in ("Succeeded", "Failed")
-        tail = _SERIES if found.gang in series else _REPORT if ended else _PROGRESS
+        tail = tails.get(found.gang, _REPORT if ended else _PROGRESS)
         try:
             log = await self._api.get_text(
                 f"{client.core_path('pods', plan.namespace)}/{found.name}/log",

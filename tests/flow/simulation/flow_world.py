@@ -19,7 +19,7 @@ from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
-from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
+from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
     DryRun,
@@ -91,6 +91,7 @@ class World:
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.images: dict[str, str] = {}
+        self.templates: dict[str, dict[str, Any]] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
         self.pods_made = 0
@@ -229,11 +230,13 @@ class World:
             assert template["spec"]["schedulingGates"] == [{"name": PLACEMENT_GATE}]
             place = LAUNCHERS[kind].read_place(pod["labels"])
             assert place is not None
-            speaks = RENDEZVOUS_LABEL in template["metadata"]["labels"] and place.index == 0
+            own = template["metadata"]["labels"]
+            speaks = LOG_LABEL in own or (RENDEZVOUS_LABEL in own and place.index == 0)
             self.pods[pod["name"]] = PodFacts(
                 pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=(PLACEMENT_GATE,),
                 reports=speaks,
             )  # fmt: skip
+            self.templates[pod["name"]] = template["spec"]
             self.images[pod["name"]] = template["spec"]["containers"][0]["image"]
             self.pods_made += 1
 

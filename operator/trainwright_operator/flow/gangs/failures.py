@@ -10,6 +10,7 @@ from typing import Any
 from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.gangs import worker_log
+from trainwright_operator.flow.gangs.framework_log import states_out_of_memory
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
@@ -37,6 +38,7 @@ _SECONDARY_REASONS = (Reason.PEER_LOST, Reason.TERMINATED)
 """Reasons that are consequences of another failure."""
 
 Placements = Sequence[tuple[PodFacts | None, str]]
+"""Expected pods of a gang, None where one is missing, with their nodes; the first hosts the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
     if pod.reason:
         return evicted
     words = container.termination_message.strip()[-400:]
+    if states_out_of_memory(pod.log or words):
+        return GangFailure.of(Reason.OUT_OF_MEMORY, what=f"{where}: the job says that its device ran out of memory")
     return GangFailure.of(
         Reason.CRASHED, what=f"{where} ended with exit code {container.exit_code}" + (f": {words}" if words else "")
     )

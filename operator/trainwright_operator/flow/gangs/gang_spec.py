@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from pydantic import ValidationError
+
+from trainwright.documents import DocumentError
+from trainwright.exports import ExportFile
 from trainwright.worker_api import WorkerTask
+from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion
 from trainwright_operator.flow.snapshot import StoredConfigMap
+
+_FRAMEWORK_KEY: Final = "framework.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,8 @@ class GangSpec:
         pending_seconds: limit on the pods' creation, and from their assignment to nodes to the start of the last one.
         run_seconds: limit on the run, from the start of the last pod.
         part_names: of a series, the result name of each trial, including the gang's own.
+        framework: job of the user's that the pods run instead of our worker, if any.
+        files: what it finds beside the task.
     """
 
     name: str
@@ -27,11 +38,42 @@ class GangSpec:
     pending_seconds: float
     run_seconds: float
     part_names: tuple[str, ...] = ()
+    framework: FrameworkSpec | None = None
+    files: tuple[ExportFile, ...] = ()
 
     @property
     def result_names(self) -> tuple[str, ...]:
         """Return the names of the gang's stored results."""
         return self.part_names or (self.name,)
+
+    @property
+    def stored_framework(self) -> dict[str, str]:
+        """Return the entries beside the task that `framework_of` reads and the pods mount."""
+        if self.framework is None:
+            return {}
+        text = self.framework.model_dump_json(by_alias=True, exclude_defaults=True)
+        return {file.name: file.text for file in self.files} | {_FRAMEWORK_KEY: text}
+
+
+def framework_of(task_map: StoredConfigMap | None) -> FrameworkSpec | None:
+    """Return the user's job that a gang with a task runs, whatever the spec asks for now.
+
+    Raise NeedsNewerVersion for one with fields that this version does not know, DocumentError for one that was modified.
+    """
+    text = task_map.data.get(_FRAMEWORK_KEY) if task_map is not None else None
+    try:
+        return FrameworkSpec.model_validate_json(text) if text is not None else None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        what = f"{_FRAMEWORK_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            raise NeedsNewerVersion(what) from None
+        raise DocumentError(what) from None
+
+
+def find_framework_gangs(stored: Iterable[StoredConfigMap]) -> frozenset[str]:
+    """Return the gangs that run a job of the user's."""
+    return frozenset(one.gang for one in stored if one.role == StoredRole.TASK and _FRAMEWORK_KEY in one.data)
 
 
 def find_series_gangs(stored: Iterable[StoredConfigMap]) -> frozenset[str]:

@@ -22,7 +22,7 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
-from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
@@ -107,9 +107,10 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         return _create_task(context, gang_spec, retry)
     try:
         stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
+        stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
         return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, str(error)))
-    return _RunningGang(context, replace(gang_spec, task=stored_task), task_map).step()
+    return _RunningGang(context, stored, task_map).step()
 
 
 def is_under_way(context: ReconcileContext, gang: str) -> bool:
@@ -128,9 +129,10 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec, retry: Retry | 
     if jobs or pods or (retry is not None and context.now - retry.ended_at < _CLOCK_STEP):
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
-    image = worker_image.image_to_run(context, gang_spec.task.gang)
-    data = {TASK_FILE: documents.dumps(gang_spec.task), worker_image.IMAGE_KEY: documents.dumps(image)}
-    data |= launcher_record(context.plan)
+    framework = gang_spec.framework
+    image = worker_image.image_record(context, gang_spec.task.gang, framework.image if framework is not None else None)
+    data = {TASK_FILE: documents.dumps(gang_spec.task), **image, **launcher_record(context.plan)}
+    data |= gang_spec.stored_framework
     creation = CreateConfigMap(context.names.task(gang_spec.name), StoredRole.TASK, data, gang_spec.name)
     return GangStep(activity="creating the task", actions=(creation,))
 
@@ -140,7 +142,11 @@ def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Act
     task_map = context.snapshot.find(context.names.task(gang_spec.name))
     if task_map is None or context.snapshot.find(context.names.result(gang_spec.name)) is not None:
         return ()
-    return _RunningGang(context, gang_spec, task_map).partial_results()
+    try:
+        stored = replace(gang_spec, framework=framework_of(task_map))
+    except documents.DocumentError:
+        return ()
+    return _RunningGang(context, stored, task_map).partial_results()
 
 
 def running_device_seconds(context: ReconcileContext, task_map: StoredConfigMap) -> float:
@@ -232,9 +238,9 @@ class _RunningGang:
         """Return the result of a finished gang, or of a series the trials in its log."""
         if worker_image.describe_conflict(self.context, self.gang_spec.name):
             return ()
-        master = self.master
-        found = self._parse_report(master.log) if master and master.phase == "Succeeded" and master.log else ()
-        return self._end(() if isinstance(found, GangFailure) else found, started_at=self._last_start_time()).actions
+        found = self.finished
+        measured = () if found is None or isinstance(found, GangFailure) else found
+        return self._end(measured, started_at=self._last_start_time()).actions
 
     def device_seconds(self) -> float:
         """Return devices × seconds since the start of the last pod."""
@@ -251,15 +257,15 @@ class _RunningGang:
         return GangStep(activity="creating pods", actions=actions)
 
     def _observe_pods(self) -> GangStep:
-        started_at, master = self._all_started_at(), self.master
+        started_at = self._all_started_at()
         conflict = worker_image.describe_conflict(self.context, self.gang_spec.name)
         if conflict:
             # Without the log: no trial of a series counts.
             changed = GangFailure.of(Reason.IMAGE_CHANGED, what=conflict)
             return _end(self.context, self.gang_spec, changed, started_at=self._last_start_time())
-        if master is not None and master.phase == "Succeeded" and master.log is not None:
+        if self.finished is not None:
             # First, even after a deadline: a finished measurement counts.
-            return self._end(self._parse_report(master.log), started_at=self._last_start_time())
+            return self._end(self.finished, started_at=self._last_start_time())
         lacking, refused = self._capacity_shortfalls(), self._refused_placements()
         failure = diagnose_gang(
             self.context.now,
@@ -283,7 +289,7 @@ class _RunningGang:
         if started_at is None:
             step = self._place_pods(lacking, refused)
             return replace(step, actions=(*annotations, *step.actions))
-        progress = worker_log.parse_progress(master.log) if master is not None and master.log else None
+        progress = results.progress_of(self.gang_spec, self.placed)
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
         return GangStep(None, Reason.RUNNING, what, progress, started_at, annotations)
 
@@ -359,15 +365,10 @@ class _RunningGang:
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
         return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} needed devices free"
 
-    def _parse_report(self, log: str) -> tuple[WorkerReport, ...] | GangFailure:
-        """Return a report for each of the gang's results, or why none is usable."""
-        try:
-            report = worker_log.parse_report(log)
-        except documents.DocumentError as error:
-            return GangFailure.of(Reason.REPORT_INVALID, what=error)
-        if report is None:
-            return GangFailure.of(Reason.METRICS_UNAVAILABLE, result=self.context.names.result(self.gang_spec.name))
-        return results.split_series_report(report, self.gang_spec)
+    @cached_property
+    def finished(self) -> tuple[WorkerReport, ...] | GangFailure | None:
+        """Return the finished measurement, or why there is none; None while it is under way."""
+        return results.finished_reports(self.context, self.gang_spec, self.placed)
 
     def _end(self, end: GangFailure | Sequence[WorkerReport], *, started_at: datetime | None = None) -> GangStep:
         gone = [problem for node in self.gang_spec.task.gang.nodes if (problem := self._node_problem(node.name))]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainwright import worker_api
-from trainwright_operator.api.spec import PodTemplate
+from trainwright_operator.api.frameworks import FrameworkSpec
+from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.names import PLACEMENT_GATE
 from trainwright_operator.flow.scheduling import worker_tolerations
 
@@ -33,19 +34,21 @@ _ANNOTATIONS: Final = {
 def render(  # noqa: PLR0913 - each is a different fact of the pod
     *,
     image: str,
-    master: str,
     task_map: str,
     resource_name: str,
     devices: int,
     labels: Mapping[str, str],
     template: PodTemplate,
+    container: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a pod template as plain data.
 
-    The user's template may override anything except the task, devices, gate and restart policy.
+    The user's template may override anything except the task, devices, gate and restart policy. `container`: what the
+    container runs, `worker_container` or `framework_container`.
     """
+    requests = _default_requests(template, devices)
     merged = merge(
-        {"spec": _defaults(image=image, master=master, devices=devices, requests=_default_requests(template, devices))},
+        {"spec": _defaults(image=image, devices=devices, requests=requests, container=container)},
         {"spec": template.spec},
     )
     spec = merged["spec"]
@@ -64,7 +67,32 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     }
 
 
-def _defaults(*, image: str, master: str, devices: int, requests: dict[str, str]) -> dict[str, Any]:
+def worker_container(master: str) -> dict[str, Any]:
+    """Return what our worker's container runs; `master`: address of the pod that hosts the rendezvous."""
+    return {
+        "command": ["python", "-m", "trainwright_worker"],
+        "args": ["--master-addr", master, "--master-port", str(RENDEZVOUS_PORT)],
+    }
+
+
+def framework_container(framework: FrameworkSpec, master: str, iterations: int) -> dict[str, Any]:
+    """Return what the container of a job of the user's runs.
+
+    `env` sets the variables, since the training operator sets MASTER_ADDR to another pod where a gang has several jobs.
+    """
+    variables = {
+        "NODE": f"$({worker_api.NODE_NAME_VARIABLE})",
+        "MASTER_ADDR": master,
+        "MASTER_PORT": RENDEZVOUS_PORT,
+        "TRAINWRIGHT_ITERATIONS": iterations,
+    }
+    return {
+        "command": ["env", *(f"{name}={value}" for name, value in variables.items()), *framework.command],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _defaults(*, image: str, devices: int, requests: dict[str, str], container: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "enableServiceLinks": False,
@@ -79,8 +107,7 @@ def _defaults(*, image: str, master: str, devices: int, requests: dict[str, str]
                 "name": CONTAINER,
                 "image": image,
                 "imagePullPolicy": "IfNotPresent",
-                "command": ["python", "-m", "trainwright_worker"],
-                "args": ["--master-addr", master, "--master-port", str(RENDEZVOUS_PORT)],
+                **container,
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "resources": {"requests": requests},
             }

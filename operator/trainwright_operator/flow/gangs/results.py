@@ -9,23 +9,24 @@ from trainwright import documents
 from trainwright.worker_api import (
     MAX_LATE_RATIO,
     MAX_REPORT_BYTES,
+    Progress,
     TrialReport,
     TrialSeriesReport,
     TrialSeriesTask,
     TrialTask,
     WorkerReport,
-    WorkerTask,
 )
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import worker_log
-from trainwright_operator.flow.gangs.failures import GangFailure
+from trainwright_operator.flow.gangs.failures import GangFailure, Placements
+from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
-from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, image_that_ran
+from trainwright_operator.flow.gangs.worker_image import record_of_image_that_ran
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.trials.planned_trials import plan_digest
+from trainwright_operator.flow.trials.planned_trials import plan_digest, trial_digest
 
 
 def result_maps(  # noqa: PLR0913 - each is a different fact of the end
@@ -51,7 +52,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     )
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
     unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
-    image = {IMAGE_KEY: documents.dumps(image_that_ran(context, gang_spec.name))}
+    image = record_of_image_that_ran(context, gang_spec.name)
     maps = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
@@ -63,7 +64,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             started_at=started_at,
             device_seconds=device_time / len(assessments),
             generation=context.plan.generation,
-            tried=_tried(gang_spec.task, number),
+            tried=_tried(gang_spec, number),
         )
         report = reported.get(number) if ending.reason is not Reason.REPORT_INVALID else None
         data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
@@ -77,11 +78,52 @@ def device_seconds(context: ReconcileContext, gang_spec: GangSpec, started_at: d
     return max((context.now - started_at).total_seconds(), 0.0) * devices if started_at is not None else 0.0
 
 
-def _tried(task: WorkerTask, number: int) -> str:
+def _tried(gang_spec: GangSpec, number: int) -> str:
     """Return the digest of the plan with that number, or nothing where a modified task has fewer."""
+    task = gang_spec.task
     if isinstance(task, TrialTask):
-        return plan_digest(task.plan)
+        return trial_digest(task.plan, gang_spec.framework)
     return plan_digest(task.plans[number]) if isinstance(task, TrialSeriesTask) and number < len(task.plans) else ""
+
+
+def finished_reports(
+    context: ReconcileContext, gang_spec: GangSpec, placed: Placements
+) -> tuple[WorkerReport, ...] | GangFailure | None:
+    """Return a report for each of the gang's results, why none is usable, or None while the measurement is under way."""
+    steps, main = _step_log(gang_spec, placed), placed[0][0]
+    if steps is not None:
+        is_over = all(pod and pod.phase == "Succeeded" and pod.log is not None for pod, _ in placed)
+        report = steps.report(is_over=is_over)
+        if report is None and is_over:
+            return GangFailure(Reason.METRICS_UNAVAILABLE, steps.shortcoming)
+        return (report,) if report is not None else None
+    if main is None or main.phase != "Succeeded" or main.log is None:
+        return None
+    try:
+        told = worker_log.parse_report(main.log)
+    except documents.DocumentError as error:
+        return GangFailure.of(Reason.REPORT_INVALID, what=error)
+    if told is None:
+        return GangFailure.of(Reason.METRICS_UNAVAILABLE, result=context.names.result(gang_spec.name))
+    return split_series_report(told, gang_spec)
+
+
+def progress_of(gang_spec: GangSpec, placed: Placements) -> Progress | None:
+    """Return how far a measurement is, as far as the logs say."""
+    steps, main = _step_log(gang_spec, placed), placed[0][0]
+    if steps is not None:
+        return steps.progress
+    return worker_log.parse_progress(main.log) if main is not None and main.log else None
+
+
+def _step_log(gang_spec: GangSpec, placed: Placements) -> StepLog | None:
+    """Return what the logs of a user's job state, or None where our worker runs."""
+    framework, task = gang_spec.framework, gang_spec.task
+    if framework is None or not isinstance(task, TrialTask):
+        return None
+    return StepLog.of(
+        framework, task, {node: pod.log for pod, node in placed if pod is not None and pod.log is not None}
+    )
 
 
 def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[WorkerReport, ...] | GangFailure:

@@ -1,7 +1,8 @@
 """Worker image that a plan's measurements are of: times of different images cannot be compared.
 
 The first gang takes the plan's image and every later one the same, even if the operator's default changes meanwhile. Once
-a node has reported the image's digest, later pods name it, since a tag may move.
+a node has reported the image's digest, later pods name it, since a tag may move. The image of a framework's trials is
+apart from that of our worker, under a key of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts, StoredConfigMap
 
 IMAGE_KEY: Final = "image.json"
+FRAMEWORK_IMAGE_KEY: Final = "framework-image.json"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
 
@@ -40,31 +42,43 @@ class WorkerImage:
     digests: tuple[tuple[str, str], ...] = ()
 
 
-def image_to_run(context: ReconcileContext, gang: Gang) -> WorkerImage:
-    """Return the image for a new gang: that of the first measurement, by its digest where nodes can pull that."""
-    known = next(chain(_images(context, StoredRole.RESULT), _images(context, StoredRole.TASK)), None)
-    reference = known.reference if known is not None else context.plan.image
+def image_record(context: ReconcileContext, gang: Gang, framework_image: str | None) -> dict[str, str]:
+    """Return the entry of a new gang's task: the image of the first measurement, by its digest where nodes can pull that.
+
+    `framework_image`: of the user's job that the gang runs, if any.
+    """
+    key = IMAGE_KEY if framework_image is None else FRAMEWORK_IMAGE_KEY
+    known = next(chain(_images(context, StoredRole.RESULT, key), _images(context, StoredRole.TASK, key)), None)
+    reference = known.reference if known is not None else framework_image or context.plan.image
     architectures = {_architecture(context, node.name) for node in gang.nodes}
-    ids = {image_id for architecture, image_id in _measured_ids(context).items() if architecture in architectures}
-    return WorkerImage(_by_digest(reference, ids.pop()) if len(architectures) == len(ids) == 1 else reference)
+    ids = {image_id for architecture, image_id in _measured_ids(context, key).items() if architecture in architectures}
+    image = WorkerImage(_by_digest(reference, ids.pop()) if len(architectures) == len(ids) == 1 else reference)
+    return {key: documents.dumps(image)}
 
 
 def image_of_task(context: ReconcileContext, gang_name: str) -> str:
     """Return the image of a gang's pods: the one that its task names; without one, the plan's."""
     task_map = context.snapshot.find(context.names.task(gang_name))
-    known = _parse(task_map) if task_map is not None else None
+    known = _parse(task_map, _key(context, gang_name)) if task_map is not None else None
     return known.reference if known is not None else context.plan.image
 
 
-def image_that_ran(context: ReconcileContext, gang_name: str) -> WorkerImage:
-    """Return the image of a gang's pods with the ids that their nodes reported."""
+def record_of_image_that_ran(context: ReconcileContext, gang_name: str) -> dict[str, str]:
+    """Return the entry of a gang's result: the image of its pods with the ids that their nodes reported."""
     found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
-    return WorkerImage(image_of_task(context, gang_name), tuple(found.items()))
+    image = WorkerImage(image_of_task(context, gang_name), tuple(found.items()))
+    return {_key(context, gang_name): documents.dumps(image)}
+
+
+def _key(context: ReconcileContext, gang_name: str) -> str:
+    """Return the key of a gang's image."""
+    task_map = context.snapshot.find(context.names.task(gang_name))
+    return FRAMEWORK_IMAGE_KEY if task_map is not None and FRAMEWORK_IMAGE_KEY in task_map.data else IMAGE_KEY
 
 
 def describe_conflict(context: ReconcileContext, gang_name: str) -> str:
     """Describe a pod that runs another image than the plan's measurements or the gang's other pods, or return nothing."""
-    expected = _measured_ids(context)
+    expected = _measured_ids(context, _key(context, gang_name))
     for pod, image_id in _running(context, gang_name):
         known = expected.setdefault(_architecture(context, pod.node), image_id)
         if _digest(known) != _digest(image_id):
@@ -79,26 +93,26 @@ def _running(context: ReconcileContext, gang_name: str) -> Iterator[tuple[PodFac
             yield pod, pod.containers[0].image_id
 
 
-def _measured_ids(context: ReconcileContext) -> dict[str, str]:
+def _measured_ids(context: ReconcileContext, key: str) -> dict[str, str]:
     """Return the image's id by architecture, as of the first measurement there."""
     found: dict[str, str] = {}
-    for image in _images(context, StoredRole.RESULT):
+    for image in _images(context, StoredRole.RESULT, key):
         found = {**dict(image.digests), **found}
     return found
 
 
-def _images(context: ReconcileContext, role: StoredRole) -> Iterator[WorkerImage]:
-    """Return the images of the plan's results or tasks, oldest first, those that former revisions left included."""
+def _images(context: ReconcileContext, role: StoredRole, key: str) -> Iterator[WorkerImage]:
+    """Return the images under a key of the plan's results or tasks, oldest first, also of former revisions."""
     found = [one for one in context.snapshot.stored if one.role == role and not one.terminating]
     owned = [one for one in found if context.names.revision_of(one.name) is not None]
-    images = (_parse(one) for one in sorted(owned, key=lambda one: (one.created_at, one.name)))
+    images = (_parse(one, key) for one in sorted(owned, key=lambda one: (one.created_at, one.name)))
     return (image for image in images if image is not None)
 
 
-def _parse(stored: StoredConfigMap) -> WorkerImage | None:
+def _parse(stored: StoredConfigMap, key: str) -> WorkerImage | None:
     """Return the image that a ConfigMap names. Former versions stored none; one that was modified counts as none."""
     try:
-        image: WorkerImage = parse_strict(stored.data.get(IMAGE_KEY, ""), WorkerImage, stored.name)
+        image: WorkerImage = parse_strict(stored.data.get(key, ""), WorkerImage, stored.name)
     except documents.DocumentError:
         return None
     return image if image.reference else None

@@ -85,7 +85,10 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if context.spec.trials.top_k == 0:
         return Done(findings, explain(Reason.PLANNED_ONLY, best=planned.best.predicted_seconds))
     attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
-    foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
+    framework = context.spec.trials.framework
+    foreign = [
+        name for one in planned.trials for name in attempts[one.name].results_of_other_plans(one.plan, framework)
+    ]
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
         return Waiting(actions=tuple(one for stored in maps if stored for one in discard_result(context, stored)))

@@ -12,6 +12,7 @@ from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Positio
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
+from trainwright_operator.api.frameworks import FrameworkSpec
 
 BASELINE_COUNT = 2
 """Number of baselines: the better measured one of the heuristic's best two predictions counts, as in the AMP paper
@@ -39,6 +40,14 @@ def plan_digest(plan: Plan) -> str:
         for pipeline in plan.pipelines
     ]
     return hashlib.sha256(json.dumps([plan.schedule, pipelines]).encode()).hexdigest()[:16]
+
+
+def trial_digest(plan: Plan, framework: FrameworkSpec | None) -> str:
+    """Return a digest of the plan and, if it is not our executor, of what runs it."""
+    if framework is None:
+        return plan_digest(plan)
+    asked = framework.model_dump_json(by_alias=True, exclude_defaults=True)
+    return hashlib.sha256(f"{plan_digest(plan)} {asked}".encode()).hexdigest()[:16]
 
 
 def _said(run: LayerRun) -> list[Any]:

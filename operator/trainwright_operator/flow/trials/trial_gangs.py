@@ -14,7 +14,8 @@ from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.exported_plan import export_files
+from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.lifecycle import is_under_way
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
@@ -49,7 +50,9 @@ def single_trial_gang(
         fault=rehearsed_fault(context, trial),
         timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
     )
-    return GangSpec(gang, task, spec.trials.pending_deadline_seconds, run_seconds)
+    framework = spec.trials.framework
+    files = export_files(spec, task.model, plan, task.gang.nodes) if framework is not None else ()
+    return GangSpec(gang, task, spec.trials.pending_deadline_seconds, run_seconds, framework=framework, files=files)
 
 
 def series_gang(
@@ -73,8 +76,10 @@ def series_gang(
 def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[PlannedTrial, ...]:
     """Return the trials of the running series in their stored order, or none.
 
-    Unreadable tasks and tasks with plans that are no longer planned do not count.
+    Unreadable tasks and tasks with plans that are no longer planned do not count. A framework runs no series.
     """
+    if context.spec.trials.framework is not None:
+        return ()
     by_plan = {trial.plan: trial for trial in planned.trials}
     for first in planned.trials:
         gang = first.name + SERIES_SUFFIX
@@ -100,14 +105,17 @@ def gangs_under_way(context: ReconcileContext) -> frozenset[str]:
 
 
 def runs_other_plan(context: ReconcileContext, trial: PlannedTrial) -> bool:
-    """Return whether a gang of this trial alone runs a plan that a former search chose. An unreadable task does not count."""
+    """Return whether a gang of this trial alone runs a plan that a former search chose, or in another framework.
+
+    An unreadable task does not count.
+    """
     for gang in (trial.name + SINGLE_SUFFIX, trial.name + RETRY_SUFFIX):
         task_map = context.snapshot.find(context.names.task(gang))
         if task_map is None or not is_under_way(context, gang):
             continue
         with suppress(documents.DocumentError):
             task: TrialTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialTask, task_map.name)
-            return task.plan != trial.plan
+            return task.plan != trial.plan or framework_of(task_map) != context.spec.trials.framework
     return False
 
 
@@ -119,7 +127,7 @@ def group_next_trials(
 ) -> tuple[PlannedTrial, ...]:
     """Return the first of the `coming` trials with those that may share its gang.
 
-    Injected faults run alone. Retries do too, so that each reports its own cause.
+    Injected faults run alone, and so do jobs of the user's. Retries do too, so that each reports its own cause.
     """
     first, limits = coming[0], context.spec.trials
 
@@ -129,7 +137,7 @@ def group_next_trials(
         is_alike = trial.dtype is first.dtype
         return is_free and is_alike and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
 
-    if not may_join(first):
+    if limits.framework is not None or not may_join(first):
         return (first,)
     found = [trial for trial in coming if may_join(trial)][: limits.per_gang]
     while len(found) > 1 and estimate_report_bytes([trial.plan for trial in found], limits) > TRIAL_REPORT_BUDGET_BYTES:

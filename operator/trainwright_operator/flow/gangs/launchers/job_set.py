@@ -8,11 +8,8 @@ from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.child_metadata import child_labels
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata
-from trainwright_operator.flow.gangs.worker_image import image_of_task
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata, pod_of
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -94,7 +91,6 @@ def _groups(gang: Gang) -> dict[str, list[GangNode]]:
 def _job_template(
     context: ReconcileContext, gang_spec: GangSpec, nodes: list[GangNode], *, master: str, is_first: bool
 ) -> dict[str, Any]:
-    own_labels = child_labels(context.plan, gang_spec.name)
     return {
         "spec": {
             "completionMode": "Indexed",
@@ -102,14 +98,12 @@ def _job_template(
             "completions": len(nodes),
             "backoffLimit": _NO_LIMIT,
             "activeDeadlineSeconds": abandoned_seconds(gang_spec),
-            "template": pod_template.render(
-                image=image_of_task(context, gang_spec.name),
+            "template": pod_of(
+                context,
+                gang_spec,
                 master=master,
-                task_map=context.names.task(gang_spec.name),
-                resource_name=context.spec.devices.resource_name,
                 devices=len(nodes[0].slots),
-                labels=own_labels | ({RENDEZVOUS_LABEL: "true"} if is_first else {}),
-                template=context.spec.worker.pod_template,
+                labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
             ),
         }
     }

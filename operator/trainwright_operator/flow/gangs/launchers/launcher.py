@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from trainwright.worker_api import Gang, GangNode
+from trainwright.worker_api import Gang, GangNode, TrialTask
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.gangs.worker_image import image_of_task
+from trainwright_operator.flow.names import LOG_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import PodFacts
@@ -97,6 +99,27 @@ def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> d
         "labels": child_labels(context.plan, gang_spec.name),
         "ownerReferences": [owner_reference(context.plan)],
     }
+
+
+def pod_of(
+    context: ReconcileContext, gang_spec: GangSpec, *, master: str, devices: int, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the template of the gang's pods on nodes with that many devices: of our worker, or of the user's job."""
+    spec, framework = context.spec, gang_spec.framework
+    own, template, container = dict[str, str](), spec.worker.pod_template, pod_template.worker_container(master)
+    if framework is not None and isinstance(task := gang_spec.task, TrialTask):
+        own, template = {LOG_LABEL: "true"}, framework.pod_template
+        iterations = task.warmup_iterations + task.iterations
+        container = pod_template.framework_container(framework, master, iterations)
+    return pod_template.render(
+        image=image_of_task(context, gang_spec.name),
+        task_map=context.names.task(gang_spec.name),
+        resource_name=spec.devices.resource_name,
+        devices=devices,
+        labels={**child_labels(context.plan, gang_spec.name), **own, **labels},
+        template=template,
+        container=container,
+    )
 
 
 def abandoned_seconds(gang_spec: GangSpec) -> int:

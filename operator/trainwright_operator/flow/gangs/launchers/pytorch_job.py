@@ -8,11 +8,8 @@ from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.child_metadata import child_labels
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata
-from trainwright_operator.flow.gangs.worker_image import image_of_task
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata, pod_of
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -73,21 +70,14 @@ def _job_shapes(names: Names, gang_name: str, gang: Gang) -> tuple[_JobShape, ..
 
 
 def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: _JobShape, *, first_job: str) -> dict[str, Any]:
-    own_labels = child_labels(context.plan, gang_spec.name)
     rendezvous = {RENDEZVOUS_LABEL: "true"} if shape.job == first_job else {}
 
     def replicas(count: int, further: dict[str, str]) -> dict[str, Any]:
         return {
             "replicas": count,
             "restartPolicy": "Never",
-            "template": pod_template.render(
-                image=image_of_task(context, gang_spec.name),
-                master=f"{first_job}-{_MASTER}-0",
-                task_map=context.names.task(gang_spec.name),
-                resource_name=context.spec.devices.resource_name,
-                devices=shape.devices,
-                labels=own_labels | further,
-                template=context.spec.worker.pod_template,
+            "template": pod_of(
+                context, gang_spec, master=f"{first_job}-{_MASTER}-0", devices=shape.devices, labels=further
             ),
         }
 

@@ -1,0 +1,74 @@
+"""Parts of the spec about pods: the template that is merged into them, and the workers' image."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trainwright_operator.api.base import ApiModel, opaque, rules
+
+
+class PodMetadata(ApiModel):
+    """Labels and annotations that are added to every worker pod."""
+
+    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32, default_factory=dict)]
+    """Labels, for example those that a network policy selects by. Trainwright's own win over equal keys."""
+    annotations: Annotated[
+        dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32, default_factory=dict)
+    ]
+    """Annotations, for example those of a network plug-in."""
+
+
+_OWNED = {
+    "nodeName": {"type": "string", "maxLength": 253},
+    "nodeSelector": opaque(type="object"),
+    "affinity": opaque(type="object"),
+    "schedulingGates": {"type": "array", "maxItems": 16, "items": opaque(type="object")},
+    "restartPolicy": {"type": "string", "maxLength": 32},
+}
+_POD_SPEC = opaque(
+    properties={
+        field: schema | {"description": "Refused: Trainwright sets this field itself."}
+        for field, schema in _OWNED.items()
+    },
+    **rules(
+        (
+            "!has(self.nodeName) && !has(self.nodeSelector) && !has(self.affinity) && !has(self.schedulingGates)",
+            (
+                "podTemplate.spec cannot place the workers (nodeName, nodeSelector, affinity, schedulingGates), since "
+                "the plan does; choose nodes by devices.nodeSelector"
+            ),
+        ),
+        (
+            "!has(self.restartPolicy)",
+            (
+                "podTemplate.spec.restartPolicy cannot be set, since a worker that restarts would falsify the "
+                "measurement; remove it"
+            ),
+        ),
+    ),
+)
+
+
+class PodTemplate(ApiModel):
+    """Template that is merged into every worker pod."""
+
+    metadata: PodMetadata = PodMetadata()
+    """Labels and annotations that are added."""
+    spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC, default_factory=dict)]
+    """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
+    runtimeClassName, hostNetwork. Objects are merged field by field, lists of named things by name, other lists are
+    replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
+    resources). Without one, it requests half a core and 2Gi of memory for each device and has no limits; /dev/shm holds 1Gi
+    for each device."""
+
+
+class WorkerSpec(ApiModel):
+    """The pods that measure and train."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """The worker's image. Absent: the one that the operator is installed with when the plan begins to measure. All pods of a
+    plan run the same image, by the digest that the first measurement ran where nodes can pull that."""
+    pod_template: PodTemplate = PodTemplate()
+    """What is merged into every worker pod."""
