@@ -1,0 +1,72 @@
+"""Trials that run a training script of the user's by torchrun, on two nodes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from trainwright import documents
+from trainwright.plan import Plan
+from trainwright.worker_api import TrialReport
+
+SCRIPT = Path(__file__).parent / "framework" / "train.py"
+CONFIG_MAP = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "train-script"},
+    "data": {"train.py": SCRIPT.read_text()},
+}
+ITERATIONS = 5
+
+
+def framework(image: str) -> dict[str, Any]:
+    container = {
+        "name": "pytorch",
+        "env": [{"name": "SCRIPT", "value": "/scripts/train.py"}],
+        "volumeMounts": [{"name": "script", "mountPath": "/scripts"}],
+    }
+    volumes = [{"name": "script", "configMap": {"name": "train-script"}}]
+    return {
+        "image": image,
+        "command": ["bash", "/etc/trainwright/launch.sh"],
+        "stepTimeJsonPath": ".step_seconds",
+        "memoryJsonPath": ".peak_bytes",
+        "podTemplate": {"spec": {"volumes": volumes, "containers": [container]}},
+    }
+
+
+def worker_image(workbench: Any) -> str:
+    """Return the image that the operator gives workers, which has torch and torchrun."""
+    containers = workbench.operator_pod()["spec"]["containers"]
+    image: str = next(one["value"] for one in containers[0]["env"] if one["name"] == "TRAINWRIGHT_WORKER_IMAGE")
+    return image
+
+
+def test_script_of_the_user_runs_where_the_plan_has_its_ranks_and_is_measured(workbench, small_plan) -> None:
+    workbench.apply(CONFIG_MAP)
+    plan = small_plan(
+        "own-script",
+        training={"globalBatchSize": 64},  # computation of which all four devices are worth their all-reduce
+        devices={"max": 4},
+        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}, "expressibleBy": "Accelerate"},
+        trials={
+            "topK": 2,
+            "baseline": "None",
+            "warmupIterations": 2,
+            "iterations": ITERATIONS,
+            "framework": framework(worker_image(workbench)),
+        },
+    )
+    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    assert "winner" in status, status
+    winner = documents.parse(status["winner"]["plan"], Plan, source="winner.plan")
+    assert len(winner.devices) == 4
+    trial = next(one for one in status["trials"] if one["name"] == status["winner"]["trial"])
+    stored = json.loads(workbench.run("get", "configmap", trial["resultRef"]["configMap"], "--output", "json"))
+    report: TrialReport = documents.loads(stored["data"]["report.json"], TrialReport)
+    assert len(report.iteration_seconds) == ITERATIONS
+    assert trial["measuredSeconds"] == float(f"{statistics.median(report.iteration_seconds):.5g}")
+    assert trial["peakMemoryBytes"] > 50_000_000
+    assert status["unlimited"]["predictedSeconds"] > 0
