@@ -77,6 +77,7 @@ REFUSALS = {
         {"trials": {"framework": {"image": "i", "command": ["c"], "stepTimeRegex": "("}}},
         "this is no regular expression of RE2",
     ),
+    "a winner to hand over without a job": ({"apply": "Run"}, "apply needs the job that trains by the winner"),
     "a job in a series": (
         {"trials": {"perGang": 2, "framework": {"image": "i", "command": ["c"], "stepTimeJsonPath": ".t"}}},
         "trials.framework runs each trial in pods of its own",

@@ -1,4 +1,4 @@
-"""Parts of the spec about training in a framework of the user's instead of our executor."""
+"""Parts of the spec about training jobs of the user's: as trials, and with the winner."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ _REGEX = Annotated[
 _JSON_PATH = Annotated[str, Field(min_length=2, max_length=256, pattern=r"^(\.[A-Za-z0-9_/-]+)+$")]
 
 
+class Apply(StrEnum):
+    """Handing over of the winner: never, as a suspended job, or as one that runs."""
+
+    NEVER = "Never"
+    SUSPENDED = "Suspended"
+    RUN = "Run"
+
+
 class TimeUnit(StrEnum):
     """Unit of the step times in a log."""
 
@@ -43,7 +51,21 @@ class MemoryUnit(StrEnum):
         return {self.BYTES: 1, self.MIB: 1 << 20, self.GIB: 1 << 30}[self]
 
 
-class FrameworkSpec(ApiModel):
+class JobSpec(ApiModel):
+    """Training job of yours."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)]
+    """Image of the job's pods, with the framework."""
+    command: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=64)]
+    """What every pod runs, for example [bash, /etc/trainwright/launch.sh]. /etc/trainwright holds the plan (plan.json) and the
+    files of `trainwright export` for the trainer of search.expressibleBy, else those for torchrun. NODE, MASTER_ADDR and
+    MASTER_PORT are set as launch.sh needs them; in trials TRAINWRIGHT_ITERATIONS is the number of iterations to run, and a
+    job that runs more is stopped."""
+    pod_template: Annotated[PodTemplate, Field(json_schema_extra=without_default)] = PodTemplate()
+    """What is merged into the job's pods, for example volumes with the data set, instead of worker.podTemplate."""
+
+
+class FrameworkSpec(JobSpec):
     """Training job of yours that a trial runs."""
 
     model_config = ConfigDict(
@@ -59,13 +81,6 @@ class FrameworkSpec(ApiModel):
         )
     )
 
-    image: Annotated[str, Field(min_length=1, max_length=512)]
-    """Image of the job's pods, with the framework."""
-    command: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=64)]
-    """What every pod runs, for example [bash, /etc/trainwright/launch.sh]. /etc/trainwright holds the trial's plan
-    (plan.json) and the files of `trainwright export` for the trainer of search.expressibleBy, else those for torchrun. NODE,
-    MASTER_ADDR and MASTER_PORT are set as launch.sh needs them; TRAINWRIGHT_ITERATIONS is the number of iterations to run. A
-    job that runs more is stopped."""
     step_time_regex: _REGEX | None = None
     """Text right before the step time in a line of the log, for example `elapsed time per iteration \\(ms\\):`."""
     step_time_json_path: _JSON_PATH | None = None
@@ -78,5 +93,3 @@ class FrameworkSpec(ApiModel):
     """Field of the peak memory in lines that are JSON objects."""
     memory_unit: Annotated[MemoryUnit, Field(json_schema_extra=without_default)] = MemoryUnit.BYTES
     """Unit of the peak memory: Bytes (the default), MiB or GiB."""
-    pod_template: Annotated[PodTemplate, Field(json_schema_extra=without_default)] = PodTemplate()
-    """What is merged into the job's pods, instead of worker.podTemplate."""

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from trainwright_operator.api.base import ApiModel, Seconds, immutable, rules, without_default
-from trainwright_operator.api.frameworks import FrameworkSpec
+from trainwright_operator.api.frameworks import Apply, FrameworkSpec, JobSpec
 from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
 
@@ -285,6 +285,10 @@ class TrainingPlanSpec(ApiModel):
                 "!has(self.trials.framework) || (self.trials.perGang == 1 && !self.trials.timeline)",
                 "trials.framework runs each trial in pods of its own, without a timeline; leave out perGang and timeline",
             ),
+            (
+                "!has(self.apply) || self.apply == 'Never' || has(self.job)",
+                "apply needs the job that trains by the winner; set job.image and job.command",
+            ),
         )
     )
 
@@ -308,6 +312,12 @@ class TrainingPlanSpec(ApiModel):
     """What the pods are created from: PyTorchJob (of Kubeflow's training operator; one for each device count of a gang) or
     JobSet (one for a whole gang). Absent: PyTorchJob where the cluster has it when the plan is accepted, else JobSet. What
     runs when this is changed keeps its own; measurements are kept."""
+    apply: Annotated[Apply, Field(json_schema_extra=without_default)] = Apply.NEVER
+    """What becomes of the winner: Never anything (the default), or it is handed over as a job of yours that is Suspended or
+    Run at once. That happens once: the job is yours from then on, no edit and no change of nodes touches it, and deleting the
+    TrainingPlan leaves it."""
+    job: JobSpec | None = None
+    """The job that trains by the winner, created from plan's launcher with a pod for each node of the winner."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
     """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
     served. What runs already is not stopped for it."""

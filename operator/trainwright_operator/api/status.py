@@ -250,6 +250,17 @@ class Winner(StatusModel):
     """The plan document, complete: save it to a file and start it again by hand."""
 
 
+class HandedOverJob(StatusModel):
+    """Job that was created with the winner."""
+
+    kind: LauncherKind
+    """PyTorchJob or JobSet."""
+    names: Annotated[tuple[Name, ...], Field(max_length=1024)]
+    """Names of the objects: a PyTorchJob for each node, or one JobSet."""
+    config_map: Name
+    """Holds the plan and the files that the pods mount. It is yours too; delete it with the job."""
+
+
 class WaitingStatus(StatusModel):
     """Waiting for what the cluster lacks: devices, nodes, quota, an image, a webhook."""
 
@@ -313,3 +324,5 @@ class TrainingPlanStatus(StatusModel):
     plan up again."""
     winner: Winner | None = None
     """The answer: the fastest plan, or the cheapest where search.objective is Cost."""
+    job: HandedOverJob | None = None
+    """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later."""

@@ -17,6 +17,7 @@ class StoredRole(StrEnum):
     RESULT = "result"
     ATTEMPT = "attempt"
     DOCUMENT = "document"
+    HANDOVER = "handover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,13 @@ class DeleteConfigMap:
 @dataclass(frozen=True, slots=True)
 class CreateJob:
     """Creation of a launcher's object; one of that name that the plan already owns stays unchanged."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverJob:
+    """Creation of a job that the plan does not own; one of that name stays unchanged."""
 
     manifest: Mapping[str, Any]
 
@@ -149,6 +157,7 @@ Action = (
     | AnnotateConfigMap
     | DeleteConfigMap
     | CreateJob
+    | HandOverJob
     | DeleteJob
     | PinPod
     | DryRunJob

@@ -1,6 +1,6 @@
 """Content of a ConfigMap, compressed where it is more text than a ConfigMap holds.
 
-`document.json` is then `document.json.gz` in `binaryData`. Tasks are never compressed: pods mount them as files.
+`document.json` is then `document.json.gz` in `binaryData`. Those that pods mount as files are never compressed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConfigMapData:
     def of(cls, creation: CreateConfigMap) -> ConfigMapData:
         """Return what is stored, in the form that former versions read where it fits."""
         plain = cls(creation.data)
-        if plain.bytes <= MAX_BYTES or creation.role is StoredRole.TASK:
+        if plain.bytes <= MAX_BYTES or creation.role in (StoredRole.TASK, StoredRole.HANDOVER):
             return plain
         return cls(
             {}, {f"{key}{_SUFFIX}": gzip.compress(text.encode(), mtime=0) for key, text in creation.data.items()}

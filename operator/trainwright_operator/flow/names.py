@@ -20,6 +20,10 @@ ROLE_LABEL: Final = f"{GROUP}/role"
 RENDEZVOUS_LABEL: Final = f"{GROUP}/rendezvous"
 LOG_LABEL: Final = f"{GROUP}/log"
 """Label of pods whose logs are read, besides the one that hosts the rendezvous."""
+HANDED_OVER_LABEL: Final = f"{GROUP}/handed-over-by"
+"""Label of a job that a plan handed over, and of its pods: the plan's name. The plan neither owns nor watches them."""
+HANDED_OVER_ANNOTATION: Final = f"{GROUP}/plan-uid"
+"""Annotation of the same objects: the plan's uid."""
 PLACEMENT_GATE: Final = f"{GROUP}/placement"
 JOBS_CREATED_ANNOTATION: Final = f"{GROUP}/jobs-created-at"
 PINNED_ANNOTATION: Final = f"{GROUP}/pinned-at"
@@ -42,6 +46,8 @@ _IDENTITY_LENGTH: Final = 8
 _IDENTITIES: Final = 16**_IDENTITY_LENGTH
 _HEXADECIMAL: Final = re.compile(rf"[0-9a-f]{{{_IDENTITY_LENGTH}}}")
 _NON_IDENTITY_FIELDS: Any = {
+    "apply": True,
+    "job": True,
     "launcher": True,
     "priority": True,
     "replan": True,
@@ -64,6 +70,19 @@ _NON_IDENTITY_FIELDS: Any = {
     },
 }
 """Fields that the user may change without invalidating measurements."""
+
+
+def _base(plan_name: str, unique: str) -> str:
+    """Return a short name that starts with a letter and is unique for the text."""
+    part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
+    if not part[:1].isalpha():
+        part = f"p{part}"[:_PLAN_PART_LENGTH]
+    return f"{part}-{hashlib.sha256(unique.encode()).hexdigest()[:_IDENTITY_LENGTH]}"
+
+
+def handover_name(plan_name: str, plan_uid: str) -> str:
+    """Return the name of the job that a plan hands over, the same whatever its spec asks for: there is one."""
+    return f"{_base(plan_name, plan_uid)}-job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +108,7 @@ class Names:
         elif spec.training.dtype == AUTO:
             asked["training"]["dtype"] = AUTO
         question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
-        identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
-        part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
-        if not part[:1].isalpha():
-            part = f"p{part}"[:_PLAN_PART_LENGTH]
-        base = f"{part}-{identity}"
+        base = _base(plan_name, f"{plan_uid}\n{question}")
         return cls(base, first_base=base)
 
     def at_revision(self, number: int) -> Names:

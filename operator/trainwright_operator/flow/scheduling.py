@@ -31,9 +31,17 @@ def pin_patch(pod: PodFacts, node: str) -> tuple[dict[str, Any], ...]:
     )
 
 
+def affinity_to(node: str) -> dict[str, Any]:
+    """Return the affinity to one node."""
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_match(node)]}]}}
+
+
+def _match(node: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
 def _affinity(pod: PodFacts, node: str) -> list[dict[str, Any]]:
-    match: dict[str, Any] = {"key": "metadata.name", "operator": "In", "values": [node]}
-    required: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": [match]}]}
+    match, required = _match(node), affinity_to(node)[_REQUIRED]
     path = "/spec/affinity"
     if pod.affinity is None:
         return [{"op": "add", "path": path, "value": {"nodeAffinity": {_REQUIRED: required}}}]

@@ -48,6 +48,7 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
         for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
     )
     fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
+    fields.setdefault("job", context.plan.status.job)
     last = steps[-1].result
     if context.plan.spec is not None and context.names.revision > 1:
         # The answer of before the nodes changed, until there is another one.

@@ -17,7 +17,7 @@ from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import ROLE_LABEL
+from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
 from trainwright_operator.kube import client, object_facts
@@ -103,13 +103,13 @@ class Applier:
                 return error
         return None
 
-    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901 - a line an action
+    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901, PLR0912 - a line an action
         plan, namespace = snapshot.plan, snapshot.plan.namespace
         match action:
             case a.CreateConfigMap():
                 if action.role is a.StoredRole.TASK:
                     memory.refusals.clear()  # a new task is a new attempt
-                made = await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
+                made = await self._create(plan, client.core_path("configmaps", namespace), config_map(plan, action))
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
@@ -123,6 +123,9 @@ class Applier:
                 self._cache.remove_stored(plan.uid, name)
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
+            case a.HandOverJob(manifest=manifest):
+                launcher = LAUNCHERS[LauncherKind(manifest["kind"])]
+                await self._create(plan, client.jobs_path(launcher.api, namespace), dict(manifest))
             case a.DeleteJob(name=name):
                 await self._delete_job(snapshot, name)
                 self._cache.forget_children(plan.uid)  # the job, or pods of it, may stay for a while
@@ -147,7 +150,7 @@ class Applier:
         await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, snapshot.jobs)
 
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Create and return a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
+        """Create and return a child. An existing one is accepted if it is this plan's, possibly from before a restart."""
         try:
             made: dict[str, Any] = await self._api.create(path, body)
         except ApiError as error:
@@ -155,7 +158,8 @@ class Applier:
                 raise
             made = await self._api.get(f"{path}/{body['metadata']['name']}")
             owners = {owner["uid"] for owner in made["metadata"].get("ownerReferences") or []}
-            if plan.uid not in owners:
+            handed_over = (made["metadata"].get("annotations") or {}).get(HANDED_OVER_ANNOTATION)
+            if plan.uid not in owners and plan.uid != handed_over:
                 raise ApiError(
                     409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
@@ -233,9 +237,16 @@ def _version(resource: dict[str, Any]) -> int:
     return version_of(resource["metadata"].get("resourceVersion", ""))
 
 
-def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
+def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
+    """Return a ConfigMap as plain data. One that is handed over is not the plan's: it stays where the plan is deleted."""
     stored = ConfigMapData.of(action)
     binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
+    is_users = action.role is a.StoredRole.HANDOVER
+    owner = (
+        {"annotations": {HANDED_OVER_ANNOTATION: plan.uid}}
+        if is_users
+        else {"ownerReferences": [owner_reference(plan)]}
+    )
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -243,7 +254,7 @@ def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
             "name": action.name,
             "namespace": plan.namespace,
             "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
-            "ownerReferences": [owner_reference(plan)],
+            **owner,
         },
         "data": dict(stored.texts),
         **({"binaryData": binary} if binary else {}),

@@ -91,6 +91,7 @@ class World:
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.images: dict[str, str] = {}
+        self.handed_over: dict[str, dict[str, Any]] = {}
         self.templates: dict[str, dict[str, Any]] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
@@ -192,6 +193,10 @@ class World:
                 self.stored.pop(name, None)
             case a.CreateJob(manifest=manifest):
                 self._create_job(dict(manifest))
+            case a.HandOverJob(manifest=manifest):
+                if manifest["metadata"]["name"] not in self.handed_over:
+                    self.created.append(manifest["metadata"]["name"])
+                    self.handed_over[manifest["metadata"]["name"]] = dict(manifest)
             case a.DeleteJob(name=name):
                 self.delete_job(name)
             case a.PinPod():

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from trainwright import worker_api
-from trainwright_operator.api.frameworks import FrameworkSpec
+from trainwright_operator.api.frameworks import JobSpec
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.names import PLACEMENT_GATE
-from trainwright_operator.flow.scheduling import worker_tolerations
+from trainwright_operator.flow.scheduling import affinity_to, worker_tolerations
 
 CONTAINER: Final = "pytorch"
 """Container name that the training operator's webhook requires; the same for all launchers, for users' templates name it."""
@@ -44,7 +44,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     """Return a pod template as plain data.
 
     The user's template may override anything except the task, devices, gate and restart policy. `container`: what the
-    container runs, `worker_container` or `framework_container`.
+    container runs, `worker_container` or `job_container`.
     """
     requests = _default_requests(template, devices)
     merged = merge(
@@ -67,6 +67,12 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     }
 
 
+def on_node(template: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Return a rendered template without our gate, for pods that run on that node from the start."""
+    spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
+    return {**template, "spec": spec | {"affinity": {"nodeAffinity": affinity_to(node)}}}
+
+
 def worker_container(master: str) -> dict[str, Any]:
     """Return what our worker's container runs; `master`: address of the pod that hosts the rendezvous."""
     return {
@@ -75,8 +81,8 @@ def worker_container(master: str) -> dict[str, Any]:
     }
 
 
-def framework_container(framework: FrameworkSpec, master: str, iterations: int) -> dict[str, Any]:
-    """Return what the container of a job of the user's runs.
+def job_container(job: JobSpec, master: str, iterations: int | None = None) -> dict[str, Any]:
+    """Return what the container of a job of the user's runs; `iterations`: of a trial.
 
     `env` sets the variables, since the training operator sets MASTER_ADDR to another pod where a gang has several jobs.
     """
@@ -84,10 +90,10 @@ def framework_container(framework: FrameworkSpec, master: str, iterations: int) 
         "NODE": f"$({worker_api.NODE_NAME_VARIABLE})",
         "MASTER_ADDR": master,
         "MASTER_PORT": RENDEZVOUS_PORT,
-        "TRAINWRIGHT_ITERATIONS": iterations,
+        **({"TRAINWRIGHT_ITERATIONS": iterations} if iterations is not None else {}),
     }
     return {
-        "command": ["env", *(f"{name}={value}" for name, value in variables.items()), *framework.command],
+        "command": ["env", *(f"{name}={value}" for name, value in variables.items()), *job.command],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 

@@ -1,4 +1,4 @@
-"""Phase `Succeeded`: the winner with its speed-up over the baseline and its price."""
+"""Phase `Succeeded`: the winner with its speed-up over the baseline and its price, and the job that trains by it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.phase import Done, Findings, PlanPhase, ReconcileContext
-from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phases.handover import hand_over
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
 
-def select_winner(context: ReconcileContext, findings: Findings) -> Done:
-    """Select the fastest measured plan (the cheapest where cost is the objective), candidates and baselines alike.
+def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Select the winner, and hand it over where the spec asks for it."""
+    trial, status, explanation = _answer(context, findings)
+    job = hand_over(context, findings.discovery, trial, status)
+    if isinstance(job, Waiting):
+        return job
+    if job is not None:
+        status = status.model_copy(update={"job": job})
+        sentence = f"{explanation.message}; handed over as the {job.kind} {job.names[0]}"
+        explanation = Explanation(explanation.reason, sentence)
+    return Done(findings, explanation, status=status)
 
-    Without trials, select the planner's first candidate.
+
+def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial, TrainingPlanStatus, Explanation]:
+    """Return the fastest measured plan (the cheapest where cost is the objective), candidates and baselines alike.
+
+    Without trials, return the planner's first candidate.
     """
     discovery, best = findings.discovery, findings.planned.best
     if context.spec.trials.top_k == 0:
         status = TrainingPlanStatus(winner=_winner(context, discovery, best))
-        return Done(findings, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds), status=status)
+        return best, status, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds)
     is_cost = context.spec.search.objective is Objective.COST
 
     def worth(pair: tuple[float, PlannedTrial]) -> tuple[float, int]:
@@ -42,7 +56,7 @@ def select_winner(context: ReconcileContext, findings: Findings) -> Done:
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
     status = TrainingPlanStatus(winner=_winner(context, discovery, winner, seconds, speedup))
-    return Done(findings, explanation, status=status)
+    return winner, status, explanation
 
 
 def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -> float | None:

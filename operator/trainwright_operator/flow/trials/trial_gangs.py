@@ -41,7 +41,7 @@ def single_trial_gang(
     """Return the gang of a single trial."""
     plan, spec = trial.plan, context.spec
     task = TrialTask(
-        gang=discovery.make_gang(_places([plan]), run_seconds=run_seconds),
+        gang=discovery.make_gang(places([plan]), run_seconds=run_seconds),
         model=model_from_spec(spec, trial.dtype),
         plan=plan,
         optimizer=spec.training.optimizer,
@@ -61,7 +61,7 @@ def series_gang(
     """Return the gang of several trials, on all devices that any of them uses. It is named after the first."""
     spec = context.spec
     task = TrialSeriesTask(
-        gang=discovery.make_gang(_places([trial.plan for trial in trials]), run_seconds=run_seconds),
+        gang=discovery.make_gang(places([trial.plan for trial in trials]), run_seconds=run_seconds),
         model=model_from_spec(spec, trials[0].dtype),
         plans=tuple(trial.plan for trial in trials),
         optimizer=spec.training.optimizer,
@@ -174,7 +174,7 @@ def rehearsed_fault(context: ReconcileContext, trial: PlannedTrial) -> Fault | N
     return None
 
 
-def _places(plans: Iterable[Plan]) -> list[tuple[str, tuple[int, ...]]]:
+def places(plans: Iterable[Plan]) -> list[tuple[str, tuple[int, ...]]]:
     """Return the used slots of each node, in the plans' node order."""
     slots: dict[str, set[int]] = {}
     for plan in plans:
@@ -185,4 +185,4 @@ def _places(plans: Iterable[Plan]) -> list[tuple[str, tuple[int, ...]]]:
 
 def _backend(discovery: DiscoveredDevices, plan: Plan) -> str:
     """Return the communication backend of the plan's devices; a series uses one for all its plans."""
-    return discovery.make_gang(_places([plan]), run_seconds=1.0).backend
+    return discovery.make_gang(places([plan]), run_seconds=1.0).backend

@@ -9,7 +9,14 @@ from typing import Any, Final
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata, pod_of
+from trainwright_operator.flow.gangs.launchers.launcher import (
+    HandedOver,
+    JobApi,
+    PodPlace,
+    abandoned_seconds,
+    job_metadata,
+    pod_of,
+)
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -17,6 +24,8 @@ from trainwright_operator.flow.reasons import Reason
 _API: Final = JobApi("jobset.x-k8s.io", "v1alpha2", "jobsets")
 _LABELS: Final = "jobset.sigs.k8s.io"
 _INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+_NETWORK: Final = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+"""Workers connect to the first pod before it is ready."""
 _NO_LIMIT: Final = 2**31 - 1
 """Limit that no Job reaches.
 
@@ -55,8 +64,7 @@ class JobSetLauncher:
                 "kind": "JobSet",
                 "metadata": job_metadata(context, gang_spec, name),
                 "spec": {
-                    # Workers connect to the first pod before it is ready.
-                    "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+                    "network": _NETWORK,
                     "failurePolicy": {"maxRestarts": 0},
                     "replicatedJobs": [
                         {
@@ -71,6 +79,20 @@ class JobSetLauncher:
                 },
             },
         )
+
+    def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
+        """Return one JobSet with a Job for each node."""
+        master = f"{job.name}-n0-0-0.{job.name}"
+        jobs = [
+            {
+                "name": f"n{number}",
+                "replicas": 1,
+                "template": {"spec": _indexed(1) | {"template": job.pod(node, master)}},
+            }
+            for number, node in enumerate(job.nodes)
+        ]
+        spec = {"network": _NETWORK, "failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}
+        return (job.manifest(_API, self.kind, 0, spec | ({"suspend": True} if job.suspended else {})),)
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by the labels of JobSet's and Kubernetes' controllers."""
@@ -88,14 +110,16 @@ def _groups(gang: Gang) -> dict[str, list[GangNode]]:
     return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
 
 
+def _indexed(pods: int) -> dict[str, Any]:
+    return {"completionMode": "Indexed", "parallelism": pods, "completions": pods}
+
+
 def _job_template(
     context: ReconcileContext, gang_spec: GangSpec, nodes: list[GangNode], *, master: str, is_first: bool
 ) -> dict[str, Any]:
     return {
         "spec": {
-            "completionMode": "Indexed",
-            "parallelism": len(nodes),
-            "completions": len(nodes),
+            **_indexed(len(nodes)),
             "backoffLimit": _NO_LIMIT,
             "activeDeadlineSeconds": abandoned_seconds(gang_spec),
             "template": pod_of(

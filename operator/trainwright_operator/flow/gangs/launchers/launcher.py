@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -50,6 +50,34 @@ class PodPlace:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Job of the user's, which no plan owns.
+
+    Attributes:
+        nodes: with a pod on each, the first of which hosts the rendezvous.
+        pod: template of the pod on a node, given the address of the first pod.
+    """
+
+    name: str
+    namespace: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    nodes: tuple[GangNode, ...]
+    pod: Callable[[GangNode, str], dict[str, Any]]
+    suspended: bool
+
+    def manifest(self, api: JobApi, kind: LauncherKind, number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the object with that number."""
+        metadata = {
+            "name": f"{self.name}-{number}" if number else self.name,
+            "namespace": self.namespace,
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+        }
+        return {"apiVersion": f"{api.group}/{api.version}", "kind": kind.value, "metadata": metadata, "spec": spec}
+
+
 class Launcher(Protocol):
     """Kind of object that a gang's pods are created from.
 
@@ -72,6 +100,9 @@ class Launcher(Protocol):
 
     def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
         """Return the gang's objects as plain data."""
+
+    def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
+        """Return the objects of a job of the user's as plain data."""
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by its labels, or None where another launcher created it."""
@@ -110,7 +141,7 @@ def pod_of(
     if framework is not None and isinstance(task := gang_spec.task, TrialTask):
         own, template = {LOG_LABEL: "true"}, framework.pod_template
         iterations = task.warmup_iterations + task.iterations
-        container = pod_template.framework_container(framework, master, iterations)
+        container = pod_template.job_container(framework, master, iterations)
     return pod_template.render(
         image=image_of_task(context, gang_spec.name),
         task_map=context.names.task(gang_spec.name),

@@ -9,7 +9,14 @@ from typing import Any, Final
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata, pod_of
+from trainwright_operator.flow.gangs.launchers.launcher import (
+    HandedOver,
+    JobApi,
+    PodPlace,
+    abandoned_seconds,
+    job_metadata,
+    pod_of,
+)
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -50,6 +57,25 @@ class PyTorchJobLauncher:
         """Return the gang's PyTorchJobs as plain data."""
         shapes = _job_shapes(context.names, gang_spec.name, gang_spec.task.gang)
         return tuple(_manifest(context, gang_spec, shape, first_job=shapes[0].job) for shape in shapes)
+
+    def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
+        """Return a PyTorchJob for each node, since workers of one cannot have nodes of their own."""
+        master = f"{job.name}-{_MASTER}-0"
+        return tuple(
+            job.manifest(
+                _API,
+                self.kind,
+                number,
+                {
+                    "nprocPerNode": str(len(node.slots)),
+                    "runPolicy": {"cleanPodPolicy": "None", **({"suspend": True} if job.suspended else {})},
+                    "pytorchReplicaSpecs": {
+                        "Master": {"replicas": 1, "restartPolicy": "Never", "template": job.pod(node, master)}
+                    },
+                },
+            )
+            for number, node in enumerate(job.nodes)
+        )
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by the training operator's labels."""

@@ -1,0 +1,106 @@
+"""Handing the winner over as a job of the user's, once: `spec.apply`.
+
+The ConfigMap that the job's pods mount is the record: with it the job's objects are decided, and stored beside the plan's
+files. So a pass that is interrupted is repeated with the same objects, whatever an edit asks for meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any, Final
+
+from trainwright.documents import DocumentError
+from trainwright.exports import ExportFile
+from trainwright.worker_api import GangNode
+from trainwright_operator.api.frameworks import Apply, JobSpec
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
+from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, HandOverJob, StoredRole
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.exported_plan import export_files
+from trainwright_operator.flow.gangs.launchers.launcher import HandedOver
+from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
+from trainwright_operator.flow.names import (
+    HANDED_OVER_ANNOTATION,
+    HANDED_OVER_LABEL,
+    JOBS_CREATED_ANNOTATION,
+    handover_name,
+)
+from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.phase import ReconcileContext, Waiting
+from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial
+from trainwright_operator.flow.trials.trial_gangs import places
+
+_MANIFESTS_KEY: Final = "manifests.json"
+
+
+def hand_over(
+    context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial, status: TrainingPlanStatus
+) -> Waiting | HandedOverJob | None:
+    """Return the job once it is created, None where nothing is to be handed over, else what is done towards it.
+
+    `status`: what a wait shows. The API server tests the job where it is created; what it refuses is tried again.
+    """
+    if context.plan.status.job is not None:
+        return context.plan.status.job
+    name = handover_name(context.plan.name, context.plan.uid)
+    stored, job = context.snapshot.find(name), context.spec.job
+    creating = explain(Reason.RUNNING, what=f"handing the winner over as the job {name}")
+    if stored is None:
+        if context.spec.apply is Apply.NEVER or job is None:
+            return None
+        files, decided = _decide(context, discovery, winner, job)
+        data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
+        return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
+    manifests = _stored_manifests(stored)
+    if JOBS_CREATED_ANNOTATION not in stored.annotations:
+        created = AnnotateConfigMap(name, {JOBS_CREATED_ANNOTATION: context.now.isoformat()})
+        return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
+    kind = LauncherKind(manifests[0]["kind"])
+    return HandedOverJob(kind=kind, names=tuple(one["metadata"]["name"] for one in manifests), config_map=name)
+
+
+def _stored_manifests(stored: StoredConfigMap) -> list[dict[str, Any]]:
+    """Return the objects that were decided. Raise DocumentError if the ConfigMap was modified."""
+    try:
+        found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
+        if found and all(LauncherKind(one["kind"]) and one["metadata"]["name"] for one in found):
+            return found
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise DocumentError(f"{stored.name}: {_MANIFESTS_KEY} is no list of jobs; delete the ConfigMap to hand over anew")
+
+
+def _decide(
+    context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial, job: JobSpec
+) -> tuple[tuple[ExportFile, ...], tuple[dict[str, Any], ...]]:
+    """Return the files that the pods mount, and the job's objects."""
+    spec, nodes = context.spec, discovery.make_gang(places([winner.plan]), run_seconds=1.0).nodes
+    handed_over = HandedOver(
+        name=handover_name(context.plan.name, context.plan.uid),
+        namespace=context.plan.namespace,
+        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-.")},
+        annotations={HANDED_OVER_ANNOTATION: context.plan.uid},
+        nodes=nodes,
+        pod=partial(_pod, context, job),
+        suspended=spec.apply is Apply.SUSPENDED,
+    )
+    files = export_files(spec, model_from_spec(spec, winner.dtype), winner.plan, nodes)
+    return files, possible_launchers(context.plan)[0].handed_over(handed_over)
+
+
+def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -> dict[str, Any]:
+    rendered = pod_template.render(
+        image=job.image,
+        task_map=handover_name(context.plan.name, context.plan.uid),
+        resource_name=context.spec.devices.resource_name,
+        devices=len(node.slots),
+        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-.")},
+        template=job.pod_template,
+        container=pod_template.job_container(job, master),
+    )
+    return pod_template.on_node(rendered, node.name)
