@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -75,7 +75,7 @@ def check_patterns(framework: FrameworkSpec) -> None:
     """Raise ValueError, with one sentence, for a regular expression that is none."""
     for field, regex in (("stepTimeRegex", framework.step_time_regex), ("memoryRegex", framework.memory_regex)):
         try:
-            _matcher(regex or "")
+            _pattern(regex or "")
         except SchemaError:
             raise ValueError(f"trials.framework.{field}: {regex!r} is no regular expression; mend it") from None
 
@@ -111,14 +111,16 @@ def _values(log: str, regex: str | None, json_path: str | None) -> Iterator[floa
     """Yield the numbers that follow the expression, or that stand under the path in lines of JSON."""
     for line in log.splitlines():
         if regex is not None:
-            yield from _numbers_after(_COLOUR.sub("", line[:_MAX_LINE]), _matcher(regex))
+            yield from _numbers_after(_COLOUR.sub("", line[:_MAX_LINE]), _pattern(regex))
         elif json_path is not None and line.lstrip().startswith("{"):
             yield from _number_at(line, json_path)
 
 
-def _numbers_after(line: str, before: SchemaValidator) -> Iterator[float]:
+def _numbers_after(line: str, pattern: _Pattern) -> Iterator[float]:
+    if not pattern.anywhere.isinstance_python(line):
+        return
     for number in islice(_NUMBER.finditer(line), _MAX_NUMBERS):
-        if before.isinstance_python(line[: number.start()]):
+        if pattern.at_end.isinstance_python(line[: number.start()]):
             yield float(number[0].replace(",", ""))
 
 
@@ -133,8 +135,15 @@ def _number_at(line: str, path: str) -> Iterator[float]:
         yield float(found)
 
 
+class _Pattern(NamedTuple):
+    """Tests whether a text holds an expression, and whether it ends with it."""
+
+    anywhere: SchemaValidator
+    at_end: SchemaValidator
+
+
 @lru_cache(maxsize=64)
-def _matcher(regex: str) -> SchemaValidator:
-    """Return what tells whether a text ends with the expression. Raise SchemaError for one that is none."""
-    SchemaValidator(core_schema.str_schema(pattern=regex))
-    return SchemaValidator(core_schema.str_schema(pattern=rf"(?:{regex})\s*$"))
+def _pattern(regex: str) -> _Pattern:
+    """Raise SchemaError for an expression that is none."""
+    expressions = (regex, rf"(?:{regex})\s*$")
+    return _Pattern(*(SchemaValidator(core_schema.str_schema(pattern=one)) for one in expressions))

@@ -22,6 +22,7 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
+from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
@@ -289,7 +290,7 @@ class _RunningGang:
         if started_at is None:
             step = self._place_pods(lacking, refused)
             return replace(step, actions=(*annotations, *step.actions))
-        progress = results.progress_of(self.gang_spec, self.placed)
+        progress = results.progress_of(self.placed, self.steps)
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
         return GangStep(None, Reason.RUNNING, what, progress, started_at, annotations)
 
@@ -368,7 +369,12 @@ class _RunningGang:
     @cached_property
     def finished(self) -> tuple[WorkerReport, ...] | GangFailure | None:
         """Return the finished measurement, or why there is none; None while it is under way."""
-        return results.finished_reports(self.context, self.gang_spec, self.placed)
+        return results.finished_reports(self.context, self.gang_spec, self.placed, self.steps)
+
+    @cached_property
+    def steps(self) -> StepLog | None:
+        """Return the steps of a user's job, or None where our worker runs."""
+        return results.read_steps(self.gang_spec, self.placed)
 
     def _end(self, end: GangFailure | Sequence[WorkerReport], *, started_at: datetime | None = None) -> GangStep:
         gone = [problem for node in self.gang_spec.task.gang.nodes if (problem := self._node_problem(node.name))]

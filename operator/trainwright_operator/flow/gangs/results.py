@@ -87,10 +87,13 @@ def _tried(gang_spec: GangSpec, number: int) -> str:
 
 
 def finished_reports(
-    context: ReconcileContext, gang_spec: GangSpec, placed: Placements
+    context: ReconcileContext, gang_spec: GangSpec, placed: Placements, steps: StepLog | None
 ) -> tuple[WorkerReport, ...] | GangFailure | None:
-    """Return a report for each of the gang's results, why none is usable, or None while the measurement is under way."""
-    steps, main = _step_log(gang_spec, placed), placed[0][0]
+    """Return a report for each of the gang's results, why none is usable, or None while the measurement is under way.
+
+    `steps`: of a user's job.
+    """
+    main = placed[0][0]
     if steps is not None:
         is_over = all(pod and pod.phase == "Succeeded" and pod.log is not None for pod, _ in placed)
         report = steps.report(is_over=is_over)
@@ -108,15 +111,15 @@ def finished_reports(
     return split_series_report(told, gang_spec)
 
 
-def progress_of(gang_spec: GangSpec, placed: Placements) -> Progress | None:
-    """Return how far a measurement is, as far as the logs say."""
-    steps, main = _step_log(gang_spec, placed), placed[0][0]
+def progress_of(placed: Placements, steps: StepLog | None) -> Progress | None:
+    """Return how far a measurement is, as far as the logs say; `steps`: of a user's job."""
+    main = placed[0][0]
     if steps is not None:
         return steps.progress
     return worker_log.parse_progress(main.log) if main is not None and main.log else None
 
 
-def _step_log(gang_spec: GangSpec, placed: Placements) -> StepLog | None:
+def read_steps(gang_spec: GangSpec, placed: Placements) -> StepLog | None:
     """Return what the logs of a user's job state, or None where our worker runs."""
     framework, task = gang_spec.framework, gang_spec.task
     if framework is None or not isinstance(task, TrialTask):
