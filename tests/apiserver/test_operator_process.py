@@ -46,7 +46,7 @@ def equipped_api_server(api_server) -> Any:
 
 
 def equip(api: Any) -> None:
-    api.kubectl("create", document=[pytorch_job_definition(), job_set_definition()])
+    api.kubectl("apply", "--server-side", document=[pytorch_job_definition(), job_set_definition()])
     until("both kinds to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs,jobsets").returncode == 0)
     for name in NODES:
         labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}

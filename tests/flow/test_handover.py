@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flow_harm import running
@@ -17,9 +19,12 @@ from trainwright.plan import Plan
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import PlanFacts, StoredConfigMap
 from trainwright_operator.kube import apply
+from trainwright_operator.kube.client import ApiError
+from trainwright_operator.kube.object_cache import ObjectCache
+from trainwright_operator.kube.snapshot_reader import ReadCache
 
 JOB = {
     "image": "lab/train:7",
@@ -212,3 +217,27 @@ def test_record_that_was_modified_creates_nothing(text: str) -> None:
     assert not world.handed_over
     assert world.condition("Succeeded").reason == "ReportInvalid"
     assert "delete the ConfigMap to hand over anew" in world.condition("Succeeded").message
+
+
+class Taken:
+    """API server that has an object of every name, of the plan with that uid."""
+
+    def __init__(self, uid: str) -> None:
+        self.found = {"metadata": {"annotations": {HANDED_OVER_ANNOTATION: uid}}}
+
+    async def create(self, path: str, body: dict[str, Any]) -> Any:
+        raise ApiError(409, f"{body['metadata']['name']} already exists")
+
+    async def get(self, path: str) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(("uid", "accepted"), [("uid-1", True), ("uid-2", False)])
+def test_job_of_that_name_is_accepted_if_this_plan_handed_it_over(uid: str, accepted: bool) -> None:
+    world = world_of()
+    world.run()
+    applier = apply.Applier(cast("Any", Taken(uid)), cast("Any", None), ObjectCache())
+    todo = [a.HandOverJob(manifest) for manifest in world.handed_over.values()]
+    expected = nullcontext() if accepted else pytest.raises(ApiError, match="already exists with another owner")
+    with expected:
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
