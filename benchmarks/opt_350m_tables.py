@@ -155,5 +155,6 @@ class Tables:
             copied_bytes_per_parameter=COPIED_BYTES_PER_PARAMETER,
             splits_boundaries=True,
             hides_transfers=False,
+            sequence_parallel=False,
         )
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

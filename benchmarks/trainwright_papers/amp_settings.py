@@ -83,7 +83,13 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
     devices_per_node = max(node.devices for node in cluster.nodes)
     # Megatron-LM fuses kernels; TransGAN's generator is plain PyTorch.
     kernels = Kernels.EAGER if isinstance(family, TransGan) else Kernels.FUSED
-    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False, hides_transfers=False, kernels=kernels)
+    runtime = Runtime(
+        splits_boundaries=False,
+        overlaps_gradients=False,
+        hides_transfers=False,
+        kernels=kernels,
+        sequence_parallel=False,
+    )
     profiles = estimate_profiles(
         model,
         [accelerator.name for accelerator in cluster.accelerators],

@@ -88,7 +88,13 @@ SIXTEEN_TITAN = Machines("2 × 8 TITAN RTX, 100 Gbit/s between", "NVIDIA-TITAN-R
 SIXTEEN_A100 = Machines("2 × 8 A100, NVLink, 100 Gbit/s between", "NVIDIA-A100-SXM4-40GB", 2, _NVLINK)
 SIXTY_FOUR_A100 = Machines("8 × 8 A100, NVLink, 100 Gbit/s between", "NVIDIA-A100-SXM4-40GB", 8, _NVLINK)
 
-RUNTIME = Runtime(overlaps_gradients=True, constant_bytes=GIBIBYTE, splits_boundaries=False, hides_transfers=False)
+RUNTIME = Runtime(
+    overlaps_gradients=True,
+    constant_bytes=GIBIBYTE,
+    splits_boundaries=False,
+    hides_transfers=False,
+    sequence_parallel=False,
+)
 """Runtime that reduces gradients during the last backward, as PyTorch's DDP does; both slow down by 1.3 (§V).
 
 Every tensor rank is sent the whole boundary, and a stage computes nothing meanwhile (`_run_p2pops` of Hetu-Galvatron).

@@ -20,13 +20,11 @@ class SourceRuntime:
     Attributes:
         changes: fields of Runtime in which it differs from the preset.
         attention: STORED before fused attention.
-        sequence_parallel: whether tensor groups divide activations along the sequence.
     """
 
     preset: str
     changes: Mapping[str, Any]
     attention: Attention = Attention.FUSED
-    sequence_parallel: bool = False
 
 
 SOURCES: Final[Mapping[str, SourceRuntime]] = {
@@ -46,11 +44,10 @@ SOURCES: Final[Mapping[str, SourceRuntime]] = {
     "flash-attention": SourceRuntime(
         "trainwright", {"attention_library": AttentionLibrary.FLASH_ATTENTION_1, "fuses_loss": True}
     ),
-    # Scores were stored (Narayanan et al. 2021; NVIDIA DeepLearningExamples, LanguageModeling/BERT).
-    "SC21": SourceRuntime("megatron", {}, Attention.STORED),
+    # Scores were stored, and sequence parallelism came later (Narayanan et al. 2021; NVIDIA DeepLearningExamples, LanguageModeling/BERT).
+    "SC21": SourceRuntime("megatron", {"sequence_parallel": False}, Attention.STORED),
     "BERT": SourceRuntime("trainwright", {}, Attention.STORED),
-    # enable_sequence_parallel is on: torchtitan/config of https://github.com/pytorch/torchtitan.
-    "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}, sequence_parallel=True),
+    "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}),
 }
 """Runtimes by a part of the source's name."""
 
@@ -65,7 +62,7 @@ def source_runtime(row: PublishedRow) -> SourceRuntime:
             return found
     for name, preset in FRAMEWORKS.items():
         if name in row.source.lower():
-            return SourceRuntime(preset, {}, sequence_parallel=preset == "megatron")  # its guides ask for it since 2022
+            return SourceRuntime(preset, {})
     if row.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
         return SourceRuntime("torchtitan", {"selective_recompute": None})
     return SourceRuntime("megatron" if row.tp * row.pp > 1 else "trainwright", {})

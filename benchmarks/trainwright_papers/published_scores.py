@@ -71,7 +71,7 @@ def score(row: PublishedRow) -> ScoredRow:
     runtime = runtime_of(row)
     model = row.model_in(source_runtime(row).attention)
     cluster = row.cluster()
-    plan = row.plan(len(model.layers), cluster, sequence_parallel=source_runtime(row).sequence_parallel)
+    plan = row.plan(len(model.layers), cluster, sequence_parallel=runtime.sequence_parallel)
     tensor_float32 = row.dtype == "tf32"
     profiles = estimate_profiles(
         model,

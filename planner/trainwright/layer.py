@@ -212,15 +212,30 @@ def sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, rows: int, dty
 
     Profiles are of the whole sequence; FLOPs and traffic split their seconds among operators.
     """
+    divided, whole = _work_per_row(kind, tensor, rows, dtype)
+    return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
+
+
+def least_sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, most_rows: int, dtype: Dtype) -> float:
+    """Return a lower bound on `sequence_parallel_seconds_ratio` of up to `most_rows` rows.
+
+    Work per row shrinks with the rows, since all of them share the weights, and the ratio with the divided part of the work.
+    """
+    divided, whole = _work_per_row(kind, tensor, most_rows, dtype)[0], _work_per_row(kind, tensor, 1, dtype)[1]
+    return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
+
+
+def _work_per_row(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> tuple[float, float]:
+    """Return a rank's FLOPs of one row, or as many as it could do meanwhile, of operators that are divided and of others."""
     divided = whole = 0.0
     for operator in kind.operators:
-        moved = rows * (operator.input_elements_per_row + operator.output_elements_per_row) + operator.weight_elements
-        weight = max(operator.forward_flops_per_row * rows, moved * dtype.num_bytes * FLOPS_PER_BYTE[dtype])
+        moved = operator.input_elements_per_row + operator.output_elements_per_row + operator.weight_elements / rows
+        work = max(operator.forward_flops_per_row, moved * dtype.num_bytes * FLOPS_PER_BYTE[dtype])
         if operator.split is Split.NONE:
-            whole += weight
+            whole += work
         else:
-            divided += weight / tensor
-    return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
+            divided += work / tensor
+    return divided, whole
 
 
 def sequence_parallel_bytes_ratio(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> float:

@@ -63,6 +63,11 @@ class Model:
         lengths = self._sequences.get(kind.name, ())
         return tensor > 1 and bool(lengths) and not any(length % tensor for length in lengths)
 
+    def favours_sequence_parallel(self, tensor: int) -> bool:
+        """Return whether all tensor-parallel layers allow it, so that sequences are gathered at the ends of stages alone."""
+        kinds = [kind for kind in self.kinds if kind.is_tensor_parallel]
+        return bool(kinds) and all(self.allows_sequence_parallel(kind, tensor) for kind in kinds)
+
     @cached_property
     def owners(self) -> tuple[int, ...]:
         """Layers with a weight that layers of other kinds may share."""

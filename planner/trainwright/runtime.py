@@ -115,6 +115,8 @@ class Runtime:
         selective_recompute: what layers that are not recomputed compute again nevertheless, where profiles are estimated.
         hides_transfers: stages compute while boundaries are sent, as our worker does. Megatron and DeepSpeed send
             between computations: a message begins when sender and receiver are both free, and occupies both.
+        sequence_parallel: plans that searches make divide activations along the sequence wherever a tensor degree divides all
+            sequences (Korthikanti et al. 2022). A plan that is given states it itself.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -139,6 +141,7 @@ class Runtime:
     hides_transfers: bool = True
     copied_bytes_per_parameter: float = 0.0
     inside_link_ratio: float | None = None
+    sequence_parallel: bool = True
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):

@@ -19,6 +19,7 @@ from trainwright.plan import Plan
 from trainwright.search import Problem
 from trainwright.search.candidates import candidate_of
 from trainwright.search.format_search import FormatAnswer, plan_in_own_format, slow_format_of
+from trainwright.search.plan_defaults import with_sequence_parallel
 
 EXACT = "exact"
 COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, CostContext], float]]] = {
@@ -104,6 +105,8 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
             "--global-batch-size cannot be `search` for a given plan, which has a batch size; leave it out"
         )
     given = inputs.plan(file)
+    if inputs.is_shorthand_of_plan(file):
+        given = with_sequence_parallel(given, problem.cost_context)
     if given.model_layers != len(problem.model.layers):
         raise documents.DocumentError(
             f"{file}: the plan is for a model of {given.model_layers} layers, but that of {inputs.model} has "

@@ -139,11 +139,15 @@ class Inputs:
 
     def plan(self, given: Path) -> Plan:
         """Read a plan from a file, or from its shorthand, which takes the cluster's devices in their order."""
-        if given.exists() or not is_shorthand(str(given)):
+        if not self.is_shorthand_of_plan(given):
             found: Plan = read(given, Plan)
             return found
         layers = len(self._requested.family.stack(self._requested.attention).layers)
         return plan_of_shorthand(str(given), self._cluster.devices, layers, self._requested.global_batch_size)
+
+    @staticmethod
+    def is_shorthand_of_plan(given: Path) -> bool:
+        return not given.exists() and is_shorthand(str(given))
 
     @cached_property
     def _cluster(self) -> Cluster:

@@ -57,11 +57,20 @@ class AmpRing:
         return steps * self.latency_seconds + moved
 
 
-def layer_seconds(
-    kind: LayerKind, accelerators: tuple[str, ...], ring: AmpRing, rows: int, context: CostContext
+def layer_seconds(  # noqa: PLR0913 - what a layer costs on a ring
+    kind: LayerKind,
+    accelerators: tuple[str, ...],
+    ring: AmpRing,
+    rows: int,
+    context: CostContext,
+    *,
+    sequence_parallel: bool,
 ) -> tuple[float, float]:
-    """Return the computation in t_layer, forward and backward, and its tensor collectives."""
-    slowest = context.slowest_layer_cost(accelerators, kind, ring.members, rows)
+    """Return the computation in t_layer, forward and backward, and its tensor collectives.
+
+    An all-gather and a reduce-scatter of sequence parallelism count as the all-reduce that they replace.
+    """
+    slowest = context.slowest_layer_cost(accelerators, kind, ring.members, rows, sequence_parallel)
     forward, backward = tensor_all_reduce_bytes(kind, ring.members, rows, context)
     gather = ring.all_gather_seconds(tensor_all_gather_bytes(kind, ring.members, rows, context))
     return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward)) + gather
@@ -134,7 +143,11 @@ class _AmpModel:
         ring = AmpRing(run.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
-            compute, sync = layer_seconds(model.kind(name), accelerators, ring, rows, context)
+            kind = model.kind(name)
+            is_sequence_parallel = context.is_sequence_parallel(kind, run)
+            compute, sync = layer_seconds(
+                kind, accelerators, ring, rows, context, sequence_parallel=is_sequence_parallel
+            )
             seconds += count * compute
             seconds += count * sync
         return seconds

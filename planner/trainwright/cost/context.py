@@ -200,6 +200,41 @@ class CostContext:
             self._sequence_parallel[key] = is_tensor_parallel and self.model.allows_sequence_parallel(kind, tensor)
         return self._sequence_parallel[key]
 
+    def chooses_sequence_parallel(self, tensor: int) -> bool:
+        """Return whether layer runs of this tensor degree are sequence parallel in the plans that searches make.
+
+        Profiles of embedding and head at degree 1 alone are those of workers that know no sequence parallelism.
+        """
+        if tensor not in self._chosen_sequence_parallel:
+            self._chosen_sequence_parallel[tensor] = (
+                self.runtime.sequence_parallel
+                and self.model.favours_sequence_parallel(tensor)
+                and all(
+                    self.is_tensor_sharded(kind, tensor) for kind in self.model.kinds if self.model.divided_kind(kind)
+                )
+            )
+        return self._chosen_sequence_parallel[tensor]
+
+    def divides_sequence(self, kind: LayerKind, tensor: int) -> bool:
+        """Return whether tensor groups divide a kind's activations along the sequence in the plans that searches make."""
+        return self.chooses_sequence_parallel(tensor) and self._allows_sequence_parallel(kind, tensor)
+
+    def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
+        """Return `[layer]` bytes of one row of its input, which recompute saves."""
+        if not sequence_parallel or tensor == 1:
+            return self.row_bytes[:-1]
+        if tensor not in self._input_row_bytes:
+            parts = {
+                kind.name: tensor if self._allows_sequence_parallel(kind, tensor) else 1 for kind in self.model.kinds
+            }
+            both = zip(self.row_bytes, self.model.layers, strict=False)
+            self._input_row_bytes[tensor] = tuple(size / parts[name] for size, name in both)
+        return self._input_row_bytes[tensor]
+
+    def chosen_input_row_bytes(self, tensor: int) -> tuple[float, ...]:
+        """Return `[layer]` bytes of one row of its input in the plans that searches make."""
+        return self.input_row_bytes(tensor, sequence_parallel=self.chooses_sequence_parallel(tensor))
+
     def sequence_series_ends(self, run: LayerRun) -> SeriesEnds:
         """Return the ends of series of sequence-parallel layers within a run."""
         if not run.sequence_parallel or run.tensor == 1:
@@ -309,6 +344,14 @@ class CostContext:
 
     @cached_property
     def _sequence_parallel(self) -> dict[tuple[str, int], bool]:
+        return {}
+
+    @cached_property
+    def _chosen_sequence_parallel(self) -> dict[int, bool]:
+        return {}
+
+    @cached_property
+    def _input_row_bytes(self) -> dict[int, tuple[float, ...]]:
         return {}
 
     @cached_property

@@ -161,7 +161,7 @@ class StageGroupCosts:
     exposed_all_reduce_ratio: float | None = None
     _rings: dict[tuple[int, int, RankOrder, bool], Ring] = field(default_factory=dict)
     _moves: dict[tuple[InputLayout, InputLayout], tuple[float, float]] = field(default_factory=dict)
-    _compute: dict[tuple[str, InputLayout], tuple[float, float]] = field(default_factory=dict)
+    _compute: dict[tuple[str, InputLayout, bool], tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
@@ -224,14 +224,16 @@ class StageGroupCosts:
 
     def _compute_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
         """Return forward and backward seconds of the slowest device."""
-        key = kind.name, layout_of(run)
+        key = kind.name, layout_of(run), run.sequence_parallel
         if key not in self._compute:
             rows = self._rows(run)
             names_by_rows: dict[int, set[str]] = {}
             for name, (low, high) in zip(self.accelerators, rows, strict=True):
                 names_by_rows.setdefault(int(high - low), set()).add(name)
             costs = [
-                self.context.slowest_layer_cost(tuple(sorted(names)), kind, run.tensor, count)
+                self.context.slowest_layer_cost(
+                    tuple(sorted(names)), kind, run.tensor, count, self.context.is_sequence_parallel(kind, run)
+                )
                 for count, names in names_by_rows.items()
             ]
             self._compute[key] = max(c.forward_seconds for c in costs), max(c.backward_seconds for c in costs)
@@ -340,12 +342,14 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     zero2 and zero3 shard them at once.
     """
     rows = max(run.rows)
-    activations = context.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
+    is_sequence_parallel = context.is_sequence_parallel(kind, run)
+    activations = context.layer_cost(accelerator, kind, run.tensor, rows, is_sequence_parallel).activation_bytes
+    input_bytes = rows * input_bytes_per_row / (run.tensor if is_sequence_parallel else 1)
     gathers = run.sharding is Sharding.ZERO3 and run.data > 1
     accumulates = context.keeps_whole_gradients(micro_batches)
     scatters = not accumulates and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
     per_value, shard = context.value_bytes, shard_values(parameters, run.data)
-    saved = activation_bytes(activations, rows * input_bytes_per_row, activations, recompute=run.recompute)
+    saved = activation_bytes(activations, input_bytes, activations, recompute=run.recompute)
     return LayerBytes(
         saved.per_micro_batch,
         state_bytes(parameters, shard, run.sharding, per_value, accumulates=accumulates).total,

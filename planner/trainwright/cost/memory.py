@@ -17,7 +17,7 @@ from trainwright.cost.memory_terms import (
 )
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind, Split
-from trainwright.plan import LayerRun, Sharding, Stage
+from trainwright.plan import Sharding, Stage
 from trainwright.rank_layout import RankLayout
 
 FUSED_LOSS_COPIES = 2
@@ -147,16 +147,6 @@ def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
     return round(rows * found)
 
 
-def _input_row_bytes(run: LayerRun, context: CostContext) -> float:
-    """Return the bytes of one row of the inputs of a run's layers, divided where they run sequence parallel."""
-    whole = sum(context.row_bytes[run.first : run.end])
-    if not (run.recompute and run.sequence_parallel):
-        return whole
-    layers = range(run.first, run.end)
-    parts = (layer for layer in layers if context.is_sequence_parallel(context.model.kind_of(layer), run))
-    return whole - sum(context.row_bytes[layer] for layer in parts) * (1 - 1 / run.tensor)
-
-
 def _activation_bytes(
     stage: Stage, rows: Sequence[int], accelerator: str, context: CostContext
 ) -> InFlightBytes[float]:
@@ -170,7 +160,8 @@ def _activation_bytes(
             size = context.layer_cost(accelerator, kind, run.tensor, count, is_sequence_parallel).activation_bytes
             saved += number * size
             largest = max(largest, size)
-        inputs = count * _input_row_bytes(run, context)
+        by_layer = context.input_row_bytes(run.tensor, sequence_parallel=run.sequence_parallel)
+        inputs = count * sum(by_layer[run.first : run.end])
         one = activation_bytes(saved, inputs, largest, recompute=run.recompute)
         per_micro_batch += one.per_micro_batch
         largest_recomputed = max(largest_recomputed, one.once)

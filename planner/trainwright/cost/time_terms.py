@@ -105,8 +105,11 @@ def layer_terms(
 
 
 def kind_table(group: TensorGroupClass, rows: int, context: CostContext) -> LayerTerms[Array]:
-    """Return the terms `[kind]` of all layer kinds of the model."""
-    rows_of_table = [layer_terms(kind, group, rows, context) for kind in context.model.kinds]
+    """Return the terms `[kind]` of all layer kinds of the model, in the plans that searches make."""
+    rows_of_table = [
+        layer_terms(kind, group, rows, context, sequence_parallel=context.divides_sequence(kind, group.tensor))
+        for kind in context.model.kinds
+    ]
     return LayerTerms(*np.array(rows_of_table, dtype=float).T)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainwright.exports.uniform_shape import blocks_by_stage, mixes_orders, recomputed_blocks, sharding_of
+from trainwright.exports.uniform_shape import (
+    blocks_by_stage,
+    divides_sequence,
+    mixes_orders,
+    recomputed_blocks,
+    sharding_of,
+)
 from trainwright.plan import Pipeline, Plan, Schedule, Sharding, Stage, format_degrees, format_range, split_rows
 
 EVERY_SHARDING = frozenset(Sharding)
@@ -24,6 +30,7 @@ class Capabilities:
         replicated_tensor: tensor groups may have replicas that shard nothing.
         shardings, pipelined_shardings: without stages, and with several.
         tensor_shardings: with tensor groups.
+        sequence_parallel: tensor groups can divide activations along the sequence.
         partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
         schedules: of several stages. With one stage the micro-batches follow one another, which is 1F1B.
     """
@@ -36,6 +43,7 @@ class Capabilities:
     shardings: frozenset[Sharding] = EVERY_SHARDING
     pipelined_shardings: frozenset[Sharding] = EVERY_SHARDING
     tensor_shardings: frozenset[Sharding] = EVERY_SHARDING
+    sequence_parallel: bool = False
     partial_recompute: bool = False
     schedules: frozenset[Schedule] = ONLY_1F1B
 
@@ -89,6 +97,8 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
     shardings = {sharding_of(run) for run in runs}
     if len(shardings) > 1:
         yield f"sharding by layer ({_named(sorted(shardings))}): all layers share it"
+    if len({run.sequence_parallel for run in runs if run.tensor > 1}) > 1:
+        yield "sequence parallelism of some layers: it is for all or none"
     if recomputed_blocks(plan) is None:
         yield f"recompute of chosen layers ({_named(map(_recomputed, stages))}): all blocks alike, or the first of each stage"
 
@@ -107,6 +117,8 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
     if refused:
         yield f"{_sharding(sharding_of(refused[0]))} at these degrees"
+    if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
+        yield "sequence parallelism: it has none"
     count = recomputed_blocks(plan)
     if count is not None and not capabilities.can_recompute(plan, count):
         yield f"recompute of the first {count} blocks of each stage: it is all or none"

@@ -33,9 +33,10 @@ class Megatron:
     software = "Megatron-LM core_v0.16.1"
     capabilities = Capabilities(
         pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),
+        sequence_parallel=True,
         partial_recompute=True,
     )
-    remark = "--sequence-parallel can be added where the tensor degree is above 1; it saves memory, and the prediction is without."
+    remark = "The data set, the tokenizer and the learning rate are yours."
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         arguments = [*parallel_arguments(order.shape), *_model_arguments(order.model), *_run_arguments(order.optimizer)]
@@ -65,6 +66,8 @@ def parallel_arguments(shape: UniformShape) -> Arguments:
     """Yield the arguments that say how the model is trained on the devices."""
     stages = len(shape.ends)
     yield f"--tensor-model-parallel-size {shape.tensor}", "devices that share each layer"
+    if shape.sequence_parallel:
+        yield "--sequence-parallel", "activations divided along the sequence outside of products"
     yield f"--pipeline-model-parallel-size {stages}", "stages; replicas follow from the number of ranks"
     if stages > 1:
         layers = " ".join(str(end - first) for first, end in shape.spans)

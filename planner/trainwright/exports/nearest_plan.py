@@ -10,7 +10,7 @@ from math import exp, log, log2
 
 from trainwright.cluster import Device
 from trainwright.exports.capabilities import Capabilities, is_expressible
-from trainwright.exports.uniform_shape import UniformShape, ranks
+from trainwright.exports.uniform_shape import UniformShape, divides_sequence, ranks
 from trainwright.plan import Plan, Schedule, Sharding, split_rows
 
 IDLE_WEIGHT = 8.0
@@ -47,6 +47,7 @@ class _Original:
         stages, tensor, data, rows: its (mean) degrees, and rows of a micro-batch on one replica.
         degrees: tensor degrees that the model is known to allow.
         recomputed: most recomputed layers of a stage.
+        sequence_parallel: whether some tensor group divides activations along the sequence.
     """
 
     plan: Plan
@@ -59,6 +60,7 @@ class _Original:
     degrees: tuple[int, ...]
     sharding: Sharding
     recomputed: int
+    sequence_parallel: bool
 
     @classmethod
     def of(cls, plan: Plan) -> _Original:
@@ -87,6 +89,7 @@ class _Original:
             degrees=tuple(degree for degree in range(1, max(used) + 1) if any(one % degree == 0 for one in used)),
             sharding=max((run.sharding for run in runs), key=tuple(Sharding).index),
             recomputed=max(sum(run.count for run in stage.layers if run.recompute) for stage in plan.stages),
+            sequence_parallel=any(map(divides_sequence, runs)),
         )
 
     def keep(self, count: int) -> tuple[tuple[Device, ...], tuple[float, ...]]:
@@ -127,6 +130,7 @@ def _shapes(original: _Original, capabilities: Capabilities) -> Iterator[tuple[f
                     recomputed_blocks=0,
                     schedule=_nearest_schedule(plan.schedule, capabilities.schedules_of(stages)),
                     devices=devices,
+                    sequence_parallel=capabilities.sequence_parallel and original.sequence_parallel and tensor > 1,
                 )
                 yield _distance(original, shape, idle), _with_recompute(shape, original.recomputed, capabilities)
 

@@ -20,6 +20,7 @@ class UniformShape:
         rows: of a micro-batch on one replica (Megatron's micro-batch size).
         recomputed_blocks: first blocks of every stage that are recomputed; embedding and head never are.
         devices: by rank, with the tensor degree innermost and the stages outermost (Megatron's tp-dp-pp).
+        sequence_parallel: whether tensor groups divide activations along the sequence; false without tensor groups.
     """
 
     ends: tuple[int, ...]
@@ -31,6 +32,7 @@ class UniformShape:
     recomputed_blocks: int
     schedule: Schedule
     devices: tuple[Device, ...]
+    sequence_parallel: bool = False
 
     @property
     def layers(self) -> int:
@@ -72,6 +74,7 @@ class UniformShape:
                 (self.rows,) * self.data,
                 sharding=self.sharding,
                 recompute=recompute,
+                sequence_parallel=self.sequence_parallel,
             )
             for start, stop, recompute in ((first, inner[0], False), (*inner, True), (inner[1], end, False))
             if stop > start
@@ -128,11 +131,17 @@ def shape_of(plan: Plan) -> UniformShape | None:
         recomputed_blocks=count,
         schedule=plan.schedule,
         devices=ranks(plan),
+        sequence_parallel=divides_sequence(head),
     )
 
 
-def _strategy(run: LayerRun) -> tuple[int, int, tuple[int, ...], Sharding]:
-    return run.tensor, run.data, run.rows, sharding_of(run)
+def _strategy(run: LayerRun) -> tuple[int, int, tuple[int, ...], Sharding, bool]:
+    return run.tensor, run.data, run.rows, sharding_of(run), divides_sequence(run)
+
+
+def divides_sequence(run: LayerRun) -> bool:
+    """Return whether the run is sequence parallel, which it is not without tensor groups."""
+    return run.sequence_parallel and run.tensor > 1
 
 
 def sharding_of(run: LayerRun) -> Sharding:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainwright.cluster import Cluster
 from trainwright.cost.collectives import Collectives
@@ -103,6 +103,8 @@ LARGEST_STEP = 16
 """Maximum ratio of consecutive sizes: a ring goes from latency-bound to bandwidth-bound within about two steps."""
 MOST_BYTES = 2**28
 """Maximum size; beyond it seconds are proportional to bytes on any link."""
+MAX_HALVES_RATIO = 1.1
+"""Maximum ratio of an all-gather and a reduce-scatter to an all-reduce at which plans are sequence parallel."""
 _VALUE_BYTES = 4
 """Bytes of a gradient element: gradients are reduced in float32."""
 
@@ -137,13 +139,14 @@ def measured_runtime(
     """Build the runtime from measurements. Raises ValueError for devices that the cluster lacks."""
     ratios = collective_ratios(collectives, cluster)
     measured = overlap_slowdown(overlaps)
+    # gloo reduces everything where a rank needs its part alone.
+    halves_ratio = (ratios.all_gather + ratios.reduce_scatter) / 2 / ratios.all_reduce
+    runtime = Runtime(collective_ratios=ratios, sequence_parallel=halves_ratio <= MAX_HALVES_RATIO)
     if cluster.is_emulated:
         # Communication does not slow down an emulated device.
-        return Runtime(collective_ratios=ratios, overlap_slowdown_ratio=1.0)
-    if measured is None:
-        return Runtime(collective_ratios=ratios)
+        return replace(runtime, overlap_slowdown_ratio=1.0)
     # Ratios below 1 are clock noise: communication makes no computation faster.
-    return Runtime(collective_ratios=ratios, overlap_slowdown_ratio=max(measured, 1.0))
+    return runtime if measured is None else replace(runtime, overlap_slowdown_ratio=max(measured, 1.0))
 
 
 def overlap_slowdown(overlaps: Sequence[Overlap]) -> float | None:

@@ -12,6 +12,7 @@ from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.plan import Plan
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
 
 _NODE = attrgetter("node")
@@ -73,7 +74,11 @@ def candidate_of(problem: Problem, plan: Plan) -> Candidate:
 
 
 def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
-    """Return the plan's candidate if it fits into memory; return None, without a replay, if it does not."""
+    """Return the candidate of a plan that a search made; return None, without a replay, if it does not fit into memory.
+
+    Its layer runs are sequence parallel as the runtime has it.
+    """
+    plan = with_sequence_parallel(plan, problem.cost_context)
     estimate = estimate_if_feasible(plan, problem.cost_context)
     return None if estimate is None else _with_price(problem, plan, estimate)
 
@@ -146,6 +151,7 @@ class _BoundOrderedEvaluation:
         )
 
     def _evaluate(self, plan: Plan, choice: Hashable) -> None:
+        plan = with_sequence_parallel(plan, self.problem.cost_context)
         key = self.symmetry.canonical_key(plan)
         if key in self.seen:
             return

@@ -30,6 +30,8 @@ def expressible_candidates(
 
     Plans that it can be told are among them; the search descends from the shapes nearest to the others.
     """
+    if not (capabilities.sequence_parallel or capabilities.every_plan):
+        problem = replace(problem, runtime=replace(problem.runtime, sequence_parallel=False))
     return _Descent(problem, capabilities, control).run([*plans])
 
 

@@ -19,6 +19,7 @@ from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, Searc
 from trainwright.search.auto.exhaustive import branch_and_bound, enumerate_plans, is_enumerable
 from trainwright.search.auto.search import auto
 from trainwright.search.candidates import fitting_candidate
+from trainwright.search.plan_defaults import with_sequence_parallel
 
 INSTANCES = tuple(range(14))
 
@@ -39,7 +40,8 @@ def test_branch_and_bound_equals_costing_every_plan(seed: int) -> None:
 
 def test_branch_and_bound_finds_the_best_few() -> None:
     problem = instance(0, 600)
-    every = [estimate_with_context(plan, problem.cost_context) for plan in PlanSpace(problem).plans()]
+    plans = (with_sequence_parallel(plan, problem.cost_context) for plan in PlanSpace(problem).plans())
+    every = [estimate_with_context(plan, problem.cost_context) for plan in plans]
     seconds = sorted(one.iteration_seconds for one in every if one.feasible)
     found = [one.estimate.iteration_seconds for one in enumerate_plans(problem, SearchControl(), 5)]
     assert found == sorted(found)

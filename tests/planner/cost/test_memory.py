@@ -22,6 +22,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Shar
 from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import Problem
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 
 MakeProblem = Callable[..., Problem]
@@ -235,7 +236,8 @@ def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: P
 def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> None:
     devices = divided.cluster.devices
     stages = (Stage(devices[:4], (LayerRun(0, 7, 4, 1, (2,)),)), Stage(devices[4:], (LayerRun(7, 7, 4, 1, (2,)),)))
-    found = estimate_with_context(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
+    plan = with_sequence_parallel(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
+    found = estimate_with_context(plan, divided.cost_context)
     needed = UniformPlanSpace.of(divided).tables.required_bytes("emulated-fast", 4, 2, np.array([2.0, 1.0]))
     assert found.memory_by_device[0][1] == needed[0, 0, 7]
     assert found.memory_by_device[4][1] == needed[1, 7, 14]

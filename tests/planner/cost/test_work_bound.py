@@ -26,6 +26,7 @@ from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.auto.computing import ComputeEstimate
+from trainwright.search.plan_defaults import with_sequence_parallel
 
 seeds = st.integers(0, 2**32)
 
@@ -65,7 +66,8 @@ def test_no_plan_undercuts_the_work_bound(seed: int) -> None:
     for _ in range(20):
         plan = drawn_plan(problem, pick)
         if plan is not None:
-            assert estimate_with_context(plan, problem.cost_context).iteration_seconds >= least
+            for one in (plan, with_sequence_parallel(plan, problem.cost_context)):
+                assert estimate_with_context(one, problem.cost_context).iteration_seconds >= least
 
 
 @given(seeds)

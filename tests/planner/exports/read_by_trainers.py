@@ -28,6 +28,7 @@ def megatron(case: dict[str, Any]) -> dict[str, Any]:
         num_attention_heads=int(valued["--num-attention-heads"]),
         num_query_groups=int(valued.get("--num-query-groups", valued["--num-attention-heads"])),
         tensor_model_parallel_size=int(valued["--tensor-model-parallel-size"]),
+        sequence_parallel="--sequence-parallel" in given,
         pipeline_model_parallel_size=stages,
         pipeline_dtype="bfloat16" if stages > 1 else None,
         pipeline_model_parallel_layout=valued.get("--pipeline-model-parallel-layout", "").strip("'") or None,

@@ -117,6 +117,14 @@ def test_megatron_arguments_save_memory(sharding: Sharding, recomputed: int, arg
 
 @given(shape=shapes())
 @examples(100)
+def test_sequence_parallelism_is_told_as_planned(shape: UniformShape) -> None:
+    megatron = "--sequence-parallel" in [argument for argument, _ in parallel_arguments(shape)]
+    titan = "enable_sequence_parallel=True" in written("torchtitan", shape.plan())["trainwright_recipe.py"]
+    assert megatron == titan == shape.sequence_parallel
+
+
+@given(shape=shapes())
+@examples(100)
 def test_torchtitan_modules_are_those_of_the_model_in_order(shape: UniformShape) -> None:
     found = module_names(shape)
     blocks = [f"layers.{number}" for number in range(shape.layers - 2)]

@@ -86,6 +86,10 @@ def two_stages(first: Stage, second: Stage) -> Plan:
     return Plan(6, 8, (Pipeline(2, 4, (first, second)),))
 
 
+def tensor_stage(first: int, devices: tuple[Device, ...], *, sequence_parallel: bool = False) -> Stage:
+    return stage(first, 3, devices, tensor=2, data=1, rows=(4,), sequence_parallel=sequence_parallel)
+
+
 EVEN = two_stages(stage(0, 3, DEVICES[:2]), stage(3, 3, DEVICES[2:]))
 
 
@@ -101,6 +105,10 @@ EVEN = two_stages(stage(0, 3, DEVICES[:2]), stage(3, 3, DEVICES[2:]))
         ),
         (Plan(6, 8, tuple(Pipeline(1, 4, (stage(0, 6, half),)) for half in (DEVICES[:2], DEVICES[2:]))), "2 pipelines"),
         (replace(EVEN, schedule=Schedule.GPIPE), "the schedule gpipe"),
+        (
+            two_stages(tensor_stage(0, DEVICES[:2], sequence_parallel=True), tensor_stage(3, DEVICES[2:])),
+            "sequence parallelism of some layers",
+        ),
     ],
 )
 def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> None:
@@ -113,7 +121,8 @@ def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> Non
     [
         ("accelerate", EVEN, "2 pipeline stages"),
         ("deepspeed", two_stages(stage(0, 2, DEVICES[:2]), stage(2, 4, DEVICES[2:])), "stages of chosen sizes (2 4 layers)"),
-        ("deepspeed", two_stages(stage(0, 3, DEVICES[:2], tensor=2, data=1, rows=(4,)), stage(3, 3, DEVICES[2:], tensor=2, data=1, rows=(4,))), "tensor degree 2"),
+        ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2]), tensor_stage(3, DEVICES[2:])), "tensor degree 2"),
+        ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2], sequence_parallel=True), tensor_stage(3, DEVICES[2:], sequence_parallel=True)), "sequence parallelism"),
         ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))), "zero1"),
         ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
         ("accelerate", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES, tensor=2, data=2, rows=(2, 2)),)),)), "replicas without sharding"),

@@ -41,6 +41,7 @@ SHAPES = [
         recomputed_blocks=recomputed,
         schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
         devices=tuple(Device("a", slot) for slot in range(len(ends) * tensor * data)),
+        sequence_parallel=tensor > 1,
     )
     for ends, tensor, data, sharding, recomputed in [
         ((12,), 1, 1, Sharding.NONE, 0),

@@ -37,6 +37,14 @@ def test_runtime_takes_measured_collectives_and_overlap() -> None:
     assert measured_runtime(EMULATED, SLOW).collective_ratios == found.collective_ratios
 
 
+@pytest.mark.parametrize(("half_seconds", "is_chosen"), [(0.5, True), (1.0, False)])
+def test_runtime_is_sequence_parallel_unless_half_an_all_reduce_takes_longer(
+    half_seconds: float, is_chosen: bool
+) -> None:
+    halves = (replace(SLOW[0], collective=kind, seconds=half_seconds) for kind in ("all_gather", "reduce_scatter"))
+    assert measured_runtime(CLUSTER, (*SLOW, *halves)).sequence_parallel is is_chosen
+
+
 def test_slowdown_below_one_counts_as_noise() -> None:
     fast = (Overlap("a", 0.9),)
     assert overlap_slowdown(fast) == 0.9

@@ -90,14 +90,18 @@ def _cluster(pick: random.Random, model: Model, devices: int) -> Cluster:
 
 
 def _profiles(pick: random.Random, cluster: Cluster, model: Model) -> Profiles:
-    """Seconds that grow with the rows from a floor, and fall with the tensor degree by less than it."""
+    """Seconds that grow with the rows from a floor, and fall with the tensor degree by less than it.
+
+    An even number of nodes divides the vocabulary, without which searches choose no sequence parallelism.
+    """
     found = []
+    divided = {kind.name for kind in model.kinds if model.divided_kind(kind) and len(cluster.nodes) % 2 == 0}
     for accelerator in cluster.accelerators:
         speed, floor, gain = pick.uniform(1, 4), pick.uniform(0, 2), pick.uniform(0.3, 1)
         for kind in model.kinds:
             work = pick.uniform(0.5, 2) * (1 if kind.is_tensor_parallel else 0.5) * 1e-3
-            for tensor in (1, 2, 4) if kind.is_tensor_parallel else (1,):
-                forward = 0.0
+            for tensor in (1, 2, 4) if kind.is_tensor_parallel or kind.name in divided else (1,):
+                forward, computed = 0.0, (model.divided_kind(kind) if tensor > 1 else None) or kind
                 for rows, before in zip(ROWS, (0, *ROWS), strict=False):
                     more = pick.uniform(0.8, 1.2) * work / speed / tensor**gain
                     forward += (rows - before) * more + (floor * more if not before else 0)
@@ -109,9 +113,9 @@ def _profiles(pick: random.Random, cluster: Cluster, model: Model) -> Profiles:
                             rows,
                             forward,
                             forward * pick.uniform(1.7, 2.3),
-                            1e-9 * kind.parameters_at(tensor) / speed,
-                            round(rows * kind.saved_bytes_per_row(model.dtype, tensor)),
-                            kind.parameters_at(tensor) * model.dtype.num_bytes,
+                            1e-9 * computed.parameters_at(tensor) / speed,
+                            round(rows * computed.saved_bytes_per_row(model.dtype, tensor)),
+                            computed.parameters_at(tensor) * model.dtype.num_bytes,
                         )
                     )
     return Profiles(tuple(found))

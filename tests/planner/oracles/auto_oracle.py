@@ -11,6 +11,7 @@ from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Problem
 
 Places = tuple[tuple[Device, ...], ...]
@@ -193,7 +194,7 @@ def fastest(problem: Problem, *, mixed: bool = False) -> tuple[float, Plan | Non
     """Return the minimum iteration seconds of all plans that fit, and such a plan; infinite and None if none fits."""
     best, chosen = math.inf, None
     for plan in PlanSpace(problem, mixed).plans():
-        found = estimate_with_context(plan, problem.cost_context)
+        found = estimate_with_context(with_sequence_parallel(plan, problem.cost_context), problem.cost_context)
         if found.feasible and found.iteration_seconds < best:
             best, chosen = found.iteration_seconds, plan
     return best, chosen

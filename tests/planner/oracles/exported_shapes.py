@@ -38,6 +38,7 @@ def shapes(draw: st.DrawFn) -> UniformShape:
         recomputed_blocks=0,
         schedule=draw(st.sampled_from(Schedule)),
         devices=tuple(Device(f"node-{number // 2}", number % 2) for number in range(stages * tensor * data)),
+        sequence_parallel=tensor > 1 and draw(st.booleans()),
     )
     return replace(shape, recomputed_blocks=draw(st.integers(0, max(shape.blocks))))
 

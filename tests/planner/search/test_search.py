@@ -22,6 +22,7 @@ from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, RequiredProfile, required_profiles, run
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.search.uniform.stage_tables import megatron_placement, uniform_plan
 from trainwright.training import Optimizer
@@ -106,6 +107,7 @@ def gradient_seconds(plan: Plan, problem: Problem) -> float:
 
 def pipeline_seconds(plan: Plan, problem: Problem) -> float:
     """Eq. 5."""
+    plan = with_sequence_parallel(plan, problem.cost_context)
     return amp_model.estimate_seconds(plan, problem.cost_context) - gradient_seconds(plan, problem)
 
 
@@ -117,7 +119,11 @@ def pipeline_seconds(plan: Plan, problem: Problem) -> float:
     dtype=st.sampled_from(Dtype),
     optimizer=st.sampled_from(["adam", "sgd"]),
     runtime=st.sampled_from(
-        [Runtime(), Runtime(link_ratio=0.5, constant_bytes=2**20, activation_ratio=1.3, gradient_dtype=Dtype.FLOAT32)]
+        [
+            Runtime(),
+            Runtime(sequence_parallel=False),
+            Runtime(link_ratio=0.5, constant_bytes=2**20, activation_ratio=1.3, gradient_dtype=Dtype.FLOAT32),
+        ]
     ),
     pick=st.randoms(use_true_random=False),
 )
@@ -138,6 +144,7 @@ def test_the_tables_agree_with_the_estimate(
     problem = replace(problem, model=model, optimizer=optimizer, runtime=runtime)
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
     plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
+    plan = with_sequence_parallel(plan, problem.cost_context)
     drafting = UniformPlanSpace.of(problem)
     stages = drafting.tables.place_stages(megatron_placement(degrees))
     fits = drafting.fits(stages, rows, ends)

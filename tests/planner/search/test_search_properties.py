@@ -21,7 +21,6 @@ from trainwright.search.annealing import domino_placement
 from trainwright.search.candidates import DeviceSymmetry
 from trainwright.search.degrees import micro_batch_sizes
 from trainwright.search.uniform.plan_space import UniformPlanSpace, open_degrees
-from trainwright.search.uniform.stage_tables import plan_from_placement
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -151,7 +150,7 @@ def test_the_bound_is_never_above_the_replay(
         for rows in micro_batch_sizes(batch, degrees.data)[:2]:
             placement = domino_placement(drafting.order.node_numbers, degrees, np.random.default_rng(seed))
             ends = (*sorted(pick.sample(range(1, layers), degrees.pipeline - 1)), layers)
-            plan = plan_from_placement(drafting.order.devices, placement, rows, ends, global_batch_size=batch)
+            plan = drafting.plan(placement, rows, ends)
             bound = drafting.bounds.seconds(drafting.tables.place_stages(placement), rows, ends)
             assert 0 < bound <= estimate_with_context(plan, problem.cost_context).iteration_seconds
 

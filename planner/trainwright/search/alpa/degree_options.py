@@ -233,7 +233,7 @@ class _SubmeshTables:
         if key not in self._activations:
             context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
             sizes = self._kind_table(shape).activation_bytes
-            inputs = shape.rows * np.array(context.row_bytes[:-1], dtype=np.float64)
+            inputs = shape.rows * np.array(context.chosen_input_row_bytes(shape.tensor), dtype=np.float64)
             saved = activation_bytes(
                 spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
             )

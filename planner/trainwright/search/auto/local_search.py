@@ -28,6 +28,7 @@ from trainwright.search.auto.neighbourhood import (
     editable_pipelines,
 )
 from trainwright.search.candidates import DeviceSymmetry, fitting_candidate
+from trainwright.search.plan_defaults import stage_with_sequence_parallel, with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
 
 
@@ -62,6 +63,7 @@ class _StageMemoryLimit:
     first_layer: int
 
     def fits(self, stage: Stage) -> bool:
+        stage = stage_with_sequence_parallel(stage, self.context)
         memory_parts = stage_memory(
             stage,
             node_layouts(stage),
@@ -121,6 +123,7 @@ class CandidateEvaluator:
 
     def evaluate(self, plan: Plan) -> Candidate | None:
         """Return the candidate; None if infeasible, over the limits or already evaluated."""
+        plan = with_sequence_parallel(plan, self.problem.cost_context)
         return self._evaluate(self._symmetry.canonical_key(plan), plan)
 
     def _evaluate(self, key: Hashable, plan: Plan) -> Candidate | None:
@@ -135,6 +138,7 @@ class CandidateEvaluator:
 
     def evaluate_repaired(self, plan: Plan) -> Candidate | None:
         """Evaluate the plan or, if memory is short, its repair with more recompute."""
+        plan = with_sequence_parallel(plan, self.problem.cost_context)
         key = self._symmetry.canonical_key(plan)
         if key in self.evaluated:
             return None
@@ -149,7 +153,7 @@ class CandidateEvaluator:
 
     def rebalanced(self, plan: Plan) -> Plan | None:
         """Return the plan with rebalanced layers; None if it was rebalanced before."""
-        key = self._symmetry.canonical_key(plan)
+        key = self._symmetry.canonical_key(with_sequence_parallel(plan, self.problem.cost_context))
         if key in self._rebalanced_keys:
             return None
         self._rebalanced_keys.add(key)

@@ -139,16 +139,18 @@ class ReplicaTables:
     def _row_bytes(self) -> Array:
         return np.array(self.problem.cost_context.row_bytes, dtype=np.float64)
 
-    @cached_property
-    def input_bytes(self) -> Array:
+    def input_bytes(self, tensor: int) -> Array:
         """Return [cut] input bytes per row that the layers before it store when recomputed."""
-        result: Array = prefix_sums(self._row_bytes[:-1])[list(self.cuts)]
+        result: Array = prefix_sums(self._input_row_bytes(tensor))[list(self.cuts)]
         return result
+
+    def _input_row_bytes(self, tensor: int) -> Array:
+        return np.array(self.problem.cost_context.chosen_input_row_bytes(tensor), dtype=np.float64)
 
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
         by_layer = self._kind_costs(group, rows)[:, self.problem.cost_context.kind_numbers]
-        inputs = rows * self._row_bytes[:-1]
+        inputs = rows * self._input_row_bytes(group.tensor)
         whole, recomputed = (
             activation_bytes(by_layer[3], inputs, by_layer[3], recompute=recompute) for recompute in (False, True)
         )

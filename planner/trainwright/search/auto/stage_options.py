@@ -37,6 +37,7 @@ class _OptionCells:
         device_bytes: [kind] memory of the smallest device, without the runtime's constant part.
         largest_layer_bytes: [kind] stored bytes of the largest layer.
         loss_bytes: [kind] bytes of the loss.
+        input_bytes: [kind, cut] bytes per row that recompute stores of the layers before it.
         prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
     """
 
@@ -47,6 +48,7 @@ class _OptionCells:
     device_bytes: Array
     largest_layer_bytes: Array
     loss_bytes: Array
+    input_bytes: Array
     prefix_sums: Array
 
 
@@ -100,6 +102,7 @@ class StageOptions:
             ),
             largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
             loss_bytes=np.array([float(replica_tables.loss_bytes(cell.tensor, rows)) for cell, rows in kind_of]),
+            input_bytes=np.stack([replica_tables.input_bytes(cell.tensor) for cell, _ in kind_of]),
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
 
@@ -234,7 +237,7 @@ class StageOptions:
         members, cells = self._option_cells, self.replica_tables
         (first, end), rows = self.spans, members.rows[:, None]
         stored = span_sums(members.prefix_sums[3], self.spans)
-        inputs = rows * span_sums(cells.input_bytes, self.spans)
+        inputs = rows * span_sums(members.input_bytes, self.spans)
         whole, recomputed = (
             activation_bytes(stored, inputs, members.largest_layer_bytes[:, None], recompute=recompute)
             for recompute in (False, True)

@@ -18,6 +18,7 @@ from trainwright.rank_layout import node_layouts
 from trainwright.search.degrees import is_profiled
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
+from trainwright.search.plan_defaults import run_with_sequence_parallel
 from trainwright.search.problem import Problem
 
 Indices = NDArray[np.int64]
@@ -49,7 +50,8 @@ class GroupTables:
 
     def __post_init__(self) -> None:
         open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
-        self.runs = tuple(strategy.layer_run(0, 1, self.micro_batch_size) for strategy in open_here)
+        runs = (strategy.layer_run(0, 1, self.micro_batch_size) for strategy in open_here)
+        self.runs = tuple(run_with_sequence_parallel(run, self.problem.cost_context) for run in runs)
 
     def _is_allowed(self, strategy: Strategy) -> bool:
         limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles

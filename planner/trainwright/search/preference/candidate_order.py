@@ -10,6 +10,7 @@ from trainwright.exports import is_expressible
 from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.preference.link_noise import snap_links
 from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.search.preference.simplicity import (
@@ -119,7 +120,7 @@ class _CandidatePool:
         self.candidates += [candidate for candidate in costed if candidate is not None]
 
     def _is_new(self, plan: Plan) -> bool:
-        key = self.symmetry.canonical_key(plan)
+        key = self.symmetry.canonical_key(with_sequence_parallel(plan, self.problem.cost_context))
         if key in self._seen:
             return False
         self._seen.add(key)

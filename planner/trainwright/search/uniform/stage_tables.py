@@ -210,7 +210,12 @@ class StageTables:
         resident = self._state_bytes[tensor] + context.runtime.constant_bytes_of(accelerator)
         resident[:, -1] += memory.loss_bytes(context, tensor, rows)
         by_layer = layer_values(
-            context.model, lambda kind: context.layer_cost(accelerator, kind, tensor, rows).activation_bytes
+            context.model,
+            lambda kind: (
+                context.layer_cost(
+                    accelerator, kind, tensor, rows, context.divides_sequence(kind, tensor)
+                ).activation_bytes
+            ),
         )
         saved = span_sums(prefix_sums(by_layer))
         boundaries = rows * self.row_bytes
@@ -251,7 +256,17 @@ class StageTables:
         key = (group, rows)
         if key not in self._layers:
             context, ring = self.problem.cost_context, self._paper_rings[group]
-            by_kind = [layer_seconds(kind, group.accelerators, ring, rows, context) for kind in context.model.kinds]
+            by_kind = [
+                layer_seconds(
+                    kind,
+                    group.accelerators,
+                    ring,
+                    rows,
+                    context,
+                    sequence_parallel=context.divides_sequence(kind, group.tensor),
+                )
+                for kind in context.model.kinds
+            ]
             compute, sync = np.array(by_kind, dtype=float).T[:, context.kind_numbers]
             self._layers[key] = compute, sync
         return self._layers[key]

@@ -23,6 +23,7 @@ from trainwright.search.auto.exhaustive.stage_strategies import (
     possible_strategies,
 )
 from trainwright.search.candidates import fastest_first, fitting_candidate
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, SearchControl
 
 MAX_DEVICES, MAX_LAYERS, MAX_ROWS = 4, 4, 8
@@ -128,11 +129,10 @@ class _BranchAndBound:
             return
         if self._must_stop() or not self._can_reduce_in_time(shape):
             return
-        plan_without_savings = Plan(
-            len(self.problem.model.layers),
-            self.problem.global_batch_size,
-            tuple(one.to_pipeline(tuple(stage.without_savings for stage in one.stages)) for one in shape),
-        )
+        pipelines = tuple(one.to_pipeline(tuple(stage.without_savings for stage in one.stages)) for one in shape)
+        plan = Plan(len(self.problem.model.layers), self.problem.global_batch_size, pipelines)
+        # Replayed as it is evaluated: without sequence parallelism it may take longer than the shape's plans.
+        plan_without_savings = with_sequence_parallel(plan, self.problem.cost_context)
         ends = {
             key: max(times.ends)
             for key, times in replay_pipelines(PlanTimes(plan_without_savings, self._context_without_overlap)).items()

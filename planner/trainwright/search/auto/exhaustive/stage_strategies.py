@@ -155,10 +155,12 @@ class _StrategyTable:
         for number, device in enumerate(shape.devices):
             rows = shape.rows[number // shape.tensor]
             name = cost_context.accelerator_of_node[device.node]
+            divides = [cost_context.divides_sequence(kind, shape.tensor) for kind in self.kinds]
+            each = zip(self.kinds, divides, strict=True)
             stored = np.array(
-                [cost_context.layer_cost(name, kind, shape.tensor, rows).activation_bytes for kind in self.kinds]
+                [cost_context.layer_cost(name, kind, shape.tensor, rows, part).activation_bytes for kind, part in each]
             )
-            inputs = np.array(cost_context.row_bytes[shape.first : shape.end]) * rows
+            inputs = np.array(cost_context.chosen_input_row_bytes(shape.tensor)[shape.first : shape.end]) * rows
             whole, recomputed = (activation_bytes(stored, inputs, stored, recompute=flag) for flag in (False, True))
             used = context.in_flight * np.where(recompute, recomputed.per_micro_batch, whole.per_micro_batch).sum(
                 axis=1
