@@ -156,5 +156,6 @@ class Tables:
             splits_boundaries=True,
             hides_transfers=False,
             sequence_parallel=False,
+            keeps_gathered_weights=False,
         )
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

@@ -89,6 +89,7 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
         hides_transfers=False,
         kernels=kernels,
         sequence_parallel=False,
+        keeps_gathered_weights=False,
     )
     profiles = estimate_profiles(
         model,

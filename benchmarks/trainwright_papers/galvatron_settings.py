@@ -94,6 +94,7 @@ RUNTIME = Runtime(
     splits_boundaries=False,
     hides_transfers=False,
     sequence_parallel=False,
+    keeps_gathered_weights=False,
 )
 """Runtime that reduces gradients during the last backward, as PyTorch's DDP does; both slow down by 1.3 (§V).
 

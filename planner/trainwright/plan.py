@@ -62,6 +62,8 @@ class LayerRun:
         recompute: compute activations again in the backward instead of saving them.
         sequence_parallel: tensor groups divide activations along the sequence outside of products and attention (Korthikanti et
             al. 2022), in layers that allow it and whose sequences the tensor degree divides; results do not change.
+        keep_gathered_weights: under zero3 weights stay gathered from the first forward of an iteration to its last backward,
+            instead of being gathered for every pass; results do not change.
     """
 
     first: int
@@ -73,6 +75,7 @@ class LayerRun:
     sharding: Sharding = Sharding.NONE
     recompute: bool = False
     sequence_parallel: Annotated[bool, OMITTED_DEFAULT] = False
+    keep_gathered_weights: Annotated[bool, OMITTED_DEFAULT] = False
 
     def __post_init__(self) -> None:
         where = f"layers {self.first}…{self.end - 1}"

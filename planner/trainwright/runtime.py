@@ -117,6 +117,7 @@ class Runtime:
             between computations: a message begins when sender and receiver are both free, and occupies both.
         sequence_parallel: plans that searches make divide activations along the sequence wherever a tensor degree divides all
             sequences (Korthikanti et al. 2022). A plan that is given states it itself.
+        keeps_gathered_weights: under zero3 searches keep gathered weights for later passes where memory allows and that is faster.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -142,6 +143,7 @@ class Runtime:
     copied_bytes_per_parameter: float = 0.0
     inside_link_ratio: float | None = None
     sequence_parallel: bool = True
+    keeps_gathered_weights: bool = True
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):

@@ -41,6 +41,7 @@ NEWER = {
     "overlaps_tensor_sync": [False],
     "virtual_stages": [1],
     "selective_recompute": [None],
+    "keeps_gathered_weights": [True],
     "sequence_parallel": [True],
 }
 """Fields that version 0.1.0 did not write, with the values that stand for their absence."""

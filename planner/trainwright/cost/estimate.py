@@ -228,6 +228,7 @@ class _DeviceEnd:
             compute_seconds=batches * sum(one.compute_seconds for one in both),
             tensor_sync_seconds=batches * sum(one.sync_seconds for one in both),
             sharding_seconds=batches * sum(one.sharding_seconds for one in both)
+            + worker.first_gather_seconds
             + self.optimizer_step.all_gather_seconds,
             redistribution_seconds=batches * sum(one.redistribution_seconds for one in both),
             point_to_point_seconds=self.times.transit_seconds[number],

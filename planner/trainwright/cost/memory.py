@@ -117,16 +117,19 @@ def _state_bytes(
 
 
 def _gathered_bytes(stage: Stage, context: CostContext) -> int:
-    """Return the bytes of gathered weights, among layers with sharded weights."""
-    sharded = [run.sharding is Sharding.ZERO3 and run.data > 1 for run in stage.layers]
-    if not any(sharded):
-        return 0
-    values = [
-        context.parameters_per_rank(context.model.kind_of(layer), run.tensor) * is_sharded
-        for run, is_sharded in zip(stage.layers, sharded, strict=True)
-        for layer in range(run.first, run.end)
-    ]
-    return gathered_bytes(values, context.value_bytes)
+    """Return the bytes of gathered weights, among layers with sharded weights: those that stay so, and two layers of others."""
+    kept, values = 0, list[int]()
+    for run in stage.layers:
+        if run.sharding is not Sharding.ZERO3 or run.data == 1:
+            values += [0] * run.count
+        elif run.keep_gathered_weights:
+            counts = context.kind_counts(run.first, run.end)
+            kept += sum(count * context.parameters_per_rank(kind, run.tensor) for kind, count in counts)
+            values += [0] * run.count
+        else:
+            kinds = map(context.model.kind_of, range(run.first, run.end))
+            values += [context.parameters_per_rank(kind, run.tensor) for kind in kinds]
+    return kept * context.value_bytes.weight + gathered_bytes(values, context.value_bytes)
 
 
 def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:

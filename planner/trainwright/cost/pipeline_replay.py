@@ -220,6 +220,7 @@ def _durations(stages: Sequence[StageTimes], gathers: Sequence[tuple[float, floa
                 worker.forward.seconds + forward,
                 worker.backward.seconds + backward,
                 worker.last_backward_seconds + backward,
+                worker.first_gather_seconds,
             )
         durations.append(found[key])
     return tuple(durations)

@@ -43,12 +43,17 @@ _MEAN_OVER = 16
 
 
 class PassDurations(NamedTuple):
-    """Stage of a worker, and seconds of its forward, backward and last backward."""
+    """Stage of a worker, and seconds of its forward, backward and last backward.
+
+    Attributes:
+        first_gather_seconds: by which its first forward takes longer, to gather weights that later passes find gathered.
+    """
 
     stage: int
     forward_seconds: float
     backward_seconds: float
     last_backward_seconds: float
+    first_gather_seconds: float = 0.0
 
 
 class BoundaryChannel(NamedTuple):
@@ -253,7 +258,7 @@ class Replay:
     def _compute(self, worker: int, direction: int, micro_batch: int, start: float) -> None:
         work = self.durations[worker]
         if direction == FORWARD:
-            end = start + work.forward_seconds
+            end = start + work.forward_seconds + (0.0 if micro_batch else work.first_gather_seconds)
         elif micro_batch == self.micro_batches - 1:
             end = start + work.last_backward_seconds
         else:

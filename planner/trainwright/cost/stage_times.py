@@ -55,12 +55,14 @@ class StageWorker:
     Attributes:
         last_backward_seconds: backward of the last micro-batch, which gradient reductions may overlap.
         unfinished_reduce_seconds: seconds of these reductions that are left when it ends.
+        first_gather_seconds: by which the first forward takes longer, to gather weights that later passes find gathered.
     """
 
     forward: PassTime
     backward: PassTime
     last_backward_seconds: float
     unfinished_reduce_seconds: float = 0.0
+    first_gather_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class _RunCosts:
     kinds: Sequence[tuple[LayerKind, int]]
     all_gather_seconds: Mapping[str, float]
     reduce_seconds: Mapping[str, float]
+
+    def gather_seconds(self, kind: str, *, is_first_pass: bool) -> float:
+        """Return the seconds of gathering a layer's weights for a pass; 0 if they are not sharded or still gathered."""
+        is_gathered = self.run.keep_gathered_weights and not is_first_pass
+        return 0.0 if is_gathered else self.all_gather_seconds.get(kind, 0.0)
 
 
 _TermsByKind = dict[str, LayerTerms[float]]
@@ -165,9 +172,14 @@ class StageTimesBuilder:
                 backward_sync += count * one.backward_sync_seconds
         moved_forward, moved_backward = self._redistribution
         ends_forward, ends_backward = self._series_ends_seconds(members)
-        forward_sharding = backward_sharding = 0.0
+        forward_sharding = backward_sharding = first_gather = 0.0
         if self._is_synchronous:
-            forward_sharding = overlapped_pass_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
+            forward_sharding = overlapped_pass_seconds(
+                list(self._forward_passes(taken, is_first=False)), self._slowdown
+            )[0]
+            if any(part.run.keep_gathered_weights for part in self.run_costs):
+                first = overlapped_pass_seconds(list(self._forward_passes(taken, is_first=True)), self._slowdown)[0]
+                first_gather = first - forward_sharding
             forward_sharding -= forward_compute + forward_sync
             passes = list(self._backward_passes(taken, last=False))
             backward_sharding = sum(overlapped_pass_seconds(passes, self._slowdown))
@@ -178,7 +190,7 @@ class StageTimesBuilder:
         if any(part.reduce_seconds for part in self.run_costs):
             last, left = overlapped_pass_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
             last += moved_backward + ends_backward
-        return StageWorker(forward, backward, last, left)
+        return StageWorker(forward, backward, last, left, first_gather)
 
     @cached_property
     def _is_synchronous(self) -> bool:
@@ -241,11 +253,13 @@ class StageTimesBuilder:
                 backward += redistribution_seconds(new, old, row_bytes, self.context.network)
         return forward, backward
 
-    def _forward_passes(self, seconds_by_run: Sequence[_TermsByKind]) -> Iterator[LayerPass]:
+    def _forward_passes(self, seconds_by_run: Sequence[_TermsByKind], *, is_first: bool) -> Iterator[LayerPass]:
         layers = self.context.model.layers
         for part, seconds in zip(self.run_costs, seconds_by_run, strict=True):
             steps = {
-                name: LayerPass(one.forward_seconds, one.forward_sync_seconds, part.all_gather_seconds.get(name, 0.0))
+                name: LayerPass(
+                    one.forward_seconds, one.forward_sync_seconds, part.gather_seconds(name, is_first_pass=is_first)
+                )
                 for name, one in seconds.items()
             }
             yield from (steps[name] for name in layers[part.run.first : part.run.end])
@@ -255,10 +269,8 @@ class StageTimesBuilder:
         for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
             run, steps = part.run, {}
             for name, one in seconds.items():
-                gather, reduce = (
-                    part.all_gather_seconds.get(name, 0.0),
-                    part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0,
-                )
+                gather = part.gather_seconds(name, is_first_pass=False)
+                reduce = part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0
                 waits = reduce > 0 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.end]))

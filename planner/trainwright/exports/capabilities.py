@@ -119,6 +119,8 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
         yield f"{_sharding(sharding_of(refused[0]))} at these degrees"
     if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
         yield "sequence parallelism: it has none"
+    if any(run.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):
+        yield "weights that stay gathered for later passes: they are gathered for every pass"
     count = recomputed_blocks(plan)
     if count is not None and not capabilities.can_recompute(plan, count):
         yield f"recompute of the first {count} blocks of each stage: it is all or none"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
+from trainwright.search.kept_weights import KeepingSearch
 from trainwright.search.preference.candidate_order import (
     MIN_CANDIDATES,
     add_distinct_complexities,
@@ -106,7 +107,9 @@ def _run_search(
 def _search(planner: str, problem: Problem) -> Search:
     """Return the planner's search, among the plans of one trainer if the limits name it."""
     wanted = problem.limits.expressible_by
-    return SEARCHES[planner] if wanted is None else ExpressibleSearch(SEARCHES[planner], wanted)
+    if wanted is None or wanted.every_plan:
+        return KeepingSearch(SEARCHES[planner])
+    return ExpressibleSearch(SEARCHES[planner], wanted)
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:

@@ -11,6 +11,7 @@ from trainwright.exports import Capabilities, UniformShape, is_expressible, near
 from trainwright.exports.shape_moves import neighbours
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
+from trainwright.search.kept_weights import with_kept_weights
 from trainwright.search.megatron import megatron
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
@@ -48,8 +49,6 @@ class ExpressibleSearch:
     def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         """Return the trainer's plans, fastest first. Raises NoFeasiblePlan if none of those that were tried fits."""
         free = replace(problem, limits=replace(problem.limits, expressible_by=None))
-        if self.capabilities.every_plan:
-            return self.search(free, control, top)
         unlimited = self.search(free, control.part(2), top)
         plans = [candidate.plan for candidate in unlimited[:MAX_STARTING_PLANS]]
         with suppress(NoFeasiblePlan):
@@ -57,7 +56,7 @@ class ExpressibleSearch:
         found = expressible_candidates(free, plans, self.capabilities, control)
         if not found:
             raise NoFeasiblePlan("no plan that the trainer can be told fits into memory; allow other plans or trainers")
-        seconds = unlimited[0].estimate.iteration_seconds
+        seconds = with_kept_weights(unlimited[0], free).estimate.iteration_seconds
         return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
 
 

@@ -112,7 +112,7 @@ class LayerPasses:
         if output.loss is not None and layer.run.position_of(self._rank).tensor == 0:
             self.loss += output.loss.detach()
         stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output))
-        self._reshard_weights(layer)
+        self._reshard_weights(layer, is_last_pass=False)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
 
     def backward(self, micro_batch: int, gradients: Boundary, loss_gradient: float, *, is_last: bool) -> Boundary:
@@ -122,6 +122,7 @@ class LayerPasses:
             for layer in reversed(self._stage.runs[run_index]):
                 self._beat(f"backward {micro_batch}, layer {layer.number}")
                 gradients = self._backward_layer(layer, stored.pop(), gradients, loss_gradient)
+                self._reshard_weights(layer, is_last_pass=is_last)
                 if is_last:
                     self._start_reductions(layer)
             if run_index in self._backward_relayouts:
@@ -144,7 +145,6 @@ class LayerPasses:
         output.backward(layer.module.lay_out(gradients), loss_gradient)
         for use in layer.parameter_uses:
             use.flat_parameter.accumulate_gradients(contributes=use.contributes)
-        self._reshard_weights(layer)
         input_gradients = tuple(
             tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in stored.inputs
         )
@@ -168,7 +168,9 @@ class LayerPasses:
                     use.flat_parameter.start_unshard()
 
     @staticmethod
-    def _reshard_weights(layer: RankLayer) -> None:
+    def _reshard_weights(layer: RankLayer, *, is_last_pass: bool) -> None:
+        if layer.run.run.keep_gathered_weights and not is_last_pass:
+            return
         for use in layer.parameter_uses:
             use.flat_parameter.reshard()
 

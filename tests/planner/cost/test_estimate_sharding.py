@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,39 @@ MEMBERS = 4
 def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
     """Four nodes of one device each, links of 1 MB/s without latency."""
     return make_problem(make_cluster((("fast", 1),) * MEMBERS, between=BANDWIDTH, latency=0.0), batch=16)
+
+
+def keeping(plan: Plan) -> Plan:
+    """Return the plan under ZeRO-3 with weights that stay gathered."""
+    return sharded(plan, Sharding.ZERO3).map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, keep_gathered_weights=True) for run in stage.layers))
+    )
+
+
+def test_weights_that_stay_gathered_are_gathered_in_the_first_forward_alone(
+    problem: Problem, make_plan: MakePlan
+) -> None:
+    found = {}
+    for batch in (16, 32):
+        longer = replace(problem, global_batch_size=batch)
+        plan = make_plan(longer, [14], data=MEMBERS, rows=2)
+        found[batch] = [cost(longer, one) for one in (sharded(plan, Sharding.ZERO3), keeping(plan))]
+    (plain, kept), (plain_of_more, kept_of_more) = found.values()
+    assert plain_of_more.breakdown.sharding_seconds == pytest.approx(2 * plain.breakdown.sharding_seconds)
+    assert kept_of_more.breakdown.sharding_seconds == pytest.approx(kept.breakdown.sharding_seconds)
+    # One of two forwards; backwards gather nothing.
+    assert 0 < kept.breakdown.sharding_seconds < plain.breakdown.sharding_seconds / 3
+    assert kept.breakdown.compute_seconds == pytest.approx(plain.breakdown.compute_seconds)
+
+
+def test_weights_that_stay_gathered_take_the_memory_of_whole_layers(problem: Problem, make_plan: MakePlan) -> None:
+    plan = make_plan(problem, [14], data=MEMBERS, rows=2)
+    plain, kept = (cost(problem, one) for one in (sharded(plan, Sharding.ZERO3), keeping(plan)))
+    kinds = [problem.model.kind_of(layer).parameters for layer in range(14)]
+    largest_pair = max(map(sum, pairwise(kinds)))
+    more = kept.memory_parts[0].workspace_bytes - plain.memory_parts[0].workspace_bytes
+    assert more == 4 * (sum(kinds) - largest_pair)
+    assert kept.memory_parts[0].weights_bytes == plain.memory_parts[0].weights_bytes
 
 
 def sharded(plan: Plan, sharding: Sharding, *, recompute: bool = False) -> Plan:

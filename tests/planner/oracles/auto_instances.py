@@ -40,7 +40,11 @@ def _draw(pick: random.Random, layers: int, devices: int) -> Problem:
         max_data_degree=pick.choice((None, None, None, 1, 2)),
         max_pipeline_degree=pick.choice((None, None, None, 2)),
     )
-    runtime = Runtime(overlaps_gradients=pick.random() < 1 / 3, overlap_slowdown_ratio=pick.choice((1.0, 1.3)))
+    runtime = Runtime(
+        overlaps_gradients=pick.random() < 1 / 3,
+        overlap_slowdown_ratio=pick.choice((1.0, 1.3)),
+        keeps_gathered_weights=False,
+    )
     batch = pick.choice((2, 3, 4, 4, 5, 6))
     runtime = replace(runtime, hides_transfers=batch != 4)
     return Problem(cluster, model, _profiles(pick, cluster, model), batch, limits, runtime=runtime)

@@ -48,6 +48,7 @@ def features(plan: Plan) -> set[str]:
         ),
         "different rows of replicas": any(len(set(run.rows)) > 1 for run in runs),
         "recompute": any(run.recompute for run in runs),
+        "weights that stay gathered": any(run.keep_gathered_weights and run.data > 1 for run in runs),
     }
     return found | {name for name, is_used in present.items() if is_used}
 
@@ -79,9 +80,9 @@ def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor
         for (tensor, data), length in zip(stage, _parts(draw, count, len(stage)), strict=True):
             sharding = draw.choice((Sharding.NONE, *Sharding))
             order, recompute = draw.choice(tuple(RankOrder)), draw.random() < 0.3
-            runs.append(
-                LayerRun(layer, length, tensor, data, tuple(_parts(draw, rows, data)), order, sharding, recompute)
-            )
+            share = tuple(_parts(draw, rows, data))
+            run = LayerRun(layer, length, tensor, data, share, order, sharding, recompute)
+            runs.append(replace(run, keep_gathered_weights=sharding is Sharding.ZERO3 and length % 2 == 0))
             layer += length
         made.append(Stage(places, tuple(runs)))
         first += size
