@@ -20,6 +20,8 @@ SERVICE_ACCOUNT = "trainwright"
 CLUSTER_READ = [
     ("list", "", "nodes"),
     ("list", "resource.k8s.io", "resourceslices"),
+    ("list", "kueue.x-k8s.io", "clusterqueues"),
+    ("list", "kueue.x-k8s.io", "resourceflavors"),
     ("list", "apiextensions.k8s.io", "customresourcedefinitions"),
     ("watch", "apiextensions.k8s.io", "customresourcedefinitions"),
 ]
@@ -32,6 +34,8 @@ NAMESPACED = [
         (GROUP, "trainingplans/status", "patch"),
         ("kubeflow.org", "pytorchjobs", "create get list watch delete"),
         ("jobset.x-k8s.io", "jobsets", "create get list watch delete"),
+        ("kueue.x-k8s.io", "localqueues", "list"),
+        ("kueue.x-k8s.io", "workloads", "list"),
         ("", "pods", "list watch patch"),
         ("", "pods/log", "get"),
         ("", "configmaps", "create get list patch delete"),
@@ -67,6 +71,7 @@ NEVER = [
     *((verb, GROUP, "trainingplans/status") for verb in ("get", "update")),
     *((verb, "kubeflow.org", "pytorchjobs") for verb in ("update", "patch", "deletecollection")),
     *((verb, "jobset.x-k8s.io", "jobsets") for verb in ("update", "patch", "deletecollection")),
+    *((verb, "kueue.x-k8s.io", "workloads") for verb in ("watch", "create", "update", "patch", "delete")),
     ("impersonate", "", "users"),
     ("impersonate", "", "serviceaccounts"),
     *((verb, "coordination.k8s.io", "leases") for verb in ("list", "watch", "patch", "delete")),

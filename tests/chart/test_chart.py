@@ -84,11 +84,21 @@ def test_rights_are_minimal(rendered, settings) -> None:
             assert set(rule["verbs"]) <= READ, rule
 
 
+CLUSTER_WIDE = {
+    "nodes",
+    "namespaces",
+    "customresourcedefinitions",
+    "resourceslices",
+    "clusterqueues",
+    "resourceflavors",
+}
+
+
 def test_with_named_namespaces_the_cluster_is_only_read(rendered) -> None:
     documents = rendered(*NAMED)
     (cluster_role,) = [role for role in of_kind(documents, "ClusterRole") if role["metadata"]["name"] == "trainwright"]
     for rule in cluster_role["rules"]:
-        assert set(rule["resources"]) <= {"nodes", "namespaces", "customresourcedefinitions", "resourceslices"}
+        assert set(rule["resources"]) <= CLUSTER_WIDE
         assert set(rule["verbs"]) <= READ
     (of_namespaces,) = [rule for rule in cluster_role["rules"] if "namespaces" in rule["resources"]]
     assert of_namespaces["verbs"] == ["list", "watch"], "by these kopf learns that one was deleted or has come back"

@@ -83,7 +83,7 @@ def test_every_reason_has_a_row_with_its_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("opening", "reasons"),
-    [("What the cluster ends (", ENDED_BY_CLUSTER), ("Two more (", ENVIRONMENTAL - ENDED_BY_CLUSTER)],
+    [("What the cluster ends (", ENDED_BY_CLUSTER), ("Three more (", ENVIRONMENTAL - ENDED_BY_CLUSTER)],
 )
 def test_docs_list_reasons_that_are_tried_again(opening: str, reasons: frozenset[Reason]) -> None:
     listed = Page(DOCS / "status-and-reasons.md").text.partition(opening)[2].partition(")")[0]

@@ -6,6 +6,9 @@
 - apiGroups: [resource.k8s.io]
   resources: [resourceslices] # the same, where devices are published by DRA
   verbs: [list]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [clusterqueues, resourceflavors] # which nodes the queue of a plan has, and its quota of their devices
+  verbs: [list]
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions] # whether PyTorchJob and JobSet are there, or come later
   verbs: [list, watch]
@@ -35,6 +38,9 @@
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
   verbs: [create, get, list, watch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues, workloads] # the queue of a plan, and why its gang waits
+  verbs: [list]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch] # patch: pins a worker to its node and lifts the operator's own scheduling gate

@@ -254,6 +254,10 @@ class TrialsSpec(ApiModel):
     emulated for it."""
 
 
+ObjectName = Annotated[str, Field(max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""The name of an object that a label holds."""
+
+
 class LauncherKind(StrEnum):
     """Kind of the objects that pods are created from."""
 
@@ -289,6 +293,18 @@ class TrainingPlanSpec(ApiModel):
                 "!has(self.apply) || self.apply == 'Never' || has(self.job)",
                 "apply needs the job that trains by the winner; set job.image and job.command",
             ),
+            (
+                "has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)",
+                "queueName is immutable; create another TrainingPlan",
+            ),
+            (
+                "!has(self.queueName) || !has(self.launcher) || self.launcher == 'JobSet'",
+                "Kueue would admit a part of a gang of several PyTorchJobs; with queueName leave launcher out, or set JobSet",
+            ),
+            (
+                "has(self.queueName) || !has(self.queuePriorityClass)",
+                "queuePriorityClass orders the gangs of a queue; set queueName, or leave it out",
+            ),
         )
     )
 
@@ -318,6 +334,13 @@ class TrainingPlanSpec(ApiModel):
     TrainingPlan leaves it."""
     job: JobSpec | None = None
     """The job that trains by the winner, created from plan's launcher with a pod for each node of the winner."""
+    queue_name: ObjectName | None = None
+    """The LocalQueue of Kueue in the plan's namespace that every gang stands in. A gang starts when its queue has quota for all
+    of it, and begins anew after Kueue evicted it. Only nodes of the queue's flavors are used, with no more devices of each
+    than its quota. Needs JobSet. Absent: no queue, nodes are taken as they become free. Immutable."""
+    queue_priority_class: ObjectName | None = None
+    """The WorkloadPriorityClass of the gangs in the queue: which comes first, and which may evict which. A gang keeps the one
+    that it began with. Absent: Kueue's default."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
     """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
     served. What runs already is not stopped for it."""

@@ -50,6 +50,7 @@ _NON_IDENTITY_FIELDS: Any = {
     "job": True,
     "launcher": True,
     "priority": True,
+    "queue_priority_class": True,
     "replan": True,
     "settling_seconds": True,
     "suspend": True,

@@ -30,6 +30,8 @@ class Reason(StrEnum):
     NODES_CHANGED = "NodesChanged"
     NO_USABLE_NODES = "NoUsableNodes"
     UNKNOWN_ACCELERATOR = "UnknownAccelerator"
+    KUEUE_MISSING = "KueueCRDMissing"
+    QUEUE_UNUSABLE = "QueueUnusable"
     # LinksMeasured, Profiled
     MEASURED = "Measured"
     NOT_NEEDED = "NotNeeded"
@@ -51,11 +53,14 @@ class Reason(StrEnum):
     WAIT_DEADLINE_EXCEEDED = "WaitDeadlineExceeded"
     # Gangs
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
     STARTING = "Starting"
     RUNNING = "Running"
     MEASUREMENT_TAKEN = "MeasurementTaken"
     JOB_REFUSED = "JobRefused"
     JOB_DELETED = "JobDeleted"
+    EVICTED = "Evicted"
+    DEACTIVATED = "Deactivated"
     POD_LOST = "PodLost"
     PODS_NOT_CREATED = "PodsNotCreated"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -80,6 +85,8 @@ ENVIRONMENTAL: Final = frozenset(
     {
         Reason.JOB_REFUSED,
         Reason.JOB_DELETED,
+        Reason.EVICTED,
+        Reason.DEACTIVATED,
         Reason.POD_LOST,
         Reason.PEER_LOST,
         Reason.TERMINATED,
@@ -95,9 +102,12 @@ ENVIRONMENTAL: Final = frozenset(
 )
 """Environmental failures (capacity, time, transient errors), which say nothing about the tried plan."""
 
-ENDED_BY_CLUSTER: Final = ENVIRONMENTAL - {Reason.PLACEMENT_NOT_MET, Reason.DEADLINE_EXCEEDED}
-"""Environmental failures that pass without an edit: the gang is tried again with back-off. A deadline of the run and a
-misplaced pod would only fail again."""
+ENDED_BY_CLUSTER: Final = ENVIRONMENTAL - {Reason.PLACEMENT_NOT_MET, Reason.DEADLINE_EXCEEDED, Reason.DEACTIVATED}
+"""Environmental failures that pass without an edit: the gang is tried again with back-off. A deadline of the run, a
+misplaced pod and a gang that its queue gave up would only fail again."""
+
+WAITS_IN_QUEUES: Final = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
+"""Reasons of gangs whose turn comes by itself."""
 
 LACKS: Final = ENDED_BY_CLUSTER | {
     Reason.NEEDS_NEWER_VERSION,
@@ -106,6 +116,8 @@ LACKS: Final = ENDED_BY_CLUSTER | {
     Reason.JOBSET_MISSING,
     Reason.NO_USABLE_NODES,
     Reason.UNKNOWN_ACCELERATOR,
+    Reason.KUEUE_MISSING,
+    Reason.QUEUE_UNUSABLE,
 }
 """Reasons of waits that somebody may have to end; devices in use and late nodes come by themselves."""
 
@@ -141,6 +153,11 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.NODES_CHANGED: "the plan goes on with the present nodes, since some changed: {what}",
     Reason.NO_USABLE_NODES: "no node has usable devices; {what}",
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a known type; {what}",
+    Reason.KUEUE_MISSING: (
+        "spec.queueName: the cluster has no LocalQueue CRD (kueue.x-k8s.io/v1beta2), got {queue}; install Kueue, or create "
+        "a plan without a queue"
+    ),
+    Reason.QUEUE_UNUSABLE: "spec.queueName: queue {queue} cannot be used: {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}",
@@ -163,11 +180,14 @@ MESSAGES: Final[dict[Reason, str]] = {
         "waited {seconds} s in all (spec.waitDeadlineSeconds: {limit}); edit the plan to try again; the last wait: {what}"
     ),
     Reason.WAITING_FOR_CAPACITY: "waiting for free devices: {what}",
+    Reason.WAITING_FOR_QUOTA: "waiting for quota: {what}",
     Reason.STARTING: "{what}",
     Reason.RUNNING: "{what}",
     Reason.MEASUREMENT_TAKEN: "measured",
     Reason.JOB_REFUSED: "the API server rejected the {kind}: {what}",
     Reason.JOB_DELETED: "{kind} {what} was deleted while in use",
+    Reason.EVICTED: "{kind} {name} was suspended while in use: {what}",
+    Reason.DEACTIVATED: "Kueue gave up {kind} {name}: {what}",
     Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
     Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
@@ -221,5 +241,5 @@ def explain(reason: Reason, **fields: Any) -> Explanation:
 
 
 def explain_wait(reason: Reason, what: str) -> Explanation:
-    """Return what is waited for: free devices, or the end of the back-off after `reason` ended the last attempt."""
-    return explain(reason, what=what) if reason is Reason.WAITING_FOR_CAPACITY else Explanation(reason, _cut(what))
+    """Return what is waited for: devices, quota, or the end of the back-off after `reason` ended the last attempt."""
+    return explain(reason, what=what) if reason in WAITS_IN_QUEUES else Explanation(reason, _cut(what))

@@ -85,6 +85,36 @@ class SliceDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class FlavorFacts:
+    """Kueue's ResourceFlavor with its quota of devices in the plan's queue.
+
+    Attributes:
+        quota: devices that the queue may use, those that it may borrow included; None without a limit.
+        topology: its topologyName; empty where pods are not placed by Kueue.
+    """
+
+    name: str
+    node_labels: Mapping[str, str]
+    quota: int | None
+    topology: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """Kueue's LocalQueue, with the flavors of its ClusterQueue that have devices, in the order in which Kueue tries them.
+
+    Attributes:
+        problem: why it cannot be used; empty where it can.
+        is_installed: whether the cluster has Kueue's definitions.
+    """
+
+    name: str
+    flavors: tuple[FlavorFacts, ...] = ()
+    problem: str = ""
+    is_installed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerFacts:
     """Container of a pod: waiting (with a reason), running (since) or terminated (with an exit code).
 
@@ -143,7 +173,14 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Object that a gang's pods are created from."""
+    """Object that a gang's pods are created from.
+
+    Attributes:
+        suspended: whether it has no pods, which Kueue decides.
+        resumed_at: when it was last allowed to have pods after it was suspended.
+        queue_message: while suspended, what Kueue says about it.
+        deactivated: whether Kueue or somebody gave it up.
+    """
 
     name: str
     gang: str
@@ -154,6 +191,10 @@ class JobFacts:
     terminating: bool = False
     uid: str = ""
     launcher: LauncherKind = LauncherKind.PYTORCH_JOB
+    suspended: bool = False
+    resumed_at: datetime | None = None
+    queue_message: str = "it is suspended, and nobody says why"
+    deactivated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +284,7 @@ class Snapshot:
         other_claims: claims of the other plans' gangs.
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
+        queue: the plan's queue; None where it has none.
     """
 
     plan: PlanFacts
@@ -259,6 +301,7 @@ class Snapshot:
     other_claims: tuple[GangClaim, ...] = ()
     claims_known: bool = True
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
+    queue: QueueFacts | None = None
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

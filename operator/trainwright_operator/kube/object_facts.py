@@ -193,9 +193,11 @@ def parse_quantity(text: str) -> int:
 
 
 def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
-    meta = job["metadata"]
-    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    meta, told = job["metadata"], (job.get("status") or {}).get("conditions") or []
+    conditions = {c["type"]: c for c in told if c["status"] == "True"}
+    resumed = (c.get("lastTransitionTime") for c in told if (c["type"], c["status"]) == ("Suspended", "False"))
     failed = conditions.get("Failed")
+    has_ended = failed is not None or launcher.succeeded_condition in conditions
     return JobFacts(
         name=meta["name"],
         gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
@@ -206,6 +208,8 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
         terminating="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
         launcher=launcher.kind,
+        suspended=bool((job.get("spec") or {}).get("suspend")) and not has_ended,
+        resumed_at=_optional_time(next(resumed, None)),
     )
 
 

@@ -30,6 +30,7 @@ from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
+from trainwright_operator.kube.queue_reader import QueueReader
 from trainwright_operator.settings import Settings
 
 
@@ -79,6 +80,7 @@ class SnapshotReader:
         self._settings = settings
         self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
+        self._queues = QueueReader(api)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
@@ -111,7 +113,8 @@ class SnapshotReader:
             children.stored = await self._stored(plan)
         stored = children.stored or ()
         pods = [children.pods[name] for name in sorted(children.pods)]
-        jobs = tuple(children.jobs[name] for name in sorted(children.jobs))
+        known_jobs = [children.jobs[name] for name in sorted(children.jobs)]
+        jobs = await self._queues.with_messages(plan.namespace, known_jobs)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
         )
@@ -164,13 +167,17 @@ class SnapshotReader:
         if spec is None or is_idle or (is_finished(snapshot) and spec.replan is Replan.NEVER):
             return snapshot
         is_new = snapshot.find(snapshot.names(spec).discovery) is None
+        age_seconds = SHARED_SECONDS if is_new else WATCH_SECONDS
+        if spec.queue_name is not None:
+            asked = snapshot.plan.namespace, spec.queue_name, spec.devices.resource_name
+            snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds))
         cluster = snapshot.plan.status.cluster
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
         if needs_node_usage(snapshot) or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
             usage = await self.node_cache.usage(spec.devices.resource_name)
             return replace(snapshot, **usage.inventory._asdict(), used_devices=usage.devices)
-        inventory = await self.node_cache.inventory(SHARED_SECONDS if is_new else WATCH_SECONDS)
+        inventory = await self.node_cache.inventory(age_seconds)
         return replace(snapshot, **inventory._asdict())
 
     async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:

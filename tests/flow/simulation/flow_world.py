@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flow_jobs import pods_of_job
+from flow_queue import SimulatedQueue
 from flow_reports import log_of, report_of
 
 from trainwright.search import NoFeasiblePlan
@@ -82,6 +83,8 @@ class World:
     others: dict[str, int] = field(default_factory=dict)
     image_id: Callable[[str, str], str] = lambda node, image: ""
     """Id that a node reports of an image."""
+    queue: SimulatedQueue = field(default_factory=SimulatedQueue)
+    """Queue of a plan with queueName; plans may share it."""
 
     def __post_init__(self) -> None:
         self.now = START
@@ -93,6 +96,7 @@ class World:
         self.images: dict[str, str] = {}
         self.handed_over: dict[str, dict[str, Any]] = {}
         self.templates: dict[str, dict[str, Any]] = {}
+        self.manifests: dict[str, dict[str, Any]] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
         self.pods_made = 0
@@ -132,6 +136,7 @@ class World:
             dry_run=self.dry_run,
             planner=self.planner,
             failing=self.failing,
+            queue=self.queue.facts if self.spec.queue_name else None,
         )  # fmt: skip
 
     def decide(self) -> list[a.Action]:
@@ -230,7 +235,16 @@ class World:
             return
         self.created.append(name)
         kind = LauncherKind(manifest["kind"])
-        self.jobs[name] = JobFacts(name, labels[GANG_LABEL], self.now, launcher=kind)
+        is_suspended = manifest["spec"].get("suspend", False)
+        self.jobs[name] = JobFacts(name, labels[GANG_LABEL], self.now, launcher=kind, suspended=is_suspended)
+        self.manifests[name] = manifest
+        if not is_suspended:
+            self.create_pods(name)
+
+    def create_pods(self, name: str) -> None:
+        """Create the pods of a job that is not suspended."""
+        manifest, kind = self.manifests[name], self.jobs[name].launcher
+        labels = manifest["metadata"]["labels"]
         for pod, template in pods_of_job(manifest):
             assert template["spec"]["schedulingGates"] == [{"name": PLACEMENT_GATE}]
             place = LAUNCHERS[kind].read_place(pod["labels"])
@@ -247,10 +261,38 @@ class World:
 
     def delete_job(self, name: str) -> None:
         self.jobs.pop(name, None)
+        self.queue.release(name)
+        self.delete_pods(name)
+
+    def delete_pods(self, name: str) -> None:
         self.pods = {key: pod for key, pod in self.pods.items() if pod.job != name}
+
+    def _admit_jobs(self) -> None:
+        for name, job in list(self.jobs.items()):
+            if not job.suspended or job.deactivated:
+                continue
+            lacking = self.queue.admit(self.manifests[name])
+            if lacking:
+                self.jobs[name] = replace(job, queue_message=lacking)
+            else:
+                self.jobs[name] = replace(job, suspended=False, resumed_at=self.now)
+                self.delete_pods(name)
+                self.create_pods(name)
+
+    def evict(self, gang: str, **changes: Any) -> None:
+        """Suspend the gang's job, as Kueue does; its pods terminate."""
+        for name, job in list(self.jobs.items()):
+            if job.gang == gang:
+                self.jobs[name] = replace(job, suspended=True, queue_message="preempted by another", **changes)
+                self.queue.release(name)
+                ending = {key: replace(pod, terminating=True) for key, pod in self.pods.items() if pod.job == name}
+                self.pods |= ending
 
     def _pin(self, action: a.PinPod) -> None:
         pod = self.pods[action.name]
+        given = self.queue.assigned.get((pod.job, pod.role))
+        labels = next((one.labels for one in self.nodes if one.name == action.node), {})
+        assert given is None or given.node_labels.items() <= labels.items(), f"{pod.name} never starts on {action.node}"
         if PLACEMENT_GATE in pod.gates:
             match = {"key": "metadata.name", "operator": "In", "values": [action.node]}
             terms = {"nodeSelectorTerms": [{"matchFields": [match]}]}
@@ -273,6 +315,7 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Advance the clock: pods are bound and run; a gang whose pods ran long enough succeeds, with its report in the log."""
         self.now += timedelta(seconds=seconds)
+        self._admit_jobs()
         for name, pod in list(self.pods.items()):
             if pod.phase == "Pending" and not pod.gates and not (pod.containers and pod.containers[0].waiting_reason):
                 where = scheduling.pinned_node(pod.affinity)

@@ -76,6 +76,9 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
 
     `lacking`, `refused`: sentences on what blocks the placement of gated pods: capacity, the API server.
     """
+    suspended = next((job for job in jobs if job.suspended), None)
+    if suspended is not None:
+        return _suspension_failure(suspended, task_map)
     pods = [pod for pod, _ in placed if pod is not None]
     return (
         _placement_failure(placed)
@@ -84,11 +87,19 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
         or _lost_pod_failure(placed, task_map, jobs)
         or _job_failure(now, pods, jobs)
         or (
-            _start_timeout(now, gang_spec, placed, task_map, lacking=lacking, refused=refused)
+            _start_timeout(now, gang_spec, placed, task_map, jobs=jobs, lacking=lacking, refused=refused)
             if started_at is None
             else _run_failure(now, gang_spec, placed, started_at)
         )
     )
+
+
+def _suspension_failure(job: JobFacts, task_map: StoredConfigMap) -> GangFailure | None:
+    """Return a failure where the job never gets its pods, or lost them after one was assigned to its node."""
+    facts = {"kind": job.launcher, "name": job.name, "what": job.queue_message}
+    if job.deactivated:
+        return GangFailure.of(Reason.DEACTIVATED, **facts)
+    return GangFailure.of(Reason.EVICTED, **facts) if PINNED_ANNOTATION in task_map.annotations else None
 
 
 def _placement_failure(placed: Placements) -> GangFailure | None:
@@ -248,18 +259,21 @@ def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
     placed: Placements,
     task_map: StoredConfigMap,
     *,
+    jobs: Sequence[JobFacts],
     lacking: Sequence[str],
     refused: Sequence[str],
 ) -> GangFailure | None:
     """Check the deadlines of the pods' creation, and of their start once one is assigned to its node.
 
-    Pods that all wait for capacity hold no devices, so they may wait for ever.
+    Pods that all wait for capacity hold no devices, so they may wait for ever. In a queue the first deadline counts from
+    the admission.
     """
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     gated = sum(pod is not None and scheduling.is_gated(pod) for pod, _ in placed)
     if have == want == gated and not refused and (lacking or PINNED_ANNOTATION not in task_map.annotations):
         return None
     created_at = _annotated_time(task_map, JOBS_CREATED_ANNOTATION) or task_map.created_at
+    created_at = max([created_at, *(job.resumed_at for job in jobs if job.resumed_at is not None)])
     assigned_at = _annotated_time(task_map, PINNED_ANNOTATION) or _annotated_time(task_map, PLACED_ANNOTATION)
     since = created_at if have < want else assigned_at or created_at
     if _age(now, since) <= gang_spec.pending_seconds:

@@ -19,8 +19,8 @@ from trainwright_operator.flow.actions import (
     PinPod,
     StoredRole,
 )
+from trainwright_operator.flow.gangs import kueue, results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs import outcome as outcomes
-from trainwright_operator.flow.gangs import results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
@@ -32,7 +32,7 @@ from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.placement_queue import gangs_ahead
-from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait, message
+from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
 _CLOCK_STEP = timedelta(seconds=1)
@@ -70,7 +70,7 @@ class GangStep:
     @property
     def is_lacking(self) -> bool:
         """Return whether the gang waits only for what the cluster lacks."""
-        return self.again_at is not None or self.reason is Reason.WAITING_FOR_CAPACITY
+        return self.again_at is not None or self.reason in WAITS_IN_QUEUES
 
     @property
     def explanation(self) -> Explanation:
@@ -130,9 +130,12 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec, retry: Retry | 
     if jobs or pods or (retry is not None and context.now - retry.ended_at < _CLOCK_STEP):
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
+    problem = kueue.explain_problem(context)
+    if problem is not None:
+        return GangStep(reason=Reason.WAITING_FOR_QUOTA, activity=problem.message)
     framework = gang_spec.framework
     image = worker_image.image_record(context, gang_spec.task.gang, framework.image if framework is not None else None)
-    data = {TASK_FILE: documents.dumps(gang_spec.task), **image, **launcher_record(context.plan)}
+    data = {TASK_FILE: documents.dumps(gang_spec.task), **image, **launcher_record(context, gang_spec.task.gang)}
     data |= gang_spec.stored_framework
     creation = CreateConfigMap(context.names.task(gang_spec.name), StoredRole.TASK, data, gang_spec.name)
     return GangStep(activity="creating the task", actions=(creation,))
@@ -185,6 +188,12 @@ def _end(
         record = retries.record_lost_attempt(context, gang_spec.name, lost, device_seconds=used, log=log)
         actions = (*actions, *record)
     return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=actions)
+
+
+def _start_time(pod: PodFacts | None) -> datetime | None:
+    """Return when the pod's worker started, or None where it is missing or has not."""
+    worker = pod.containers[0] if pod is not None and pod.containers else None
+    return worker.running_since or worker.started_at if worker is not None else None
 
 
 @dataclass(frozen=True)
@@ -296,6 +305,9 @@ class _RunningGang:
 
     def _place_pods(self, lacking: Sequence[str], refused: Sequence[str]) -> GangStep:
         """Pin all pods once all exist and all their devices are free: all or none."""
+        suspended = next((job for job in self.jobs.values() if job.suspended), None)
+        if suspended is not None:
+            return GangStep(reason=Reason.WAITING_FOR_QUOTA, activity=suspended.queue_message)
         pods = [pod for pod, _ in self.placed if pod is not None]
         if len(pods) < len(self.placed):
             return GangStep(activity=f"{len(pods)} of {len(self.placed)} pods created")
@@ -327,18 +339,16 @@ class _RunningGang:
         ends = [one.finished_at for pod in self.pods for one in pod.containers if one.finished_at is not None]
         return bool(ends) and self.context.now - min(ends) < CAUSE_PATIENCE
 
-    def _starts(self) -> list[datetime | None]:
-        """Return when each expected pod's worker started, None where it is missing or has not started."""
-        containers = [pod.containers[0] if pod is not None and pod.containers else None for pod, _ in self.placed]
-        return [one.running_since or one.started_at if one is not None else None for one in containers]
-
     def _last_start_time(self) -> datetime | None:
-        """Return when the last of the remaining pods started; others may be gone."""
-        return max((start for start in self._starts() if start is not None), default=None)
+        """Return when the last pod of this attempt started; some may be gone or terminating."""
+        own = (pod for pod in self.pods if pod.created_at >= self.task_map.created_at)
+        return max((start for pod in own if (start := _start_time(pod)) is not None), default=None)
 
     def _all_started_at(self) -> datetime | None:
-        """Return when the last worker started, or None while one has not."""
-        return None if None in self._starts() else self._last_start_time()
+        """Return when the last worker started, or None while one is missing or has not."""
+        starts = [_start_time(pod) for pod, _ in self.placed]
+        known = [start for start in starts if start is not None]
+        return max(known) if len(known) == len(starts) else None
 
     def _capacity_shortfalls(self) -> list[str]:
         """Return a sentence for each node that lacks capacity for its gated pod."""

@@ -26,6 +26,7 @@ from trainwright_operator.flow.device_types import (
     node_location,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
+from trainwright_operator.flow.gangs.kueue import explain_problem, find_flavors, take_quota
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
@@ -44,6 +45,9 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     spec = context.spec
     kept = context.stored_document(context.names.discovery, DiscoveredDevices)
     if kept is None:
+        problem = explain_problem(context)
+        if problem is not None:
+            return Waiting(problem, is_lacking=True)
         found = inspect_nodes(context.snapshot, spec)
         status = TrainingPlanStatus(cluster=found.status())
         if not found.nodes:
@@ -96,6 +100,7 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
     excluded: list[Excluded] = []
     wanted = spec.devices
     remaining_devices = wanted.max
+    quota_used: Mapping[str, int] = {}
     slices = _slices_by_node(snapshot)
     kept = frozenset(present)
 
@@ -107,8 +112,9 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
 
     for facts in sorted(snapshot.nodes, key=order):
         try:
-            found = _usable_type(facts, slices.get(facts.name, ()), spec)
+            found = _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)
             _check_place(facts, found, types, wanted, remaining_devices)
+            quota_used = take_quota(facts, facts.devices(wanted.resource_name), snapshot.queue, quota_used)
         except NodeUnusable as unfit:
             unknown, some = isinstance(unfit, DeviceTypeUnknown), facts.devices(wanted.resource_name) > 0
             excluded.append(Excluded(facts.name, str(unfit), type_unknown=unknown, has_devices=some))
@@ -146,7 +152,7 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
         allocatable = {**facts.allocatable, spec.devices.resource_name: str(devices or 1)}
         healthy = replace(facts, ready=True, allocatable=allocatable)
         try:
-            _usable_type(healthy, slices.get(facts.name, ()), spec)
+            _usable_type(healthy, slices.get(facts.name, ()), snapshot, spec)
         except NodeUnusable:
             continue
         late.append(f"{facts.name}, which {'has no devices yet' if facts.ready else 'is not ready'}")
@@ -164,7 +170,7 @@ def find_lost_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, discovery: Disco
             lost[node.name] = "it no longer exists"
             continue
         try:
-            found = _usable_type(facts, slices.get(node.name, ()), spec)
+            found = _usable_type(facts, slices.get(node.name, ()), snapshot, spec)
         except NodeUnusable as unfit:
             lost[node.name] = str(unfit)
             continue
@@ -183,7 +189,9 @@ def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
     return slices
 
 
-def _usable_type(node: NodeFacts, slices: Sequence[SliceDevice], spec: TrainingPlanSpec) -> DeviceType:
+def _usable_type(
+    node: NodeFacts, slices: Sequence[SliceDevice], snapshot: Snapshot, spec: TrainingPlanSpec
+) -> DeviceType:
     """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them."""
     wanted = spec.devices
     count_devices(node, wanted.resource_name)
@@ -198,6 +206,7 @@ def _usable_type(node: NodeFacts, slices: Sequence[SliceDevice], spec: TrainingP
     if wanted.products and found.name not in wanted.products:
         raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
     _check_taints(node, spec)
+    find_flavors(node, snapshot.queue)
     return found
 
 

@@ -27,6 +27,7 @@ from trainwright_operator.flow.former_revision import (
     keep_profile,
     obsolete_maps,
 )
+from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -95,6 +96,8 @@ def _find_change(
     `needed`: the only nodes whose change counts; None: all, and new ones too where the spec says so.
     """
     spec = context.spec
+    if explain_problem(context) is not None:
+        return None  # nobody knows which nodes the queue gives
     lost = find_lost_nodes(context.snapshot, spec, before)
     what = [f"{name}: {reason}" for name, reason in lost.items() if needed is None or name in needed]
     if needed is None and spec.replan is Replan.ON_CLUSTER_CHANGE:

@@ -1,14 +1,19 @@
-"""JobSet of a gang: one object for all its pods, with a Job for each accelerator and device count."""
+"""JobSet of a gang: one object for all its pods, with a Job for each accelerator and device count.
+
+In a queue it is created suspended and Kueue alone resumes and suspends it. Its Jobs then also differ by the labels that
+tell the queue's flavors apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.kueue import PRIORITY_LABEL, QUEUE_LABEL, LabelValues
 from trainwright_operator.flow.gangs.launchers.launcher import (
     HandedOver,
     JobApi,
@@ -37,8 +42,13 @@ until the operator has read what the workers say and deletes the JobSet.
 
 @dataclass(frozen=True, slots=True)
 class JobSetLauncher:
-    """Launcher of JobSets."""
+    """Launcher of JobSets.
 
+    Attributes:
+        excluded_labels: by node, the labels that only flavors of other nodes have; empty without a queue.
+    """
+
+    excluded_labels: Mapping[str, LabelValues] = field(default_factory=dict)
     kind: LauncherKind = LauncherKind.JOB_SET
     api: JobApi = _API
     missing: Reason = Reason.JOBSET_MISSING
@@ -49,21 +59,27 @@ class JobSetLauncher:
         job = names.job(gang_name, 0)
         return tuple(
             (PodPlace(job, role, index), node)
-            for role, nodes in _groups(gang).items()
+            for role, nodes in self._groups(gang).items()
             for index, node in enumerate(nodes)
         )
 
     def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
         """Return the gang's JobSet as plain data."""
         name = context.names.job(gang_spec.name, 0)
-        groups = _groups(gang_spec.task.gang)
+        groups = self._groups(gang_spec.task.gang)
         first = next(iter(groups))
+        metadata, spec = job_metadata(context, gang_spec, name), context.spec
+        if spec.queue_name is not None:
+            metadata["labels"][QUEUE_LABEL] = spec.queue_name
+            if spec.queue_priority_class is not None:
+                metadata["labels"][PRIORITY_LABEL] = spec.queue_priority_class
         return (
             {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
                 "kind": "JobSet",
-                "metadata": job_metadata(context, gang_spec, name),
+                "metadata": metadata,
                 "spec": {
+                    **({"suspend": True} if spec.queue_name is not None else {}),
                     "network": _NETWORK,
                     "failurePolicy": {"maxRestarts": 0},
                     "replicatedJobs": [
@@ -71,7 +87,12 @@ class JobSetLauncher:
                             "name": role,
                             "replicas": 1,
                             "template": _job_template(
-                                context, gang_spec, nodes, master=f"{name}-{first}-0-0.{name}", is_first=role == first
+                                context,
+                                gang_spec,
+                                nodes,
+                                master=f"{name}-{first}-0-0.{name}",
+                                is_first=role == first,
+                                excluded=self.excluded_labels.get(nodes[0].name, ()),
                             ),
                         }
                         for role, nodes in groups.items()
@@ -101,33 +122,44 @@ class JobSetLauncher:
             return None
         return PodPlace(job, labels.get(f"{_LABELS}/replicatedjob-name", ""), int(index) if index.isdecimal() else -1)
 
-
-def _groups(gang: Gang) -> dict[str, list[GangNode]]:
-    """Return the nodes of each replicated job: those with the same accelerator and device count."""
-    alike: dict[tuple[str, int], list[GangNode]] = {}
-    for node in gang.nodes:
-        alike.setdefault((node.accelerator, len(node.slots)), []).append(node)
-    return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
+    def _groups(self, gang: Gang) -> dict[str, list[GangNode]]:
+        """Return the nodes of each replicated job: those with the same accelerator, device count and flavors."""
+        alike: dict[tuple[str, int, LabelValues], list[GangNode]] = {}
+        for node in gang.nodes:
+            key = node.accelerator, len(node.slots), self.excluded_labels.get(node.name, ())
+            alike.setdefault(key, []).append(node)
+        return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
 
 
 def _indexed(pods: int) -> dict[str, Any]:
     return {"completionMode": "Indexed", "parallelism": pods, "completions": pods}
 
 
-def _job_template(
-    context: ReconcileContext, gang_spec: GangSpec, nodes: list[GangNode], *, master: str, is_first: bool
+def _job_template(  # noqa: PLR0913 - each is a different fact of the Job
+    context: ReconcileContext,
+    gang_spec: GangSpec,
+    nodes: list[GangNode],
+    *,
+    master: str,
+    is_first: bool,
+    excluded: LabelValues,
 ) -> dict[str, Any]:
+    template = pod_of(
+        context,
+        gang_spec,
+        master=master,
+        devices=len(nodes[0].slots),
+        labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
+    )
+    if excluded:
+        expressions = [{"key": key, "operator": "NotIn", "values": list(values)} for key, values in excluded]
+        terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+        template["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return {
         "spec": {
             **_indexed(len(nodes)),
             "backoffLimit": _NO_LIMIT,
             "activeDeadlineSeconds": abandoned_seconds(gang_spec),
-            "template": pod_of(
-                context,
-                gang_spec,
-                master=master,
-                devices=len(nodes[0].slots),
-                labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
-            ),
+            "template": template,
         }
     }

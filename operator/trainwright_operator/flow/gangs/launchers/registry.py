@@ -4,32 +4,49 @@ from __future__ import annotations
 
 from typing import Final
 
+from trainwright.worker_api import Gang
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs.kueue import dump_labels, parse_labels
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.pytorch_job import PyTorchJobLauncher
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PlanFacts, StoredConfigMap
 
 LAUNCHERS: Final[dict[LauncherKind, Launcher]] = {one.kind: one for one in (PyTorchJobLauncher(), JobSetLauncher())}
 """Launchers in the order in which a plan without a wish tries them."""
 _LAUNCHER_KEY: Final = "launcher"
 """Key of a gang's launcher beside its task; absent for PyTorchJob, which former versions did not name."""
+_LABELS_KEY: Final = "excluded-labels.json"
+"""Key of the labels that the nodes of a gang in a queue do not have."""
 
 
 def possible_launchers(plan: PlanFacts) -> tuple[Launcher, ...]:
-    """Return the launchers that a plan may use, the best first: the one asked for, else the one chosen before, else any."""
-    chosen = (plan.spec.launcher if plan.spec is not None else None) or plan.status.launcher
+    """Return the launchers that a plan may use, the best first: the one asked for, else the one chosen before, else any.
+
+    In a queue a gang has to be one object, or Kueue would admit a part of it.
+    """
+    spec = plan.spec
+    if spec is not None and spec.queue_name is not None:
+        return (LAUNCHERS[LauncherKind.JOB_SET],)
+    chosen = (spec.launcher if spec is not None else None) or plan.status.launcher
     return tuple(LAUNCHERS.values()) if chosen is None else (LAUNCHERS[chosen],)
 
 
-def launcher_record(plan: PlanFacts) -> dict[str, str]:
-    """Return the entry of a new gang's task that names the plan's launcher."""
-    kind = possible_launchers(plan)[0].kind
-    return {} if kind is LauncherKind.PYTORCH_JOB else {_LAUNCHER_KEY: kind.value}
+def launcher_record(context: ReconcileContext, gang: Gang) -> dict[str, str]:
+    """Return the entries of a new gang's task that tell its launcher, and what the queue makes of its nodes."""
+    kind = possible_launchers(context.plan)[0].kind
+    record = {} if kind is LauncherKind.PYTORCH_JOB else {_LAUNCHER_KEY: kind.value}
+    if context.spec.queue_name is not None:
+        record[_LABELS_KEY] = dump_labels(context, tuple(node.name for node in gang.nodes))
+    return record
 
 
 def launcher_of(task_map: StoredConfigMap | None) -> Launcher:
     """Return the launcher of a gang that has a task, whatever the plan asks for now."""
-    recorded = task_map.data.get(_LAUNCHER_KEY, "") if task_map is not None else ""
-    is_known = recorded in LauncherKind.__members__.values()
-    return LAUNCHERS[LauncherKind(recorded) if is_known else LauncherKind.PYTORCH_JOB]
+    recorded = task_map.data if task_map is not None else {}
+    if _LABELS_KEY in recorded:
+        return JobSetLauncher(excluded_labels=parse_labels(recorded[_LABELS_KEY]))
+    kind = recorded.get(_LAUNCHER_KEY, "")
+    is_known = kind in LauncherKind.__members__.values()
+    return LAUNCHERS[LauncherKind(kind) if is_known else LauncherKind.PYTORCH_JOB]

@@ -1,0 +1,139 @@
+"""Reader of Kueue's queues, and of what it says about suspended jobs.
+
+Both are read when a decision needs them. A watch would keep every Workload of the cluster, and a resumed or suspended job
+wakes its plan anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from trainwright_operator.flow.gangs.kueue import API_GROUP
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
+from trainwright_operator.kube import client
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.object_facts import parse_quantity
+
+_VERSION: Final = "v1beta2"
+_UID_LABEL: Final = f"{API_GROUP}/job-uid"
+_RUNNING_POLICY: Final = (None, "None")
+
+
+class QueueReader:
+    """Reader of queues, each at most once in `age_seconds` for a resource."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._read: dict[tuple[str, str, str], tuple[float, QueueFacts]] = {}
+
+    async def queue(self, namespace: str, name: str, resource_name: str, age_seconds: float) -> QueueFacts:
+        """Return a queue as it was at most that long ago."""
+        key, now = (namespace, name, resource_name), asyncio.get_running_loop().time()
+        known = self._read.get(key)
+        if known is None or now - known[0] >= age_seconds:
+            known = self._read[key] = now, await self._read_queue(*key)
+        return known[1]
+
+    async def with_messages(self, namespace: str, jobs: Iterable[JobFacts]) -> tuple[JobFacts, ...]:
+        """Return the jobs, those that are suspended with what Kueue says about them."""
+        return tuple(await asyncio.gather(*(self._with_message(namespace, job) for job in jobs)))
+
+    async def _read_queue(self, namespace: str, name: str, resource_name: str) -> QueueFacts:
+        try:
+            local = await self._list("localqueues", namespace, name)
+            if not local:
+                return QueueFacts(name, problem=f"namespace {namespace} has no LocalQueue of that name; create it")
+            cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
+            found = await self._list("clusterqueues", "", cluster_queue)
+            flavors = await self._list("resourceflavors")
+        except ApiError as error:
+            if error.is_missing:
+                return QueueFacts(name, is_installed=False)
+            if error.status == 403:
+                return QueueFacts(name, problem=f"the operator may not read it; install its present roles: {error}")
+            raise
+        if not found:
+            return QueueFacts(name, problem=f"its ClusterQueue {cluster_queue} does not exist; create it")
+        stopped = next((one for one in (local[0], found[0]) if not _is_running(one)), None)
+        if stopped is not None:
+            return QueueFacts(name, problem=f"its {stopped.get('kind', 'ClusterQueue')} has a stopPolicy; remove it")
+        return queue_facts(name, found[0], flavors, resource_name)
+
+    async def _with_message(self, namespace: str, job: JobFacts) -> JobFacts:
+        if not job.suspended:
+            return job
+        try:
+            found = await self._list("workloads", namespace, labelSelector=f"{_UID_LABEL}={job.uid}")
+        except ApiError as error:
+            if error.is_missing or error.status == 403:
+                return job
+            raise
+        if not found:
+            what = (
+                f"Kueue has no Workload of {job.launcher} {job.name} yet; `kubectl describe {job.launcher} {job.name}`"
+            )
+            return replace(job, queue_message=f"{what} may say why")
+        return with_workload(job, found[0])
+
+    async def _list(self, plural: str, namespace: str = "", name: str = "", **query: str) -> list[dict[str, Any]]:
+        path = client.jobs_path(JobApi(API_GROUP, _VERSION, plural), namespace)
+        return await self._api.list(path, **query, **({"fieldSelector": f"metadata.name={name}"} if name else {}))
+
+
+def _is_running(queue: dict[str, Any]) -> bool:
+    return (queue.get("spec") or {}).get("stopPolicy") in _RUNNING_POLICY
+
+
+def queue_facts(
+    name: str, cluster_queue: dict[str, Any], flavors: Iterable[dict[str, Any]], resource_name: str
+) -> QueueFacts:
+    """Convert a ClusterQueue to the flavors and quotas of the resource."""
+    spec, own_name = cluster_queue.get("spec") or {}, cluster_queue["metadata"]["name"]
+    groups = spec.get("resourceGroups") or []
+    group = next((one for one in groups if resource_name in (one.get("coveredResources") or [])), None)
+    if group is None:
+        what = f"its ClusterQueue {own_name} does not cover {resource_name}; add it to coveredResources, with a quota"
+        return QueueFacts(name, problem=what)
+    borrows = bool(spec.get("cohortName"))
+    known = {one["metadata"]["name"]: one.get("spec") or {} for one in flavors}
+    missing = [one["name"] for one in group["flavors"] if one["name"] not in known]
+    if missing:
+        return QueueFacts(
+            name, problem=f"ResourceFlavor {missing[0]} of ClusterQueue {own_name} does not exist; create it"
+        )
+    found = []
+    for entry in group["flavors"]:
+        quota: dict[str, Any] = next((one for one in entry.get("resources") or [] if one["name"] == resource_name), {})
+        flavor = known[entry["name"]]
+        found.append(
+            FlavorFacts(
+                name=entry["name"],
+                node_labels=flavor.get("nodeLabels") or {},
+                quota=_quota(quota, borrows=borrows),
+                topology=flavor.get("topologyName") or "",
+            )
+        )
+    return QueueFacts(name, tuple(found))
+
+
+def _quota(quota: dict[str, Any], *, borrows: bool) -> int | None:
+    """Return the most that the queue may use, or None where only its cohort limits what it borrows."""
+    nominal, limit = parse_quantity(str(quota.get("nominalQuota", "0"))), quota.get("borrowingLimit")
+    if not borrows:
+        return nominal
+    return nominal + parse_quantity(str(limit)) if limit is not None else None
+
+
+def with_workload(job: JobFacts, workload: dict[str, Any]) -> JobFacts:
+    """Return the job with what its Workload says."""
+    conditions = {one["type"]: one for one in (workload.get("status") or {}).get("conditions") or []}
+    evicted, reserved = conditions.get("Evicted", {}), conditions.get("QuotaReserved", {})
+    # The eviction stands until the gang is admitted again.
+    newest = evicted if evicted.get("status") == "True" else reserved
+    message = newest.get("message", "") or "Kueue has not looked at it yet"
+    is_active = (workload.get("spec") or {}).get("active", True)
+    return replace(job, queue_message=message, deactivated=not is_active)
