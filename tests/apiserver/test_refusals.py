@@ -114,6 +114,15 @@ REFUSALS = {
         },
         "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
     ),
+    "a gang of several objects in a queue": (
+        {"queueName": "research", "launcher": "PyTorchJob"},
+        "Kueue would admit a part of a gang of several PyTorchJobs; with queueName leave launcher out, or set JobSet",
+    ),
+    "a priority in no queue": (
+        {"queuePriorityClass": "high"},
+        "queuePriorityClass orders the gangs of a queue; set queueName, or leave it out",
+    ),
+    "a queue whose name no label holds": ({"queueName": "Research"}, "spec.queueName"),
     "a tolerance that is no share": ({"search.tolerance": 0.6}, "tolerance is a share, 0.5 at most"),
     "no effort": ({"search.effort": 0}, "effort is at least 0.1; 1 is what"),
     "no time to search": ({"search.budgetSeconds": 0}, "should be greater than or equal to 1"),
@@ -230,6 +239,7 @@ def test_a_field_that_does_not_exist_is_refused(api_server, training_plan, path,
         {"model": {"transGan": {}}},
         {"model": {"custom": CUSTOM}},
         {"search.objective": "Cost", "devices.pricesPerHour": {"Tesla-T4": 0.35}},
+        {"queueName": "research", "queuePriorityClass": "high", "launcher": "JobSet"},
         {"search.planner": "GalvatronBmw", "search.tolerance": 0, "training.dtype": "float16"},
     ],
 )
@@ -244,6 +254,7 @@ def test_values_at_the_limits_are_accepted(api_server, training_plan, changes) -
         ("training", "training.optimizer", "sgd"),
         ("devices", "devices.max", 1),
         ("search", "search.limits.maxTensorDegree", 1),
+        ("queueName", "queueName", "research"),
     ],
 )
 def test_immutable_fields_cannot_be_changed(api_server, training_plan, field, path, value) -> None:

@@ -189,14 +189,17 @@ def test_no_more_devices_are_used_than_the_quota_of_their_flavor() -> None:
     reasons = excluded(queued(replace(V100, quota=3), T4))
     assert list(reasons) == ["n2"]
     assert "exceed the quota" in reasons["n2"]
-    assert "1 of emulated-v100" in reasons["n2"]
+    assert "1 of flavor emulated-v100 are left" in reasons["n2"]
 
 
-def test_node_takes_quota_of_the_next_flavor_that_it_has() -> None:
-    world = queued(replace(V100, quota=2), flavor("emulated-v100", 2, zone="b"), T4)
-    labels = {"zone": "b"}
-    world.nodes = tuple(replace(one, labels={**one.labels, **labels}) for one in world.nodes)
-    assert not excluded(world)
+def test_nodes_that_are_alike_share_the_flavor_with_the_most_quota() -> None:
+    """Kueue gives one flavor to all pods of a group, so quotas of two flavors do not add up."""
+    small, large = replace(V100, quota=2), flavor("emulated-v100", 3, zone="b")
+    world = queued(small, large, T4)
+    world.nodes = tuple(replace(one, labels={**one.labels, "zone": "b"}) for one in world.nodes)
+    reasons = excluded(world)
+    assert list(reasons) == ["n2"]
+    assert "1 of flavor emulated-v100-b are left" in reasons["n2"]
 
 
 def test_nodes_whose_pods_kueue_places_are_left_out() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from trainwright_operator.flow.device_types import NodeUnusable
@@ -35,20 +37,37 @@ def explain_problem(context: ReconcileContext) -> Explanation | None:
     return explain(Reason.QUEUE_UNUSABLE, queue=context.spec.queue_name, what=what)
 
 
-def take_quota(node: NodeFacts, devices: int, queue: QueueFacts | None, used: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the used devices by flavor with the node's, of its first flavor with enough quota left.
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """Quota that the nodes chosen so far take.
 
-    Raise NodeUnusable where there is none.
+    Attributes:
+        used: devices by flavor.
+        chosen: flavor of the nodes that lack these labels. Kueue gives a group of pods a single one.
     """
-    flavors = find_flavors(node, queue)
-    if flavors is None:
-        return used
-    for flavor in flavors:
-        total = used.get(flavor.name, 0) + devices
-        if flavor.quota is None or total <= flavor.quota:
-            return {**used, flavor.name: total}
-    left = ", ".join(f"{(one.quota or 0) - used.get(one.name, 0)} of {one.name}" for one in flavors)
-    raise NodeUnusable(f"its {devices} devices exceed the quota of spec.queueName, of which is left: {left}")
+
+    queue: QueueFacts | None
+    used: Mapping[str, int] = field(default_factory=dict)
+    chosen: Mapping[LabelValues, str] = field(default_factory=dict)
+
+    def with_node(self, node: NodeFacts, devices: int) -> QuotaUse:
+        """Return the use with all devices of a node. Raise NodeUnusable where no quota is left for them."""
+        flavors = find_flavors(node, self.queue)
+        if flavors is None or self.queue is None:
+            return self
+        alike = other_labels(node, self.queue)
+        possible = [one for one in flavors if one.name == self.chosen.get(alike, one.name)]
+        best = max(possible, key=self._left)
+        if self._left(best) < devices:
+            raise NodeUnusable(
+                f"its {devices} devices exceed the quota of spec.queueName {self.queue.name}, of which "
+                f"{self._left(best):.0f} of flavor {best.name} are left"
+            )
+        used = {**self.used, best.name: self.used.get(best.name, 0) + devices}
+        return replace(self, used=used, chosen={**self.chosen, alike: best.name})
+
+    def _left(self, flavor: FlavorFacts) -> float:
+        return inf if flavor.quota is None else flavor.quota - self.used.get(flavor.name, 0)
 
 
 def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts, ...] | None:

@@ -26,7 +26,7 @@ from trainwright_operator.flow.device_types import (
     node_location,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
-from trainwright_operator.flow.gangs.kueue import explain_problem, find_flavors, take_quota
+from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, find_flavors
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
@@ -100,7 +100,7 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
     excluded: list[Excluded] = []
     wanted = spec.devices
     remaining_devices = wanted.max
-    quota_used: Mapping[str, int] = {}
+    quota = QuotaUse(snapshot.queue)
     slices = _slices_by_node(snapshot)
     kept = frozenset(present)
 
@@ -114,7 +114,7 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
         try:
             found = _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)
             _check_place(facts, found, types, wanted, remaining_devices)
-            quota_used = take_quota(facts, facts.devices(wanted.resource_name), snapshot.queue, quota_used)
+            quota = quota.with_node(facts, facts.devices(wanted.resource_name))
         except NodeUnusable as unfit:
             unknown, some = isinstance(unfit, DeviceTypeUnknown), facts.devices(wanted.resource_name) > 0
             excluded.append(Excluded(facts.name, str(unfit), type_unknown=unknown, has_devices=some))
