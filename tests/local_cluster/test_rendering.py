@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 
-from local_cluster.addons import adapt_jobset, adapt_training_operator
-from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, Binaries
+from local_cluster.addons import adapt_jobset, adapt_kueue, adapt_training_operator
+from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, KUEUE, Binaries
 from local_cluster.certificates import make_certificates
 from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
 from local_cluster.control_groups import ControlGroups
 from local_cluster.image_stores import write_archive
+from local_cluster.images import KUEUE as KUEUE_IMAGE
 from local_cluster.images import Images, build_arguments, requirements
 from local_cluster.node import Node, device_patch, node_patch
 from local_cluster.paths import Folders, project_root
@@ -123,12 +125,38 @@ def test_jobset_runs_from_its_image_on_the_system_node() -> None:
     assert pod["nodeSelector"] == {"trainwright.dev/system": "true"}
 
 
+def test_kueue_queues_jobsets_and_its_webhooks_see_nothing_else() -> None:
+    settings = {"integrations": {"frameworks": ["batch/job"]}, "leaderElection": {"leaderElect": True}}
+    webhooks = [{"rules": [{"resources": [kind]}]} for kind in ("pods", "jobsets", "clusterqueues")]
+    added = [
+        {"kind": "ConfigMap", "data": {"controller_manager_config.yaml": yaml.safe_dump(settings)}},
+        {"kind": "ValidatingWebhookConfiguration", "webhooks": webhooks},
+        {"kind": "APIService"},
+        {"kind": "CustomResourceDefinition", "metadata": {"name": "workloads.kueue.x-k8s.io"}},
+    ]
+    found = {document["kind"]: document for document in adapt_kueue([*operator_manifests(), *added])}
+    told = yaml.safe_load(found["ConfigMap"]["data"]["controller_manager_config.yaml"])
+    assert told["integrations"]["frameworks"] == ["jobset.x-k8s.io/jobset"]
+    assert [one["rules"][0]["resources"] for one in found["ValidatingWebhookConfiguration"]["webhooks"]] == [
+        ["jobsets"],
+        ["clusterqueues"],
+    ]
+    assert found["CustomResourceDefinition"]["metadata"]["name"] == "workloads.kueue.x-k8s.io"
+    assert "APIService" not in found
+    assert found["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] == KUEUE_IMAGE
+
+
+def test_kueue_is_built_only_for_clusters_that_ask_for_it(folders: Folders) -> None:
+    assert "kueue" not in [program for _, program in Binaries(folders).missing()]
+    assert "kueue" in [program for _, program in Binaries(folders, (KUEUE,)).missing()]
+
+
 def test_every_part_is_pinned_with_checksums(folders: Folders) -> None:
     assert KUBERNETES.version(folders) == "v1.34.4"
     assert "gitVersion=v1.34.4" in KUBERNETES.linker_flags(folders)
     assert "gitMinor=34" in KUBERNETES.linker_flags(folders)
     assert HELM.version(folders) == "v3.19.5"
-    for part in GO_MODULES:
+    for part in (*GO_MODULES, KUEUE):
         requires = "require" in (part.folder(folders) / "go.mod").read_text()
         assert (part.folder(folders) / "go.sum").exists() == requires, part.name
 

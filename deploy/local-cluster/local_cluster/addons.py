@@ -1,4 +1,4 @@
-"""Cluster add-ons: DNS server rights, the Kubeflow training operator and JobSet."""
+"""Cluster add-ons: DNS server rights, the Kubeflow training operator, JobSet, and Kueue where it is asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import yaml
 from local_cluster import binaries
 from local_cluster.binaries import Binaries, GoModule
 from local_cluster.commands import ClusterError, tail, wait_until
-from local_cluster.images import BASE, JOBSET, TRAINING_OPERATOR
+from local_cluster.images import BASE, JOBSET, KUEUE, TRAINING_OPERATOR
 from local_cluster.kubectl import Kubectl
 from local_cluster.paths import Folders, fingerprint
 
 _MARK = "trainwright.dev/local-cluster"
-_KEPT_DEFINITIONS = {"pytorchjobs.kubeflow.org", "jobsets.jobset.x-k8s.io"}
+_KEPT_DEFINITIONS = ("pytorchjobs.kubeflow.org", "jobsets.jobset.x-k8s.io", ".kueue.x-k8s.io")
+_KUEUES_SETTINGS = "controller_manager_config.yaml"
+_KUEUES_KINDS = {"jobsets", "clusterqueues", "cohorts", "resourceflavors", "workloads"}
+"""Kinds that Kueue's webhooks see here. The others catch every pod and Deployment, which would fail while Kueue is down."""
+_SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}}
 Documents = list[dict[str, Any]]
 
 
@@ -107,10 +111,26 @@ def adapt_training_operator(documents: Documents, init_container: str) -> Docume
 def adapt_jobset(documents: Documents) -> Documents:
     """Adapt the published manifests to a cluster without a registry, and to its small system node."""
     kept, deployment = _adapt(documents, JOBSET, "JobSet")
-    deployment["spec"]["template"]["spec"]["containers"][0]["resources"] = {
-        "requests": {"cpu": "50m", "memory": "128Mi"}
-    }
+    deployment["spec"]["template"]["spec"]["containers"][0]["resources"] = _SMALL
     return kept
+
+
+def adapt_kueue(documents: Documents) -> Documents:
+    """Adapt the published manifests as JobSet's. Only JobSets are queued, and no API is served beside the API server's."""
+    kept, deployment = _adapt(documents, KUEUE, "Kueue")
+    deployment["spec"]["template"]["spec"]["containers"][0]["resources"] = _SMALL
+    for document in kept:
+        if document["kind"] == "ConfigMap" and _KUEUES_SETTINGS in document["data"]:
+            settings = yaml.safe_load(document["data"][_KUEUES_SETTINGS])
+            settings["integrations"]["frameworks"] = ["jobset.x-k8s.io/jobset"]
+            settings["featureGates"] = {"VisibilityOnDemand": False}
+            settings["leaderElection"]["leaderElect"] = False
+            document["data"][_KUEUES_SETTINGS] = yaml.safe_dump(settings)
+        if document["kind"].endswith("WebhookConfiguration"):
+            document["webhooks"] = [
+                one for one in document["webhooks"] if _KUEUES_KINDS.issuperset(one["rules"][0]["resources"])
+            ]
+    return [document for document in kept if document["kind"] != "APIService"]
 
 
 def _adapt(documents: Documents, image: str, what: str) -> tuple[Documents, dict[str, Any]]:
@@ -118,7 +138,7 @@ def _adapt(documents: Documents, image: str, what: str) -> tuple[Documents, dict
     kept = [
         document
         for document in documents
-        if document["kind"] != "CustomResourceDefinition" or document["metadata"]["name"] in _KEPT_DEFINITIONS
+        if document["kind"] != "CustomResourceDefinition" or document["metadata"]["name"].endswith(_KEPT_DEFINITIONS)
     ]
     deployment = next((document for document in kept if document["kind"] == "Deployment"), None)
     if deployment is None:
@@ -155,4 +175,13 @@ JOB_CONTROLLERS = (
         adapt=lambda documents, _: adapt_jobset(documents),
         check="jobset-check.yaml",
     ),
+)
+KUEUE_CONTROLLER = JobController(
+    name="Kueue",
+    module=binaries.KUEUE,
+    image=KUEUE,
+    namespace="kueue-system",
+    deployment="kueue-controller-manager",
+    adapt=lambda documents, _: adapt_kueue(documents),
+    check="kueue-check.yaml",
 )

@@ -88,22 +88,30 @@ TRAINING_OPERATOR = GoModule(
     kustomization=("github.com/kubeflow/training-operator", "manifests/overlays/standalone"),
 )
 JOBSET = GoModule("jobset", {"jobset": "sigs.k8s.io/jobset"}, kustomization=("sigs.k8s.io/jobset", "config/default"))
+KUEUE = GoModule(
+    "kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, kustomization=("sigs.k8s.io/kueue", "config/default")
+)
 COREDNS = GoModule("coredns", {"coredns": "github.com/coredns/coredns"})
 HELM = GoModule(
     "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, "helm.sh/helm/v3", ("helm.sh/helm/v3/internal/version.version",)
 )
 GO_MODULES = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, JOBSET, COREDNS, HELM)
-"""Build order: modules that others depend on come first."""
+"""Build order: modules that others depend on come first. Kueue, which few need, is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Built programs."""
+    """Built programs; `further`: modules besides those of every cluster."""
 
     folders: Folders
+    further: tuple[GoModule, ...] = ()
+
+    @property
+    def modules(self) -> tuple[GoModule, ...]:
+        return (*GO_MODULES, *self.further)
 
     def path(self, program: str) -> Path:
-        for part in GO_MODULES:
+        for part in self.modules:
             if program in part.programs:
                 return part.build_folder(self.folders) / program
         raise ClusterError(f"there is no program '{program}' in the local cluster")
@@ -118,7 +126,7 @@ class Binaries:
 
     def missing(self) -> list[tuple[GoModule, str]]:
         """Return the programs to build, in order."""
-        wanted = [(part, program) for part in GO_MODULES for program in part.programs]
+        wanted = [(part, program) for part in self.modules for program in part.programs]
         return [(part, name) for part, name in wanted if not (part.build_folder(self.folders) / name).exists()]
 
     def build(self, steps: Steps) -> None:
@@ -130,7 +138,7 @@ class Binaries:
                 for part, program in missing:
                     self._build_one(part, program)
                     step.advance(program)
-        for part in GO_MODULES:
+        for part in self.modules:
             if part.kustomization is not None and not self.manifests(part).exists():
                 self._render(part, *part.kustomization)
 

@@ -26,11 +26,13 @@ _errors = Console(stderr=True)
 
 ShapeFile = Annotated[Path | None, typer.Option("--file", help="The cluster's description (default: cluster.yaml).")]
 
+WithKueue = Annotated[bool, typer.Option("--kueue", help="With Kueue, for plans with queueName: 10 minutes to build.")]
+
 
 @app.command()
-def up(file: ShapeFile = None) -> None:
-    """Bring the cluster up, or bring the running one to what the file says."""
-    with _open_cluster(file) as cluster:
+def up(file: ShapeFile = None, kueue: WithKueue = False) -> None:
+    """Bring the cluster up, or bring the running one to what the file says. Kueue stays until the cluster is down."""
+    with _open_cluster(file, kueue=kueue) as cluster:
         started_seconds = time.monotonic()
         with cluster.steps.shown():
             cluster.up()
@@ -53,9 +55,9 @@ def down(
 
 
 @app.command()
-def build(file: ShapeFile = None) -> None:
+def build(file: ShapeFile = None, kueue: WithKueue = False) -> None:
     """Build the cluster's programs that are missing."""
-    with _open_cluster(file) as cluster, cluster.steps.shown():
+    with _open_cluster(file, kueue=kueue) as cluster, cluster.steps.shown():
         cluster.build()
 
 
@@ -87,14 +89,14 @@ def env(file: ShapeFile = None) -> None:
 
 
 @contextmanager
-def _open_cluster(file: Path | None) -> Iterator[LocalCluster]:
+def _open_cluster(file: Path | None, *, kueue: bool = False) -> Iterator[LocalCluster]:
     """Open the configured cluster for a command, and report its failures as one message with exit code 1 or 2."""
     project = project_root()
     try:
         shape = read_config(file or project / "deploy" / "local-cluster" / "cluster.yaml")
         folders = Folders(project, default_cache(), shape.name)
         os.umask(0o022)
-        yield LocalCluster(folders, shape, Steps(_console))
+        yield LocalCluster(folders, shape, Steps(_console), kueue)
     except ValueError as error:
         _errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from error

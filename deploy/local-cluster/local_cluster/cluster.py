@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local_cluster import host_settings, packages
-from local_cluster.addons import JOB_CONTROLLERS, apply_dns_rights
-from local_cluster.binaries import Binaries
+from local_cluster.addons import JOB_CONTROLLERS, KUEUE_CONTROLLER, apply_dns_rights
+from local_cluster.binaries import KUEUE, Binaries
 from local_cluster.certificates import Certificates, make_certificates
 from local_cluster.cleanup import remove_builders_cache, remove_dead_sockets, remove_leftovers
 from local_cluster.commands import ClusterError, wait_until
-from local_cluster.config import ClusterConfig
+from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
 from local_cluster.control_groups import ControlGroups, control_groups
 from local_cluster.control_plane import ControlPlane
-from local_cluster.image_stores import SeedStore
+from local_cluster.image_stores import SeedStore, import_image
 from local_cluster.images import RUN_ROOT, Images
 from local_cluster.kubectl import Kubectl
 from local_cluster.mounts import unmount_below
@@ -36,11 +36,12 @@ from local_cluster.project_images import ProjectImages
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """Cluster on this machine, identified by its name."""
+    """Cluster on this machine, identified by its name; `kueue`: whether Kueue is built and installed, too."""
 
     folders: Folders
     config: ClusterConfig
     steps: Steps
+    kueue: bool = False
 
     @property
     def groups(self) -> ControlGroups:
@@ -52,7 +53,7 @@ class LocalCluster:
 
     @property
     def binaries(self) -> Binaries:
-        return Binaries(self.folders)
+        return Binaries(self.folders, (KUEUE,) if self.kueue else ())
 
     @property
     def images(self) -> Images:
@@ -111,7 +112,19 @@ class LocalCluster:
                 self.code.load(reimport=False)
                 for one in JOB_CONTROLLERS:
                     one.wait(self.folders, self.kubectl)
+            if self.kueue:
+                with self.steps.step("install Kueue"):
+                    self._install_kueue()
             self._check_devices()
+
+    def _install_kueue(self) -> None:
+        """Install Kueue, from an image that only the system node gets: few clusters need it."""
+        image, node = KUEUE_CONTROLLER.image, self.node(SYSTEM_NODE_NAME)
+        self.images.build_programs([image])
+        self.images.export(image)
+        import_image(self.images, image, node.store, node.containerd_socket)
+        KUEUE_CONTROLLER.apply(self.folders, self.binaries, self.kubectl, self.images.digest(image))
+        KUEUE_CONTROLLER.wait(self.folders, self.kubectl)
 
     def build(self) -> None:
         """Build missing programs."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ OPERATOR_DEPENDENCIES = "docker.io/trainwright/operator-dependencies:dev"
 SANDBOX = "docker.io/trainwright/sandbox:dev"
 TRAINING_OPERATOR = "docker.io/trainwright/training-operator:dev"
 JOBSET = "docker.io/trainwright/jobset:dev"
+KUEUE = "docker.io/trainwright/kueue:dev"
 
 SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, JOBSET, OPERATOR_DEPENDENCIES, WORKER_DEPENDENCIES)
 """Images in the seed store; code images are thin layers on top."""
@@ -34,7 +35,7 @@ _PACKAGES = {
     "profiler-image/Dockerfile": ("planner/trainwright", "profiler-image/trainwright_worker"),
     "operator/Dockerfile": ("planner/trainwright", "operator/trainwright_operator"),
 }
-_PROGRAM_IMAGES = {SANDBOX: "sandbox", TRAINING_OPERATOR: "training-operator", JOBSET: "jobset"}
+_PROGRAM_IMAGES = {SANDBOX: "sandbox", TRAINING_OPERATOR: "training-operator", JOBSET: "jobset", KUEUE: "kueue"}
 _DEPENDENCIES = {WORKER_DEPENDENCIES: WORKER, OPERATOR_DEPENDENCIES: OPERATOR}
 CONSTRAINTS = "deploy/development/constraints.txt"
 _BASE_RECIPE = (
@@ -104,9 +105,12 @@ class Images:
                 self._build_dockerfile(image, dockerfile, "--target", "dependencies")
                 self._stamp(image, made_of)
 
-    def build_programs(self) -> None:
-        """Build images with a single program."""
-        for image, program in _PROGRAM_IMAGES.items():
+    def build_programs(self, images: Iterable[str] = SEEDED) -> None:
+        """Build those of the images that hold a single program."""
+        for image in images:
+            program = _PROGRAM_IMAGES.get(image)
+            if program is None:
+                continue
             dockerfile = self.folders.sources / "images" / program / "Dockerfile"
             built = self.binaries.path(program)
             made_of = fingerprint(str(built), dockerfile.read_text())

@@ -1,0 +1,133 @@
+"""Plans in a queue of a real Kueue: quota that is used up, preemption, one node for two plans, a restart of Kueue."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright_demo.follow import condition
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT, RESOURCE = "nvidia.com/gpu.product", "nvidia.com/gpu"
+KUEUE, JOBSET = "kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2"
+LONG_TRIALS = {"topK": 1, "baseline": "None", "warmupIterations": 1, "iterations": 400}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kueue(kubectl) -> None:
+    """Install Kueue on the running cluster, where it stays."""
+    subprocess.run([sys.executable, "-m", "local_cluster", "up", "--kueue"], cwd=ROOT, check=True)
+
+
+def manifest(kind: str, name: str, spec: dict[str, Any], api: str = KUEUE, **labels: str) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+@pytest.fixture
+def queue(workbench):
+    """Return a function that makes the test's queue with a quota of V100s."""
+
+    def make(devices: int) -> str:
+        name = workbench.namespace
+        quotas = ((RESOURCE, devices), ("cpu", 100), ("memory", "200Gi"))
+        resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas]
+        group = {"coveredResources": [one for one, _ in quotas], "flavors": [{"name": "v100", "resources": resources}]}
+        rules = {"resourceGroups": [group], "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"}}  # fmt: skip
+        workbench.apply(manifest("ResourceFlavor", "v100", {"nodeLabels": {PRODUCT: "emulated-v100"}}))
+        workbench.apply(manifest("ClusterQueue", name, rules))
+        workbench.apply(manifest("LocalQueue", "research", {"clusterQueue": name}))
+        for priority, value in (("low", 1), ("high", 1000)):
+            made = manifest("WorkloadPriorityClass", priority, {})
+            del made["spec"]
+            workbench.apply(made | {"value": value})
+        return "research"
+
+    return make
+
+
+def holder(queue: str, priority: str) -> dict[str, Any]:
+    """Return a JobSet that holds two V100s."""
+    container = {
+        "name": "sleeper",
+        "image": "docker.io/trainwright/worker:dev",
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "900"],
+        "resources": {"limits": {RESOURCE: 2}, "requests": {"cpu": "10m", "memory": "16Mi"}},
+    }
+    pod = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}}
+    job = {"name": "s0", "replicas": 1, "template": {"spec": {"parallelism": 1, "completions": 1, "template": pod}}}
+    labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
+    return manifest("JobSet", "holder", {"suspend": True, "replicatedJobs": [job]}, JOBSET, **labels)
+
+
+def waits_for(kind: str, reason: str):
+    return lambda found: condition(found, kind).get("reason") == reason
+
+
+def is_running(workbench, gang: str) -> bool:
+    listed = json.loads(workbench.run("get", "pods", "--selector", f"trainwright.dev/gang={gang}", "--output", "json"))[
+        "items"
+    ]
+    return bool(listed) and all(pod["status"].get("phase") == "Running" for pod in listed)
+
+
+def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_plan, queue) -> None:
+    name = queue(2)
+    workbench.apply(holder(name, "low"))
+    workbench.run("wait", "pods", "--all", "--for=condition=Ready", "--timeout=60s")
+    plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low"))
+    found = workbench.wait(plan, "a wait for quota", waits_for("Succeeded", "WaitingForQuota"), 90)
+    assert "insufficient" in condition(found, "Succeeded")["message"]
+    assert found["status"]["cluster"]["devices"] == 2
+    workbench.run("delete", "jobset", "holder")
+    assert condition(workbench.wait_finished(plan), "Succeeded")["status"] == "True"
+    assert not json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
+
+
+def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan, queue) -> None:
+    name = queue(2)
+    plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low", trials=LONG_TRIALS))
+    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"), 180)
+    workbench.apply(holder(name, "high"))
+    lost = workbench.wait(
+        plan,
+        "the loss of the trial",
+        lambda found: any(one.get("reason") == "Evicted" for one in found["status"]["trials"]),
+        60,
+    )
+    (trial,) = lost["status"]["trials"]
+    assert trial["state"] == "Pending"
+    assert "reempted" in trial["message"]
+    workbench.wait(plan, "a wait for quota", waits_for("TrialsCompleted", "WaitingForQuota"), 90)
+    workbench.run("delete", "jobset", "holder")
+    (trial,) = workbench.wait_finished(plan)["status"]["trials"]
+    assert trial["state"] == "Succeeded"
+
+
+def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workbench, small_plan, queue) -> None:
+    name = queue(4)
+    one_node = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
+    plans = [workbench.apply(small_plan(one, queueName=name, devices=one_node)) for one in ("first", "second")]
+    for plan in plans:
+        finished = workbench.wait_finished(plan)
+        assert condition(finished, "Succeeded")["status"] == "True"
+        assert [node["name"] for node in finished["status"]["cluster"]["nodes"]] == ["node-1"]
+
+
+def test_plan_goes_on_after_kueue_restarted(workbench, small_plan, queue) -> None:
+    plan = workbench.apply(small_plan(queueName=queue(2), trials=LONG_TRIALS))
+    workbench.wait(plan, "profiling", lambda found: condition(found, "LinksMeasured").get("status") == "True", 120)
+    restart = ("--namespace", "kueue-system", "delete", "pods", "--all", "--force", "--grace-period=0")
+    workbench.kubectl.run(*restart)
+    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"), 240)
+    workbench.kubectl.run(*restart)
+    finished = workbench.wait_finished(plan)
+    assert condition(finished, "Succeeded")["status"] == "True"
+    assert {trial["state"] for trial in finished["status"]["trials"]} == {"Succeeded"}
