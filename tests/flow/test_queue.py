@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from flow_cluster import SharedWorld, placed_gangs, share
-from flow_harm import lost_attempt, running
+from flow_harm import lost_attempt, pass_with_kills, running
 from flow_queue import SimulatedQueue, flavor, queue_of
 from flow_world import World, node, spec_of
 from hypothesis import given
@@ -254,6 +255,24 @@ def test_queued_plan_never_uses_pytorchjobs() -> None:
     for _ in range(5):
         world.step()
     assert told(world, "Accepted") == ("Unknown", "JobSetCRDMissing")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plan_reaches_its_answer_whatever_kueue_takes_and_whenever_the_operator_is_killed(seed: int) -> None:
+    rng, world = random.Random(seed), queued()
+    for _ in range(60):
+        pass_with_kills(world, rng, likely=0.3, passes=10)
+        if world.succeeded != "Unknown":
+            break
+        world.queue.foreign["emulated-v100"] = rng.choice([0, 0, 4])
+        if world.queue.foreign["emulated-v100"]:
+            for gang in sorted({job.gang for job in world.jobs.values()}):
+                world.evict(gang)
+    world.queue.foreign.clear()
+    world.run()
+    assert world.succeeded == "True"
+    assert {trial.state for trial in world.status.trials} == {"Succeeded"}
+    assert not world.jobs
 
 
 VALUES = st.sampled_from("ab")

@@ -113,6 +113,10 @@ class QueueFacts:
     problem: str = ""
     is_installed: bool = True
 
+    @property
+    def is_usable(self) -> bool:
+        return self.is_installed and not self.problem
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:

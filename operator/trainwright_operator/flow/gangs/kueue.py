@@ -29,7 +29,7 @@ LabelValues = tuple[tuple[str, tuple[str, ...]], ...]
 def explain_problem(context: ReconcileContext) -> Explanation | None:
     """Return why the plan's queue cannot be used now, or None where it can or the plan has none."""
     queue = context.snapshot.queue
-    if context.spec.queue_name is None or (queue is not None and queue.is_installed and not queue.problem):
+    if context.spec.queue_name is None or (queue is not None and queue.is_usable):
         return None
     if queue is not None and not queue.is_installed:
         return explain(Reason.KUEUE_MISSING, queue=queue.name)
@@ -75,7 +75,7 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
 
     Raise NodeUnusable where there is none, or where Kueue places the pods of one itself.
     """
-    if queue is None or queue.problem or not queue.is_installed:
+    if queue is None or not queue.is_usable:
         return None
     found = tuple(one for one in queue.flavors if one.node_labels.items() <= node.labels.items())
     if not found:
