@@ -86,7 +86,7 @@ class Images:
             archive = Path(folder) / "base.tar"
             run(["mmdebstrap", "--quiet", *_BASE_RECIPE, archive], what="making the base image", deadline_seconds=900)
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-            self._build(BASE, Path(folder) / "Dockerfile", Path(folder))
+            self._build(BASE, Path(folder) / "Dockerfile", Path(folder), "--no-cache")
             self._stamp(BASE, made_of)
 
     def build_dependencies(self, steps: Steps) -> None:
@@ -118,7 +118,7 @@ class Images:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copy2(built, Path(folder) / program)
-                self._build(image, dockerfile, Path(folder))
+                self._build(image, dockerfile, Path(folder), "--no-cache")
             self._stamp(image, made_of)
 
     def build_code(self, image: str) -> None:
@@ -194,7 +194,7 @@ class Images:
         )
 
     def _build(self, image: str, dockerfile: Path, context: Path, *options: str) -> None:
-        # --force-rm, because the container of a failed build keeps gigabytes.
+        # --force-rm, because the container of a failed build keeps gigabytes; it demands --layers or --no-cache.
         arguments = ["bud", "--quiet", "--isolation", "chroot", "--pull-never", "--force-rm", *options]
         self._run(*arguments, "--tag", image, "--file", str(dockerfile), str(context))
 
