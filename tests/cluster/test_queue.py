@@ -32,15 +32,18 @@ def manifest(kind: str, name: str, spec: dict[str, Any], api: str = KUEUE, **lab
 
 @pytest.fixture
 def queue(workbench):
-    """Return a function that makes the test's queue with a quota of V100s."""
+    """Return a function that makes the test's queue with quotas of devices by accelerator."""
 
-    def make(devices: int) -> str:
-        name = workbench.namespace
+    def flavor(accelerator: str, devices: int) -> dict[str, Any]:
         quotas = ((RESOURCE, devices), ("cpu", 100), ("memory", "200Gi"))
-        resources = [{"name": resource, "nominalQuota": quota} for resource, quota in quotas]
-        group = {"coveredResources": [one for one, _ in quotas], "flavors": [{"name": "v100", "resources": resources}]}
+        workbench.apply(manifest("ResourceFlavor", accelerator, {"nodeLabels": {PRODUCT: f"emulated-{accelerator}"}}))
+        return {"name": accelerator, "resources": [{"name": one, "nominalQuota": quota} for one, quota in quotas]}
+
+    def make(**devices: int) -> str:
+        name = workbench.namespace
+        flavors = [flavor(*one) for one in devices.items()]
+        group = {"coveredResources": [RESOURCE, "cpu", "memory"], "flavors": flavors}
         rules = {"resourceGroups": [group], "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"}}  # fmt: skip
-        workbench.apply(manifest("ResourceFlavor", "v100", {"nodeLabels": {PRODUCT: "emulated-v100"}}))
         workbench.apply(manifest("ClusterQueue", name, rules))
         workbench.apply(manifest("LocalQueue", "research", {"clusterQueue": name}))
         for priority, value in (("low", 1), ("high", 1000)):
@@ -79,7 +82,7 @@ def is_running(workbench, gang: str) -> bool:
 
 
 def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_plan, queue) -> None:
-    name = queue(2)
+    name = queue(v100=2)
     workbench.apply(holder(name, "low"))
     workbench.run("wait", "pods", "--all", "--for=condition=Ready", "--timeout=60s")
     plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low"))
@@ -92,7 +95,7 @@ def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_pla
 
 
 def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan, queue) -> None:
-    name = queue(2)
+    name = queue(v100=2)
     plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low", trials=LONG_TRIALS))
     workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"), 180)
     workbench.apply(holder(name, "high"))
@@ -111,8 +114,22 @@ def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan
     assert trial["state"] == "Succeeded"
 
 
+def test_gang_of_two_accelerators_is_admitted_whole_each_part_in_its_flavor(workbench, small_plan, queue) -> None:
+    plan = workbench.apply(small_plan(queueName=queue(v100=2, t4=2), devices={}))
+    found = workbench.wait(plan, "a chosen cluster", lambda found: "cluster" in found.get("status", {}), 60)
+    assert sorted(node["accelerator"] for node in found["status"]["cluster"]["nodes"]) == [
+        "emulated-t4",
+        "emulated-v100",
+    ]
+    workbench.wait(plan, "running links", lambda _: is_running(workbench, "links"), 120)
+    (workload,) = json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
+    assigned = [one["flavors"][RESOURCE] for one in workload["status"]["admission"]["podSetAssignments"]]
+    assert sorted(assigned) == ["t4", "v100"]
+    assert condition(workbench.wait_finished(plan), "Succeeded")["status"] == "True"
+
+
 def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workbench, small_plan, queue) -> None:
-    name = queue(4)
+    name = queue(v100=4)
     one_node = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
     plans = [workbench.apply(small_plan(one, queueName=name, devices=one_node)) for one in ("first", "second")]
     for plan in plans:
@@ -122,7 +139,7 @@ def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workben
 
 
 def test_plan_goes_on_after_kueue_restarted(workbench, small_plan, queue) -> None:
-    plan = workbench.apply(small_plan(queueName=queue(2), trials=LONG_TRIALS))
+    plan = workbench.apply(small_plan(queueName=queue(v100=2), trials=LONG_TRIALS))
     workbench.wait(plan, "profiling", lambda found: condition(found, "LinksMeasured").get("status") == "True", 120)
     restart = ("--namespace", "kueue-system", "delete", "pods", "--all", "--force", "--grace-period=0")
     workbench.kubectl.run(*restart)
