@@ -48,7 +48,7 @@ def test_status_says_what_other_plans_would_gain() -> None:
     best = planned(world).best.predicted_seconds
     unlimited = world.status.unlimited
     assert unlimited is not None
-    assert unlimited.predicted_seconds == pytest.approx(planned(free).best.predicted_seconds, rel=1e-4)
+    assert unlimited.predicted_seconds == pytest.approx(planned(free).best.predicted_seconds, rel=1e-2)
     assert unlimited.gain == pytest.approx(1 - unlimited.predicted_seconds / best, rel=1e-2)
     assert unlimited.gain > 0.05
     sentence = f"without search.expressibleBy an iteration would take {unlimited.predicted_seconds:.4g} s"
