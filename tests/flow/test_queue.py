@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flow_cluster import SharedWorld, placed_gangs, share
 from flow_harm import lost_attempt, pass_with_kills, running
+from flow_jobs import pods_of_job
 from flow_queue import SimulatedQueue, flavor, queue_of
 from flow_world import World, node, spec_of
 from hypothesis import given
@@ -299,3 +300,19 @@ def test_every_flavor_that_kueue_may_give_to_a_group_is_one_of_all_its_nodes(
         for one in found:
             is_possible = all(one.node_labels.get(key) not in values for key, values in rules)
             assert is_possible == (one.node_labels.items() <= by_name[member.name].labels.items())
+
+
+@pytest.mark.parametrize(("apply", "queues"), [("Run", ["research"]), ("Suspended", [None])])
+def test_handed_over_job_stands_in_the_queue_unless_it_waits_for_its_user(apply: str, queues: list[str | None]) -> None:
+    world = queued(apply=apply, job={"image": "lab/train:7", "command": ["train"]})
+    world.run()
+    made = list(world.handed_over.values())
+    assert [one["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") for one in made] == queues
+    assert all(one["spec"]["suspend"] for one in made)
+    for _, template in pods_of_job(made[0]):
+        affinity = template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (term,) = affinity["nodeSelectorTerms"]
+        (name,) = term["matchFields"][0]["values"]
+        (other,) = term["matchExpressions"]
+        own = next(one for one in world.nodes if one.name == name).labels[other["key"]]
+        assert (other["operator"], own in other["values"]) == ("NotIn", False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainwright_operator.flow.names import PLACEMENT_GATE
@@ -31,9 +31,10 @@ def pin_patch(pod: PodFacts, node: str) -> tuple[dict[str, Any], ...]:
     )
 
 
-def affinity_to(node: str) -> dict[str, Any]:
-    """Return the affinity to one node."""
-    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_match(node)]}]}}
+def affinity_to(node: str, expressions: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the affinity to one node, with expressions of its labels."""
+    term = {"matchFields": [_match(node)], **({"matchExpressions": list(expressions)} if expressions else {})}
+    return {_REQUIRED: {"nodeSelectorTerms": [term]}}
 
 
 def _match(node: str) -> dict[str, Any]:

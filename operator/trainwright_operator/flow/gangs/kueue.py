@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
+from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.device_types import NodeUnusable
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -24,6 +25,17 @@ PRIORITY_LABEL: Final = f"{API_GROUP}/priority-class"
 
 LabelValues = tuple[tuple[str, tuple[str, ...]], ...]
 """Label keys, each with values, in order."""
+
+
+def queue_labels(spec: TrainingPlanSpec) -> dict[str, str]:
+    """Return the labels by which Kueue takes an object into the plan's queue; none without a queue."""
+    labels = {QUEUE_LABEL: spec.queue_name, PRIORITY_LABEL: spec.queue_priority_class if spec.queue_name else None}
+    return {key: value for key, value in labels.items() if value is not None}
+
+
+def not_in(excluded: LabelValues) -> list[dict[str, Any]]:
+    """Return the expressions of a node affinity that exclude these values."""
+    return [{"key": key, "operator": "NotIn", "values": list(values)} for key, values in excluded]
 
 
 def explain_problem(context: ReconcileContext) -> Explanation | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainwright import worker_api
@@ -67,10 +67,13 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     }
 
 
-def on_node(template: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """Return a rendered template without our gate, for pods that run on that node from the start."""
+def on_node(template: Mapping[str, Any], node: str, expressions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a rendered template without our gate, for pods that run on that node from the start.
+
+    `expressions`: of the node's labels, for who reads the affinity without the node.
+    """
     spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
-    return {**template, "spec": spec | {"affinity": {"nodeAffinity": affinity_to(node)}}}
+    return {**template, "spec": spec | {"affinity": {"nodeAffinity": affinity_to(node, expressions)}}}
 
 
 def worker_container(master: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.exported_plan import export_files
+from trainwright_operator.flow.gangs.kueue import not_in, other_labels, queue_labels
 from trainwright_operator.flow.gangs.launchers.launcher import HandedOver
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.names import (
@@ -79,15 +80,16 @@ def _decide(
     context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial, job: JobSpec
 ) -> tuple[tuple[ExportFile, ...], tuple[dict[str, Any], ...]]:
     """Return the files that the pods mount, and the job's objects."""
-    spec, nodes = context.spec, discovery.make_gang(places([winner.plan]), run_seconds=1.0).nodes
+    spec, queue = context.spec, queue_labels(context.spec) if context.spec.apply is Apply.RUN else {}
+    nodes = discovery.make_gang(places([winner.plan]), run_seconds=1.0).nodes
     handed_over = HandedOver(
         name=handover_name(context.plan.name, context.plan.uid),
         namespace=context.plan.namespace,
-        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-.")},
+        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-."), **queue},
         annotations={HANDED_OVER_ANNOTATION: context.plan.uid},
         nodes=nodes,
         pod=partial(_pod, context, job),
-        suspended=spec.apply is Apply.SUSPENDED,
+        suspended=bool(queue) or spec.apply is Apply.SUSPENDED,  # Kueue resumes what is in its queue
     )
     files = export_files(spec, model_from_spec(spec, winner.dtype), winner.plan, nodes)
     return files, possible_launchers(context.plan)[0].handed_over(handed_over)
@@ -103,4 +105,6 @@ def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -
         template=job.pod_template,
         container=pod_template.job_container(job, master),
     )
-    return pod_template.on_node(rendered, node.name)
+    queue, facts = context.snapshot.queue, context.nodes.get(node.name)
+    excluded = other_labels(facts, queue) if queue is not None and facts is not None else ()
+    return pod_template.on_node(rendered, node.name, not_in(excluded))

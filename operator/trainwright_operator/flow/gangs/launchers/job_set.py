@@ -13,7 +13,7 @@ from typing import Any, Final
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.kueue import PRIORITY_LABEL, QUEUE_LABEL, LabelValues
+from trainwright_operator.flow.gangs.kueue import LabelValues, not_in, queue_labels
 from trainwright_operator.flow.gangs.launchers.launcher import (
     HandedOver,
     JobApi,
@@ -68,18 +68,15 @@ class JobSetLauncher:
         name = context.names.job(gang_spec.name, 0)
         groups = self._groups(gang_spec.task.gang)
         first = next(iter(groups))
-        metadata, spec = job_metadata(context, gang_spec, name), context.spec
-        if spec.queue_name is not None:
-            metadata["labels"][QUEUE_LABEL] = spec.queue_name
-            if spec.queue_priority_class is not None:
-                metadata["labels"][PRIORITY_LABEL] = spec.queue_priority_class
+        metadata, queue = job_metadata(context, gang_spec, name), queue_labels(context.spec)
+        metadata["labels"] |= queue
         return (
             {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
                 "kind": "JobSet",
                 "metadata": metadata,
                 "spec": {
-                    **({"suspend": True} if spec.queue_name is not None else {}),
+                    **({"suspend": True} if queue else {}),
                     "network": _NETWORK,
                     "failurePolicy": {"maxRestarts": 0},
                     "replicatedJobs": [
@@ -152,8 +149,7 @@ def _job_template(  # noqa: PLR0913 - each is a different fact of the Job
         labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
     )
     if excluded:
-        expressions = [{"key": key, "operator": "NotIn", "values": list(values)} for key, values in excluded]
-        terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": not_in(excluded)}]}
         template["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return {
         "spec": {
