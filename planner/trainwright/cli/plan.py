@@ -154,7 +154,7 @@ def stopped_sentences(control: SearchControl) -> list[str]:
 def distance_sentences(candidate: Candidate, inputs: Inputs, problem: Problem, control: SearchControl) -> list[str]:
     """Return the plan's distance from the work bound, and what a complete enumeration proves."""
     found = report.work_bound_sentences(candidate, problem)
-    if has_enumerated(inputs, problem, control):
+    if candidate.traded is None and has_enumerated(inputs, problem, control):
         found.append(report.enumeration_sentence(candidate.plan, problem))
     return found
 

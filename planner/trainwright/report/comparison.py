@@ -229,7 +229,7 @@ def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None)
     if fastest is not None and fastest.candidate is not None:
         found += work_bound_sentences(fastest.candidate, fastest.problem, which=f"the plan of {fastest.planner}")
     for answer in answered:
-        if answer.enumerated and answer.candidate is not None:
+        if answer.enumerated and answer.candidate is not None and answer.candidate.traded is None:
             found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, answer.problem)}")
     return found
 

@@ -14,6 +14,7 @@ from trainwright.search.preference.candidate_order import (
     in_search_order,
     order_by_preference,
 )
+from trainwright.search.preference.error_band_order import is_ordered_over_band, order_over_band
 from trainwright.search.problem import (
     UNKNOWN_MEMORY_RATIO,
     Candidate,
@@ -69,8 +70,9 @@ def run(
 ) -> list[Candidate]:
     """Return at most `top` candidates of a search, best by objective and preference first.
 
-    If both time and cost are the objective, return their Pareto front; preferences do not apply to it. Raises ValueError for
-    an unknown search or, if cost is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
+    Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. If both time and cost are the
+    objective, return their Pareto front; preferences do not apply to it. Raises ValueError for an unknown search or, if cost
+    is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
     """
     _check_known(planner)
     if top is not None and top < 1:
@@ -86,7 +88,8 @@ def run(
         if not (adapted := order_by_preference([], problem)):
             raise
         return adapted[:top]
-    return order_by_preference(found, problem)[:top]
+    order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
+    return order(found, problem)[:top]
 
 
 def _run_search(
@@ -114,6 +117,6 @@ def _search(planner: str, problem: Problem) -> Search:
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:
     """Return how many candidates to request, so that a preference has some to choose from; None for all."""
-    if top is None or not problem.preference.is_active:
+    if top is None or not (problem.preference.is_active or is_ordered_over_band(planner, problem)):
         return top
     return None if planner in MAY_LEAVE_DEVICES_IDLE else max(top, MIN_CANDIDATES)

@@ -7,7 +7,7 @@ from nightly import quick_first
 
 from auto_cases import Case, cases
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.search import SEARCHES, NoFeasiblePlan, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, run
 
 QUICK = (0, 30, 84)
 """Numbers of cases that `make test` runs; the nightly run has some more, and `make bench` has all of them."""
@@ -24,7 +24,7 @@ OTHERS = [name for name in SEARCHES if name != "auto"]
 def test_auto_is_never_slower(number: int) -> None:
     case = cases()[number]
     problem = case.problem()
-    found = run("auto", problem, top=1)[0]
+    found = SEARCHES["auto"](problem, SearchControl(), 1)[0]
     assert found.estimate == estimate_with_context(found.plan, problem.cost_context)
     assert found.estimate.feasible
     for search in OTHERS:
@@ -40,7 +40,7 @@ def test_auto_is_never_slower(number: int) -> None:
 @pytest.mark.parametrize("number", quick_first(FOUND_BY_CHANCE, {48}))
 def test_auto_matches_the_best_of_thousands_of_random_plans(number: int) -> None:
     """Best plans of 4,000 to 20,000 evaluations: random plans improved by local search."""
-    found = run("auto", cases()[number].problem(), top=1)[0]
+    found = SEARCHES["auto"](cases()[number].problem(), SearchControl(), 1)[0]
     assert found.estimate.iteration_seconds <= FOUND_BY_CHANCE[number] * (1 + 1e-4)
 
 

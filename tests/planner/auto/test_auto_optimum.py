@@ -14,7 +14,7 @@ from nightly import quick_first
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
-from trainwright.search import NoFeasiblePlan, Problem, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, run
 from trainwright.search.candidates import DeviceSymmetry
 
 INSTANCES = 40
@@ -37,9 +37,9 @@ def test_auto_equals_enumeration(seed: int) -> None:
     assert work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size) <= least
     if plan is None:
         with pytest.raises(NoFeasiblePlan):
-            run("auto", problem, top=1)
+            SEARCHES["auto"](problem, SearchControl(), 1)
         return
-    found = run("auto", problem, top=1)[0]
+    found = SEARCHES["auto"](problem, SearchControl(), 1)[0]
     assert found.estimate.feasible
     assert found.estimate == estimate_with_context(found.plan, problem.cost_context)
     if mixes_degrees(found.plan):

@@ -15,7 +15,7 @@ from property_tests import examples
 from trainwright.cluster import Cluster
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
-from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, SearchControl, SearchProgress, run
+from trainwright.search import SEARCHES, Candidate, Limits, NoFeasiblePlan, Problem, SearchControl, SearchProgress, run
 
 Random = random.Random
 Draw = Callable[..., Problem]
@@ -46,7 +46,7 @@ def draw(make_problem: Callable[..., Problem], make_cluster: Callable[..., Clust
 
 def answer(problem: Problem, control: SearchControl | None = None) -> Candidate | None:
     try:
-        return run("auto", problem, top=1, control=control)[0]
+        return SEARCHES["auto"](problem, control or SearchControl(), 1)[0]
     except NoFeasiblePlan:
         return None
 
