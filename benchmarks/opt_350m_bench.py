@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +53,7 @@ def main() -> None:
         console.print(f"{missing}\n")
         return
     console.print(_two_cost_models(tables))
+    console.print(_agreement(tables))
     for devices in PUBLISHED:
         console.print(_searches(tables, devices))
     missing_planners = [name for name in PLANNERS if name not in SEARCHES]
@@ -137,6 +140,29 @@ def _told(verdict: SimulatedPlan | str) -> str:
     if isinstance(verdict, str):
         return "not judged"
     return f"{verdict.per_second:.4f}{'*' if verdict.unmodelled else ''}{'' if verdict.fits else ', does not fit'}"
+
+
+def _agreement(tables: Tables) -> Table:
+    """Return a table of how far our estimate is from the simulator, over every third of the enumerated plans."""
+    table = Table("devices", "plans", "mean error", "mean", "verdicts on memory that differ", title="agreement")
+    for devices in PUBLISHED:
+        problem, half = _problem(tables, devices), {SLOW: devices // 2, FAST: devices // 2}
+        simulator = Simulator(tables, problem.cluster)
+        plans = chain(
+            one_accelerator(problem.cluster, FAST, devices // 2),
+            two_stage_splits(problem.cluster, (FAST, SLOW), half),
+            two_stage_splits(problem.cluster, (SLOW, FAST), half),
+        )
+        pairs = [
+            (estimate_with_context(plan, problem.cost_context), verdict)
+            for plan in islice(plans, 0, None, 3)
+            if isinstance(verdict := _judge(simulator, plan), SimulatedPlan)
+        ]
+        errors = [own.iteration_seconds / verdict.seconds - 1 for own, verdict in pairs]
+        differing = sum(own.feasible != verdict.fits for own, verdict in pairs)
+        cells = (devices, len(pairs), f"{fmean(map(abs, errors)):.1%}", f"{fmean(errors):+.1%}", differing)
+        table.add_row(*map(str, cells))
+    return table
 
 
 def _two_cost_models(tables: Tables) -> Table:
