@@ -55,6 +55,8 @@ def test_first_is_the_simplest_of_the_best_over_the_band(candidates: list[Candid
     simplest = min(equal, key=lambda one: (Complexity.of(one.plan, problem.cluster), seconds[id(one)]))
     assert first.plan == simplest.plan
     assert (first.traded is None) == (first.estimate == candidates[0].estimate)
+    gains_by_hiding_less = over_band(first, problem) < over_band(candidates[0], problem)
+    assert gains_by_hiding_less == ("hidden by computation" in (first.traded or ""))
 
 
 def test_no_candidate_is_lost(candidates: list[Candidate], problem: Problem) -> None:

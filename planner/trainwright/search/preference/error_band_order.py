@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -43,7 +43,8 @@ def order_over_band(candidates: Sequence[Candidate], problem: Problem) -> list[C
     seconds = _seconds_over_band(candidates, problem)
     rivals = candidates[: len(seconds)]
     order, _ = order_by_complexity(rivals, TOLERANCE, problem.cluster, lambda one: seconds[id(one)])
-    return [_describe_trade_off(order[0], rivals, problem), *order[1:], *candidates[len(seconds) :]]
+    first = _describe_trade_off(order[0], min(rivals, key=iteration_seconds), seconds, problem)
+    return [first, *order[1:], *candidates[len(seconds) :]]
 
 
 def _seconds_over_band(candidates: Sequence[Candidate], problem: Problem) -> dict[int, float]:
@@ -61,7 +62,13 @@ def _seconds_over_band(candidates: Sequence[Candidate], problem: Problem) -> dic
     return found
 
 
-def _describe_trade_off(first: Candidate, rivals: Sequence[Candidate], problem: Problem) -> Candidate:
+def _describe_trade_off(
+    first: Candidate, fastest: Candidate, seconds: Mapping[int, float], problem: Problem
+) -> Candidate:
     """Return the first candidate with a sentence on what it gives up against the fastest by the estimate."""
-    given_up = trade_off(first, min(rivals, key=iteration_seconds), problem.cluster)
-    return first if given_up is None else replace(first, traded=given_up.describe())
+    given_up = trade_off(first, fastest, problem.cluster)
+    if given_up is None:
+        return first
+    if seconds[id(first)] < seconds[id(fastest)]:
+        given_up = replace(given_up, needs=("more communication hidden by computation", *given_up.needs))
+    return replace(first, traded=given_up.describe())
