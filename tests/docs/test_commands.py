@@ -30,6 +30,7 @@ SHOWN = {
         "sets the pace",
         *re.findall(r"`plan` finds ([\d.]+ ms)", BY_NAME["README.md"].text),
     ),
+    "docs/library.md": ("today: ", "calibrated: ", "version "),
     "docs/cli.md": ("profiles estimated", "device times emulated", "sets the pace"),
     "docs/runtimes.md": ("Candidates of amp (profiles estimated)",),
     "docs/exports.md": ("takes 220.4 ms (+23.5%)", "start 0 2,3  # ranks 0–1"),

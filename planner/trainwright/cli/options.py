@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import best_format, estimate_profiles, extrapolated
+from trainwright.accelerators import best_format, extrapolated
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_rates
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
@@ -20,6 +20,7 @@ from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Target
 from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype
+from trainwright.library import ROWS, estimate_from_data_sheets, power_limits
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -29,8 +30,6 @@ from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 STANDARD_INPUT = Path("-")
-ROWS = tuple(2**power for power in range(9))
-"""Row counts of estimated profiles; beyond the last, every device is busy and time is proportional to the rows."""
 SEARCHED = "search"
 """Value in place of a batch size that searches for the one with the best throughput."""
 LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
@@ -228,35 +227,6 @@ def runtime_of(given: Path | None) -> Runtime:
         )
     runtime: Runtime = read(given, Runtime)
     return runtime
-
-
-def power_limits(cluster: Cluster) -> dict[str, float]:
-    """Return the power limits that a cluster states, by accelerator."""
-    return {one.name: one.power_watts for one in cluster.accelerators if one.power_watts is not None}
-
-
-def estimate_from_data_sheets(
-    training: Training,
-    accelerators: Sequence[str],
-    *,
-    devices: int,
-    runtime: Runtime | None = None,
-    power_watts: Mapping[str, float] | None = None,
-) -> Profiles:
-    """Estimate profiles at every tensor degree that divides the model, up to `devices`, and at ROWS.
-
-    Raises ValueError for an accelerator without a data sheet.
-    """
-    most = training.model.max_tensor_degree
-    return estimate_profiles(
-        training.model,
-        accelerators,
-        tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
-        rows=ROWS,
-        optimizer=training.optimizer,
-        runtime=runtime,
-        power_watts=power_watts,
-    )
 
 
 def check_model_size(training: Training) -> None:
