@@ -1,4 +1,4 @@
-"""Trials that run a training script of the user's by torchrun, on two nodes."""
+"""Training script of the user's by torchrun, on two nodes: as trials, and as the job that the winner becomes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ CONFIG_MAP = {
 ITERATIONS = 5
 
 
-def framework(image: str) -> dict[str, Any]:
+def job(image: str, **variables: str) -> dict[str, Any]:
+    """Return the image, the command and the pods of the script."""
     container = {
         "name": "pytorch",
-        "env": [{"name": "SCRIPT", "value": "/scripts/train.py"}],
+        "env": [
+            {"name": name, "value": value} for name, value in (("SCRIPT", "/scripts/train.py"), *variables.items())
+        ],
         "volumeMounts": [{"name": "script", "mountPath": "/scripts"}],
     }
     volumes = [{"name": "script", "configMap": {"name": "train-script"}}]
     return {
         "image": image,
         "command": ["bash", "/etc/trainwright/launch.sh"],
-        "stepTimeJsonPath": ".step_seconds",
-        "memoryJsonPath": ".peak_bytes",
         "podTemplate": {"spec": {"volumes": volumes, "containers": [container]}},
     }
 
@@ -44,8 +45,9 @@ def worker_image(workbench: Any) -> str:
     return image
 
 
-def test_script_of_the_user_runs_where_the_plan_has_its_ranks_and_is_measured(workbench, small_plan) -> None:
+def test_script_of_the_user_is_measured_and_then_trains_by_the_winner(workbench, small_plan) -> None:
     workbench.apply(CONFIG_MAP)
+    image = worker_image(workbench)
     plan = small_plan(
         "own-script",
         training={"globalBatchSize": 64},  # computation of which all four devices are worth their all-reduce
@@ -56,8 +58,10 @@ def test_script_of_the_user_runs_where_the_plan_has_its_ranks_and_is_measured(wo
             "baseline": "None",
             "warmupIterations": 2,
             "iterations": ITERATIONS,
-            "framework": framework(worker_image(workbench)),
+            "framework": job(image) | {"stepTimeJsonPath": ".step_seconds", "memoryJsonPath": ".peak_bytes"},
         },
+        apply="Run",
+        job=job(image, TRAINWRIGHT_ITERATIONS="3"),
     )
     status = workbench.wait_finished(workbench.apply(plan))["status"]
     assert "winner" in status, status
@@ -70,3 +74,11 @@ def test_script_of_the_user_runs_where_the_plan_has_its_ranks_and_is_measured(wo
     assert trial["measuredSeconds"] == float(f"{statistics.median(report.iteration_seconds):.5g}")
     assert trial["peakMemoryBytes"] > 50_000_000
     assert status["unlimited"]["predictedSeconds"] > 0
+    handed_over = status["job"]
+    assert (handed_over["kind"], len(handed_over["names"])) == ("PyTorchJob", len(winner.nodes))
+    workbench.run("delete", "trainingplan", "own-script", "--wait=true")
+    for name in handed_over["names"]:
+        workbench.run("wait", "pytorchjob", name, "--for=condition=Succeeded", "--timeout=180s")
+    log = workbench.run("logs", f"{handed_over['names'][0]}-master-0")
+    assert [line.startswith('{"step": ') for line in log.splitlines()].count(True) == 3
+    assert f"ConfigMap/{handed_over['configMap']}" in workbench.children()
