@@ -21,7 +21,7 @@ from rich.table import Table
 
 from auto_cases import Case
 from auto_references import references
-from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, SearchProgress, run
+from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl, SearchProgress
 
 RESULTS = Path(__file__).parent / "results" / "auto_results.csv"
 SAME, FASTER = 1e-9, 1e-6
@@ -88,7 +88,7 @@ class Timed:
                 firsts.append(time.process_time() - start)
 
         try:
-            best = run(search, problem, top=1, control=SearchControl(report=note))[0]
+            best = SEARCHES[search](problem, SearchControl(report=note), 1)[0]
         except NoFeasiblePlan:
             best = None
         spent = time.process_time() - start

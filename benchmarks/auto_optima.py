@@ -16,7 +16,7 @@ from pathlib import Path
 from auto_instances import instance
 from auto_oracle import PlanSpace, fastest
 
-from trainwright.search import NoFeasiblePlan, Problem, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl
 
 RESULTS = Path(__file__).parent / "results" / "auto_optima.csv"
 INSTANCES = 320
@@ -39,7 +39,7 @@ class Optimum:
     def difference(self, search: str) -> float:
         """Return how much slower the search's plan is, as a ratio minus 1: infinite if it finds none."""
         try:
-            found = run(search, self.problem, top=1)[0].estimate.iteration_seconds
+            found = SEARCHES[search](self.problem, SearchControl(), 1)[0].estimate.iteration_seconds
         except NoFeasiblePlan:
             found = math.inf
         return 0.0 if found == self.seconds else found / self.seconds - 1

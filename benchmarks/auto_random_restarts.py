@@ -19,7 +19,7 @@ from rich.table import Table
 from auto_cases import cases
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
-from trainwright.search import Candidate, Problem, SearchControl, run
+from trainwright.search import SEARCHES, Candidate, Problem, SearchControl
 from trainwright.search.auto.layer_rebalancing import scale_rows
 from trainwright.search.auto.local_search import CandidateEvaluator, local_search
 from trainwright.search.degrees import divisors
@@ -40,7 +40,7 @@ def main(numbers: Sequence[int] = QUICK) -> None:
     table = Table("case", "auto s", "by chance s", "chance over auto", "its plan", title=f"{PLANS:,} plans by chance")
     for number in numbers:
         case = cases()[number]
-        ours = run("auto", case.problem(), top=1)[0].estimate.iteration_seconds
+        ours = SEARCHES["auto"](case.problem(), SearchControl(), 1)[0].estimate.iteration_seconds
         found = by_chance(case.problem(), seed=1)
         if found is not None:
             seconds = found.estimate.iteration_seconds

@@ -22,7 +22,7 @@ from auto_cases import Case, cases
 from trainwright import documents
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
-from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl
 
 RESULTS = Path(__file__).parent / "results" / "auto_references.csv"
 BUDGETS = ((64, 3.0), (256, 6.0), (1024, 10.0))
@@ -74,7 +74,7 @@ def answer(case: Case, search: str) -> tuple[Answer, str]:
     problem = case.problem()
     start = time.process_time()
     try:
-        found = run(search, problem, top=1, control=CpuControl.of(budget_of(case)))
+        found = SEARCHES[search](problem, CpuControl.of(budget_of(case)), 1)
     except NoFeasiblePlan:
         return Answer(case.number, str(case), search, math.inf, time.process_time() - start, NOTHING), ""
     spent = time.process_time() - start
