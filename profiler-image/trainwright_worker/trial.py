@@ -29,6 +29,7 @@ from trainwright_worker.executor.executor import PlanExecutor, RankContext, Trai
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
 from trainwright_worker.gang.watchdog import Watchdog
@@ -168,9 +169,8 @@ def _record_timeline(
     own_timeline = None
     if executor:
         own_timeline = RankTimeline(assignment.device.node, assignment.device.slot, tuple(executor.recorder.end()))
-    timelines: list[tuple[float, RankTimeline | None]] = [(0.0, None)] * dist.get_world_size()
     watchdog.beat("gathering what was recorded")
-    dist.all_gather_object(timelines, (elapsed, own_timeline))
+    timelines = gather((elapsed, own_timeline), tuple[float, RankTimeline | None], device)
     timeline_by_device = {Device(one.node, one.slot): one for _, one in timelines if one is not None}
     timeline = Timeline(
         max(seconds for seconds, _ in timelines), tuple(timeline_by_device[one] for one in task.plan.devices)
@@ -198,7 +198,6 @@ def _track_memory(
         peak = measure_process_peak_bytes(partial(executor.run_iteration, batch), resident, device)
         own_memory = RankMemory(assignment.device.node, assignment.device.slot, peak)
         check_capacity(own_memory, task.gang)
-    memory_by_rank: list[RankMemory | None] = [None] * dist.get_world_size()
     watchdog.beat("gathering what was tracked")
-    dist.all_gather_object(memory_by_rank, own_memory)
+    memory_by_rank = gather(own_memory, RankMemory | None, device)
     return tuple(memory for memory in memory_by_rank if memory is not None)

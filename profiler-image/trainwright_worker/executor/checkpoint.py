@@ -34,6 +34,7 @@ from trainwright_worker.executor.checkpoint_chunks import (
 from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.gang.errors import one_line
+from trainwright_worker.gang.gathering import gather
 
 
 @document("TrainingState")
@@ -210,7 +211,7 @@ def _run_on_all_ranks(executor: PlanExecutor, folder: Path, step: Callable[[], _
         problem = one_line(str(error))
     problems = [problem] * len(executor.plan_ranks.ranks)
     if not _is_single_rank(executor):
-        dist.all_gather_object(problems, problem, _process_group(executor))
+        problems = gather(problem, str, executor.device, _process_group(executor))
     for first in filter(None, problems):
         raise CheckpointError(first)
     return cast("_Result", result)

@@ -15,6 +15,7 @@ from trainwright.cluster import Device
 from trainwright.worker_api import CollectiveKind, CollectiveTime, Gang, LinkTask
 from trainwright_worker.device import barrier, synchronize
 from trainwright_worker.executor.process_groups import all_gather_single, reduce_scatter_single
+from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
 
@@ -53,9 +54,9 @@ def measure_collectives(
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 dist.destroy_process_group(group)
-    times_by_rank: list[list[CollectiveTime]] = [[] for _ in range(assignment.world_size)]
-    devices = gang_devices(task.gang)
-    dist.all_gather_object(times_by_rank, [one for one in own_times if one.members[0] == devices[assignment.rank]])
+    own_device = gang_devices(task.gang)[assignment.rank]
+    first_times = tuple(one for one in own_times if one.members[0] == own_device)
+    times_by_rank = gather(first_times, tuple[CollectiveTime, ...], device)
     return tuple(one for found in times_by_rank for one in found)
 
 

@@ -17,6 +17,7 @@ from trainwright.cluster import Link
 from trainwright.worker_api import LinkReport, LinkTask
 from trainwright_worker.device import barrier, synchronize
 from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure import collective_bench, overlap_bench
@@ -75,8 +76,7 @@ def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.devi
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, len(link_rounds), "rounds of links")
     watchdog.beat("gathering the links")
-    links_by_rank: list[list[Link]] = [[] for _ in range(assignment.world_size)]
-    dist.all_gather_object(links_by_rank, own_links)
+    links_by_rank = gather(tuple(own_links), tuple[Link, ...], device)
     return LinkReport(
         _slowest_per_direction([link for links in links_by_rank for link in links]),
         collective_bench.measure_collectives(task, assignment, device, watchdog) if task.collective_bytes else (),

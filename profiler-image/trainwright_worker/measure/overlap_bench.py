@@ -14,6 +14,7 @@ from trainwright.worker_api import LinkTask, Overlap
 from trainwright_worker.device import Clock, barrier
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
+from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure.collective_bench import TimedGroup, concurrent_group_sets, make_group
@@ -52,8 +53,7 @@ def measure_overlaps(
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 dist.destroy_process_group(group)
-    overlaps_by_rank: list[list[Overlap]] = [[] for _ in range(assignment.world_size)]
-    dist.all_gather_object(overlaps_by_rank, own_overlaps[:1])
+    overlaps_by_rank = gather(tuple(own_overlaps[:1]), tuple[Overlap, ...], device)
     overlap_by_node = {
         one.node: one for ranks in reversed(overlaps_by_rank) for one in ranks
     }  # the node's first rank counts
