@@ -75,7 +75,10 @@ def test_job_has_a_pod_on_each_node_of_the_winner(each_launcher: LauncherKind) -
     assert world.status.job is not None
     assert world.status.job.kind is each_launcher
     assert list(world.handed_over) == list(world.status.job.names)
-    assert f"handed over as the {each_launcher} {world.status.job.names[0]}" in world.condition("Succeeded").message
+    assert (
+        f"the job of this plan is the {each_launcher} {world.status.job.names[0]}"
+        in world.condition("Succeeded").message
+    )
     stored = world.stored[world.status.job.config_map]
     assert "torchrun" in stored.data["launch.sh"]
     assert documents.loads(stored.data["plan.json"], Plan) == winner
@@ -207,6 +210,20 @@ def test_job_that_the_api_server_refuses_is_tried_again_with_the_winner_shown() 
     world.fails = {}
     world.run()
     assert world.status.job is not None
+
+
+def test_job_that_a_dry_run_refuses_can_be_edited() -> None:
+    world = world_of()
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.template_error = ("JobRefused", "env[0].value: expected string")
+    told = "the API server rejected the PyTorchJob: env[0].value: expected string; edit spec.job, or set apply: Never"
+    world.run(until=lambda: world.condition("Succeeded") is not None and told in world.condition("Succeeded").message)
+    assert world.status.winner is not None
+    assert not any(one.role == StoredRole.HANDOVER for one in world.stored.values())
+    world.template_error = ("", "")
+    world.change(**(RUN | {"job": JOB | {"image": "lab/train:8"}}))
+    world.run()
+    assert {one["spec"]["containers"][0]["image"] for one in templates(world)} == {"lab/train:8"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[1]", '[{"kind":"Secret","metadata":{"name":"x"}}]'])

@@ -316,3 +316,25 @@ def test_handed_over_job_stands_in_the_queue_unless_it_waits_for_its_user(apply:
         (other,) = term["matchExpressions"]
         own = next(one for one in world.nodes if one.name == name).labels[other["key"]]
         assert (other["operator"], own in other["values"]) == ("NotIn", False)
+
+
+def test_job_waits_for_a_queue_whose_flavors_are_not_known() -> None:
+    world = queued(job={"image": "lab/train:7", "command": ["train"]})
+    world.run()
+    usable = world.queue.facts
+    world.queue.facts = QueueFacts("research", problem="its ClusterQueue has a stopPolicy; remove it")
+    world.change(queueName="research", apply="Run", job={"image": "lab/train:7", "command": ["train"]})
+    for _ in range(5):
+        world.step(60.0)
+    assert not world.handed_over
+    assert "has a stopPolicy" in world.condition("Succeeded").message
+    world.queue.facts = usable
+    world.run()
+    assert world.handed_over
+
+
+def test_label_without_a_value_tells_flavors_apart() -> None:
+    key = "node-role.kubernetes.io/gpu"
+    queue = queue_of(replace(V100, node_labels={key: ""}), replace(T4, node_labels={key: "old"}))
+    assert other_labels(node("n1", labels={key: ""}), queue) == ((key, ("old",)),)
+    assert other_labels(node("n2", labels={}), queue) == ((key, ("", "old")),)

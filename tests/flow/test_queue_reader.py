@@ -57,12 +57,19 @@ def test_quota_in_a_cohort_ends_at_the_borrowing_limit() -> None:
     ("without", "words"),
     [
         ("localqueues/research", "namespace team-a has no LocalQueue"),
-        ("clusterqueues/devices", "ClusterQueue devices does not exist"),
+        ("clusterqueues/devices", "ClusterQueue 'devices' does not exist"),
         ("resourceflavors/t4", "ResourceFlavor t4 of ClusterQueue devices does not exist"),
     ],
 )
 def test_missing_part_of_a_queue_is_named(without: str, words: str) -> None:
     assert words in read({path: one for path, one in cluster().items() if not path.endswith(without)}).problem
+
+
+def test_local_queue_without_a_cluster_queue_takes_none_of_others() -> None:
+    objects = cluster()
+    (path,) = [one for one in objects if "/localqueues/" in one]
+    objects[path] = {**objects[path], "spec": {}}
+    assert "ClusterQueue '' does not exist" in read(objects).problem
 
 
 def test_queue_that_is_stopped_or_has_no_devices_cannot_be_used() -> None:

@@ -48,7 +48,7 @@ class QueueReader:
             if not local:
                 return QueueFacts(name, problem=f"namespace {namespace} has no LocalQueue of that name; create it")
             cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
-            found = await self._list("clusterqueues", "", cluster_queue)
+            found = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
             flavors = await self._list("resourceflavors")
         except ApiError as error:
             if error.is_missing:
@@ -57,7 +57,7 @@ class QueueReader:
                 return QueueFacts(name, problem=f"the operator may not read it; install its present roles: {error}")
             raise
         if not found:
-            return QueueFacts(name, problem=f"its ClusterQueue {cluster_queue} does not exist; create it")
+            return QueueFacts(name, problem=f"its ClusterQueue {cluster_queue!r} does not exist; create it")
         stopped = next((one for one in (local[0], found[0]) if not _is_running(one)), None)
         if stopped is not None:
             return QueueFacts(name, problem=f"its {stopped.get('kind', 'ClusterQueue')} has a stopPolicy; remove it")

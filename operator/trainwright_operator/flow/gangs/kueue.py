@@ -23,6 +23,9 @@ API_GROUP: Final = "kueue.x-k8s.io"
 QUEUE_LABEL: Final = f"{API_GROUP}/queue-name"
 PRIORITY_LABEL: Final = f"{API_GROUP}/priority-class"
 
+MAX_POD_SETS: Final = 18
+"""Groups of pods in one object that Kueue v0.19.2 takes (`workload_types.go`)."""
+
 LabelValues = tuple[tuple[str, tuple[str, ...]], ...]
 """Label keys, each with values, in order."""
 
@@ -108,7 +111,10 @@ def other_labels(node: NodeFacts, queue: QueueFacts) -> LabelValues:
     for flavor in queue.flavors:
         for key, value in flavor.node_labels.items():
             values.setdefault(key, set()).add(value)
-    others = ((key, tuple(sorted(known - {node.labels.get(key, "")}))) for key, known in sorted(values.items()))
+    others = (
+        (key, tuple(sorted(value for value in known if value != node.labels.get(key))))
+        for key, known in sorted(values.items())
+    )
     return tuple((key, rest) for key, rest in others if rest)
 
 

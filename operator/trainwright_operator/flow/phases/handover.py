@@ -6,7 +6,10 @@ files. So a pass that is interrupted is repeated with the same objects, whatever
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -16,11 +19,18 @@ from trainwright.worker_api import GangNode
 from trainwright_operator.api.frameworks import Apply, JobSpec
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
-from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, HandOverJob, StoredRole
+from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, DryRunJob, HandOverJob, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.exported_plan import export_files
-from trainwright_operator.flow.gangs.kueue import not_in, other_labels, queue_labels
+from trainwright_operator.flow.gangs.kueue import (
+    MAX_POD_SETS,
+    QUEUE_LABEL,
+    explain_problem,
+    not_in,
+    other_labels,
+    queue_labels,
+)
 from trainwright_operator.flow.gangs.launchers.launcher import HandedOver
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.names import (
@@ -37,6 +47,8 @@ from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
 
 _MANIFESTS_KEY: Final = "manifests.json"
+_REPEAT_SECONDS: Final = 30
+"""Interval of dry runs while the API server refuses the job."""
 
 
 def hand_over(
@@ -55,6 +67,9 @@ def hand_over(
         if context.spec.apply is Apply.NEVER or job is None:
             return None
         files, decided = _decide(context, discovery, winner, job)
+        waiting = _try_job(context, decided[0])
+        if waiting is not None:
+            return replace(waiting, status=status)
         data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
         return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
     manifests = _stored_manifests(stored)
@@ -63,6 +78,32 @@ def hand_over(
         return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
     kind = LauncherKind(manifests[0]["kind"])
     return HandedOverJob(kind=kind, names=tuple(one["metadata"]["name"] for one in manifests), config_map=name)
+
+
+def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | None:
+    """Return what is done until the API server accepts the job in a dry run, or None once it has.
+
+    What it refuses later can no longer be edited.
+    """
+    problem = explain_problem(context)
+    if problem is not None:  # the queue's flavors, which the pods' affinities name, are not known now
+        return Waiting(problem)
+    pod_sets = len(manifest["spec"].get("replicatedJobs", ()))
+    if QUEUE_LABEL in manifest["metadata"]["labels"] and pod_sets > MAX_POD_SETS:
+        what = f"a queue of Kueue takes jobs of at most {MAX_POD_SETS} nodes, the winner has {pod_sets}; set apply: Suspended"
+        return Waiting(explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=what))
+    key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    period = int(context.now.timestamp() / _REPEAT_SECONDS)
+    tried, again = context.snapshot.dry_run, DryRunJob(f"{key} {period}", manifest)
+    if tried is None or not tried.key.startswith(key):
+        return Waiting(explain(Reason.RUNNING, what="trying the job that trains by the winner"), actions=(again,))
+    if not tried.reason:
+        return None
+    return Waiting(
+        explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=f"{tried.message}; edit spec.job, or set apply: Never"),
+        actions=() if tried.key == again.key else (again,),
+        again_at=datetime.fromtimestamp((period + 1) * _REPEAT_SECONDS, UTC),
+    )
 
 
 def _stored_manifests(stored: StoredConfigMap) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return job
     if job is not None:
         status = status.model_copy(update={"job": job})
-        sentence = f"{explanation.message}; handed over as the {job.kind} {job.names[0]}"
+        sentence = f"{explanation.message}; the job of this plan is the {job.kind} {job.names[0]}"
         explanation = Explanation(explanation.reason, sentence)
     return Done(findings, explanation, status=status)
 
