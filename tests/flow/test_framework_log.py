@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from trainwright.bounds import LONGEST_SECONDS, SHORTEST_SECONDS
 from trainwright.cluster import Device
-from trainwright.families import Gpt
+from trainwright.families import Gpt, Vit
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.worker_api import Gang, GangNode, TrialTask
 from trainwright_operator.api.frameworks import FrameworkSpec
-from trainwright_operator.flow.gangs.framework_log import StepLog, check_patterns, states_out_of_memory
+from trainwright_operator.flow.gangs.framework_log import StepLog, check_framework, states_out_of_memory
 
 DEVICES = (Device("a", 1), Device("a", 0), Device("b", 3))
 RUN = LayerRun(0, 4, 1, 3, (1, 1, 1))
@@ -133,8 +133,15 @@ def test_expression_that_takes_others_for_ever_is_matched_at_once() -> None:
 
 def test_expression_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"trials.framework.stepTimeRegex: '\(' is no regular expression; mend it"):
-        check_patterns(framework(stepTimeRegex="("))
-    check_patterns(MEGATRON)
+        check_framework(framework(stepTimeRegex="("), MODEL.family)
+    check_framework(MEGATRON, MODEL.family)
+
+
+def test_tokens_of_a_model_that_has_none_are_refused() -> None:
+    asked = framework(stepTimeRegex="tps:", stepTimeUnit="TokensPerSecondPerDevice")
+    check_framework(asked, MODEL.family)
+    with pytest.raises(ValueError, match="this model has no tokens; log the seconds of a step"):
+        check_framework(asked, Vit(layers=2, hidden_size=8, heads=2, image_size=8, patch_size=4))
 
 
 def test_out_of_memory_is_told_by_torchs_words() -> None:

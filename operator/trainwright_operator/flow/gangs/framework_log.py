@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from trainwright.bounds import LARGEST_INTEGER, LONGEST_SECONDS, SHORTEST_SECONDS
+from trainwright.families import Family
 from trainwright.throughput import tokens_per_row
 from trainwright.worker_api import Progress, RankMemory, TrialReport, TrialTask
 from trainwright_operator.api.frameworks import FrameworkSpec, TimeUnit
@@ -71,8 +72,10 @@ class StepLog:
         )
 
 
-def check_patterns(framework: FrameworkSpec) -> None:
-    """Raise ValueError, with one sentence, for a regular expression that is none."""
+def check_framework(framework: FrameworkSpec, family: Family) -> None:
+    """Raise ValueError, with one sentence, for a regular expression that is none or a unit that the model has not."""
+    if framework.step_time_unit is TimeUnit.TOKENS_PER_SECOND and tokens_per_row(family) is None:
+        raise ValueError("trials.framework.stepTimeUnit: this model has no tokens; log the seconds of a step")
     for field, regex in (("stepTimeRegex", framework.step_time_regex), ("memoryRegex", framework.memory_regex)):
         try:
             _pattern(regex or "")

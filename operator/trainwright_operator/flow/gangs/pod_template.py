@@ -173,7 +173,9 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_named(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, Mapping) and "name" in item for item in value)
+    return isinstance(value, list) and all(
+        isinstance(item, Mapping) and isinstance(item.get("name"), str) for item in value
+    )
 
 
 def _merge_named(below: Any, above: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
-from trainwright_operator.flow.gangs.framework_log import check_patterns
+from trainwright_operator.flow.gangs.framework_log import check_framework
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
@@ -43,9 +43,9 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
         return Done(findings, status=_chosen(context))
     try:
-        model_from_spec(context.spec, Dtype.FLOAT32)
+        model = model_from_spec(context.spec, Dtype.FLOAT32)
         if context.spec.trials.framework is not None:
-            check_patterns(context.spec.trials.framework)
+            check_framework(context.spec.trials.framework, model.family)
     except ValueError as error:
         return Failed(explain(Reason.SPEC_INVALID, what=error))
     if not context.plan.image:
