@@ -126,7 +126,7 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
             objective=Objective(request.objective),
             spare=_unusable(cluster, profiles),
             expressible_by=TARGETS[request.expressible_by].capabilities if request.expressible_by else None,
-        ).leaving_unknown_memory(runtime),
+        ).leaving_unknown_memory(runtime, cluster),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=runtime,
         preference=Preference(

@@ -17,6 +17,7 @@ from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.training import RequestedDtype, Training
 
 T = TypeVar("T")
@@ -76,7 +77,8 @@ def find_plans(
 def plan_in_words(words: str, problem: Problem) -> Plan:
     """Return the plan of a shorthand, `pp2 dp2 tp2 mb1 zero1 recompute`, on the cluster's devices in their order."""
     layers = len(problem.model.layers)
-    return plan_of_shorthand(words, problem.cluster.devices, layers, problem.global_batch_size)
+    plan = plan_of_shorthand(words, problem.cluster.devices, layers, problem.global_batch_size)
+    return with_sequence_parallel(plan, problem.cost_context)
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:

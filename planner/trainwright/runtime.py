@@ -171,11 +171,6 @@ class Runtime:
         """Return measured over profiled compute seconds; 1 if the accelerator is not named."""
         return next((ratio.ratio for ratio in self.compute_ratios if ratio.accelerator == accelerator), 1.0)
 
-    @property
-    def states_constant_bytes(self) -> bool:
-        """Return whether anything is known of the memory that any plan takes."""
-        return self.constant_bytes > 0 or bool(self.process_bytes)
-
     def constant_bytes_of(self, *accelerators: str) -> int:
         """Return the bytes that any plan takes on a device, the most over the accelerators."""
         held = (one.held_bytes for one in self.process_bytes if one.accelerator in accelerators)

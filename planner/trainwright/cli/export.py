@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,7 +125,8 @@ def _exported(file: Path, target: Target, given: PriceInputs) -> _Export:
     problem = inputs.problem()
     answer = estimated_plan(file, problem, inputs)
     original = answer.candidates[0]
-    nearest = nearest_candidate(answer.problem, original.plan, target.capabilities)
+    limits = answer.problem.limits.leaving_unknown_memory(answer.problem.runtime, answer.problem.cluster)
+    nearest = nearest_candidate(replace(answer.problem, limits=limits), original.plan, target.capabilities)
     price = report.ExportPrice(answer.problem, original, nearest)
     return _Export(target, original.plan, nearest.plan, answer.problem.model, problem.optimizer, price)
 
@@ -134,7 +135,9 @@ def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path |
     folder.mkdir(parents=True, exist_ok=True)
     for one in files:
         path = folder / one.name
-        if path.exists() and any(other is not None and path.samefile(other) for other in read_files):
+        if path.exists() and any(
+            other is not None and other.is_file() and path.samefile(other) for other in read_files
+        ):
             raise ValueError(f"--into: would overwrite {path}, which is read; write into another folder")
     for one in files:
         (folder / one.name).write_text(one.text, encoding="utf-8")

@@ -123,7 +123,7 @@ class Inputs:
         """
         cluster = self._cluster
         runtime = runtime_of(self.runtime)
-        within = limits.limits(runtime) if limits is not None else Limits()
+        within = limits.limits(runtime, cluster) if limits is not None else Limits()
         training = self._training(cluster, within)
         return Problem(
             cluster=cluster,
@@ -219,7 +219,7 @@ def runtime_of(given: Path | None) -> Runtime:
     """Return the runtime of a preset's name or of a file; without either Trainwright's own."""
     if given is None:
         return Runtime()
-    if not given.exists() and str(given) in runtime_presets():
+    if not given.is_file() and str(given) in runtime_presets():
         return runtime_preset(str(given)).runtime
     if not given.exists():
         raise ValueError(
@@ -277,7 +277,7 @@ class LimitOptions:
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
     ] = Objective.TIME
 
-    def limits(self, runtime: Runtime) -> Limits:
+    def limits(self, runtime: Runtime, cluster: Cluster) -> Limits:
         limits = Limits(
             max_tensor_degree=self.max_tensor_degree,
             max_data_degree=self.max_data_degree,
@@ -290,7 +290,7 @@ class LimitOptions:
             if self.expressible_by is None
             else target_of("--expressible-by", self.expressible_by).capabilities,
         )
-        return limits.leaving_unknown_memory(runtime) if self.memory_headroom is None else limits
+        return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
 
 
 DEFAULT_KEEP_WEIGHT = 0.001

@@ -240,7 +240,7 @@ def _searched(answer: ComparisonRow) -> str:
 
 def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> list[str]:
     """Return what was traded for the first candidate, and what state moves to change to it."""
-    first, keep = candidates[0], problem.preference.keep
+    first, keep = candidates[0], problem.running_plan
     told = [] if first.traded is None else [f"The first plan is preferred: it is {first.traded}."]
     if keep is None:
         return told

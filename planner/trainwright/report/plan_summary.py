@@ -84,12 +84,13 @@ def _short(name: str) -> str:
 
 
 def strategy(run: LayerRun) -> str:
-    """Format `dp4 tp1`, then what is not the default: `rows 3 2 2 1`, `zero3`, `recompute`."""
+    """Format `dp4 tp1`, then what is not the default: `rows 3 2 2 1`, `zero3 kept`, `recompute`."""
     spelt = " ".join(map(str, run.rows))
     rows = spelt if run.data <= MOST_ROWS else format_range(run.rows)
     odd = [
         *([f"rows {rows}"] if len(set(run.rows)) > 1 else []),
         *([str(run.sharding)] if run.sharding is not Sharding.NONE else []),
+        *(["kept"] if run.keep_gathered_weights else []),
         *(["recompute"] if run.recompute else []),
     ]
     return " ".join([f"dp{run.data} tp{run.tensor}", *odd])
@@ -129,6 +130,7 @@ def savings(plan: Plan) -> str:
     whole = sum(run.count for run in runs)
     kinds = [kind for kind in Sharding if kind is not Sharding.NONE]
     counts = [(str(kind), sum(run.count for run in runs if run.sharding is kind)) for kind in kinds]
+    counts.append(("kept", sum(run.count for run in runs if run.keep_gathered_weights)))
     counts.append(("recompute", sum(run.count for run in runs if run.recompute)))
     return ", ".join(name if count == whole else f"{name} {count}/{whole}" for name, count in counts if count)
 

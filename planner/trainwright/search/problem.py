@@ -21,6 +21,7 @@ from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.training import Optimizer
 
 
@@ -68,9 +69,10 @@ class Limits:
         if not 0 <= self.memory_headroom_ratio < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
 
-    def leaving_unknown_memory(self, runtime: Runtime) -> Limits:
+    def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
         """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory."""
-        ratio = 0.0 if runtime.states_constant_bytes else UNKNOWN_MEMORY_RATIO
+        is_known = all(runtime.constant_bytes_of(one.name) for one in cluster.accelerators)
+        ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
 
     def allowed(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -171,6 +173,12 @@ class Problem:
         """Devices that plans may use, node by node."""
         used = set(self.nodes)
         return tuple(device for device in self.cluster.devices if device.node in used)
+
+    @cached_property
+    def running_plan(self) -> Plan | None:
+        """Plan to keep, with what the runtime decides for it as for every candidate."""
+        keep = self.preference.keep
+        return None if keep is None else with_sequence_parallel(keep, self.cost_context)
 
     def with_nodes(self, nodes: Sequence[str]) -> Problem:
         """Return the problem restricted to these nodes; both share one cost context."""

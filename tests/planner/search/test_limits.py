@@ -201,7 +201,11 @@ def test_subclusters_of_a_large_cluster_are_few(make_problem: MakeProblem, make_
     assert len({part.nodes for part in parts}) == len(parts)
 
 
-def test_unknown_memory_is_left_free_unless_the_runtime_states_it() -> None:
-    assert Limits().leaving_unknown_memory(Runtime()).memory_headroom_ratio == UNKNOWN_MEMORY_RATIO
-    for runtime in (Runtime(constant_bytes=1), Runtime(process_bytes=(ProcessBytes("V100", 1),))):
-        assert Limits().leaving_unknown_memory(runtime).memory_headroom_ratio == 0
+def test_unknown_memory_is_left_free_unless_the_runtime_states_it(problem: Problem) -> None:
+    held = tuple(ProcessBytes(one.name, 1) for one in problem.cluster.accelerators)
+
+    def left(runtime: Runtime) -> float:
+        return Limits().leaving_unknown_memory(runtime, problem.cluster).memory_headroom_ratio
+
+    assert left(Runtime()) == left(Runtime(process_bytes=held[:1])) == UNKNOWN_MEMORY_RATIO
+    assert left(Runtime(constant_bytes=1)) == left(Runtime(process_bytes=held)) == 0

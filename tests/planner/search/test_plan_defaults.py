@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainwright.accelerators import estimate_profiles
@@ -10,8 +12,9 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import Family, Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.report import preference_sentences
 from trainwright.runtime import Runtime
-from trainwright.search import SEARCHES, Limits, Problem, run
+from trainwright.search import SEARCHES, Limits, Preference, Problem, run
 
 NAME = "NVIDIA-A100-SXM4-80GB"
 CLUSTER = Cluster((Accelerator(NAME, 80 * 2**30),), (Node("node", NAME, 4, Port(1e-5, 1e10), Port(1e-5, 1e11)),), ())
@@ -45,3 +48,16 @@ def test_plans_are_sequence_parallel_as_the_runtime_chooses(
     assert {one.sequence_parallel for one in runs} == {expected}
     for candidate in candidates:
         assert candidate.estimate == estimate_with_context(candidate.plan, problem.cost_context)
+
+
+def test_plan_to_keep_is_found_whatever_it_says_of_sequence_parallelism() -> None:
+    problem = problem_of(Gpt(4, 512, 8, 512, 1000))
+    (best, *_) = run("megatron", problem)
+    without = best.plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(one, sequence_parallel=False) for one in stage.layers))
+    )
+    assert without != best.plan
+    keeping = replace(problem, preference=Preference(0.1, without))
+    (first, *_) = run("megatron", keeping)
+    assert first.plan == keeping.running_plan == best.plan
+    assert preference_sentences([first], keeping) == ["It is the plan that runs now: nothing moves."]

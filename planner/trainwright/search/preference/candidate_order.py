@@ -91,7 +91,7 @@ def order_by_preference(candidates: Sequence[Candidate], problem: Problem) -> li
         preference.tolerance,
         problem.cluster,
         lambda candidate: value[id(candidate)],
-        preference.keep,
+        problem.running_plan,
     )
     return [_describe_trade_off(order[0], min(order, key=measure), problem, measure), *order[1:]]
 
