@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from trainwright_operator.api.status import TrainingPlanStatus
+
+_DRY_RUN_SECONDS = 30
+"""Interval of dry runs while the API server refuses the object."""
 
 
 class StoredRole(StrEnum):
@@ -79,6 +83,12 @@ class DryRunJob:
 
     key: str
     manifest: Mapping[str, Any]
+
+    def repeated(self, now: datetime) -> tuple[DryRunJob, datetime]:
+        """Return the dry run of the present period, under a key of its own that begins alike, and when the next begins."""
+        period = int(now.timestamp() / _DRY_RUN_SECONDS)
+        due_at = datetime.fromtimestamp((period + 1) * _DRY_RUN_SECONDS, UTC)
+        return DryRunJob(f"{self.key} {period}", self.manifest), due_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,15 @@ def owner_reference(plan: PlanFacts) -> dict[str, Any]:
     }
 
 
+def plan_label(plan: PlanFacts) -> str:
+    """Return the plan's name as the value of a label."""
+    return plan.name[:63].rstrip("-.")
+
+
 def child_labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
     own = {
         "app.kubernetes.io/managed-by": "trainwright",
-        PLAN_LABEL: plan.name[:63].rstrip("-."),
+        PLAN_LABEL: plan_label(plan),
         PLAN_UID_LABEL: plan.uid,
     }
     return own | {GANG_LABEL: gang_name} if gang_name else own

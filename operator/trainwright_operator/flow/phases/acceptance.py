@@ -7,7 +7,6 @@ where the cluster lacks the CRD, or forbids the job (a quota, missing rights, a 
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
 
 from trainwright import documents
 from trainwright.layer import Dtype
@@ -33,8 +32,6 @@ _PROBE = GangSpec(
 )
 """Gang of two pods, rendered for the dry run and never created."""
 _REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOBSET_MISSING, Reason.JOB_REFUSED)
-_REPEAT_SECONDS = 30
-"""Interval of dry runs while the cluster lacks something."""
 
 
 def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -73,19 +70,17 @@ def _try_template(context: ReconcileContext, findings: Findings) -> PhaseResult:
     explanation = explain(reason, what=tried.message, kind=launcher.kind, alternative=alternative)
     if reason not in _REPEATED:
         return Failed(explanation)
-    period = int(context.now.timestamp() / _REPEAT_SECONDS)
     tries_other = is_missing and number < len(launchers) - 1
-    following = probes[number + 1 if tries_other else 0]
-    again = DryRunJob(f"{following.key} {period}", following.manifest)
+    again, due_at = probes[number + 1 if tries_other else 0].repeated(context.now)
     if tries_other and tried.key == probes[number].key:
         return Waiting(actions=(again,), live_gangs=_current_gangs(context))  # nothing is known to be missing yet
-    is_early = not tries_other and tried.key == f"{probes[number].key} {period}"
+    is_early = not tries_other and tried.key == probes[number].repeated(context.now)[0].key
     return Waiting(
         explanation,
         actions=() if is_early else (again,),
         live_gangs=_current_gangs(context),
         is_lacking=True,
-        again_at=datetime.fromtimestamp((period + 1) * _REPEAT_SECONDS, UTC),
+        again_at=due_at,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
 from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, DryRunJob, HandOverJob, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.exported_plan import export_files
 from trainwright_operator.flow.gangs.kueue import (
     MAX_POD_SETS,
@@ -47,8 +47,6 @@ from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
 
 _MANIFESTS_KEY: Final = "manifests.json"
-_REPEAT_SECONDS: Final = 30
-"""Interval of dry runs while the API server refuses the job."""
 
 
 def hand_over(
@@ -56,7 +54,7 @@ def hand_over(
 ) -> Waiting | HandedOverJob | None:
     """Return the job once it is created, None where nothing is to be handed over, else what is done towards it.
 
-    `status`: what a wait shows. The API server tests the job where it is created; what it refuses is tried again.
+    `status`: what a wait shows. A dry run tries the job first; what the API server refuses later is tried again.
     """
     if context.plan.status.job is not None:
         return context.plan.status.job
@@ -93,8 +91,7 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
         what = f"a queue of Kueue takes jobs of at most {MAX_POD_SETS} nodes, the winner has {pod_sets}; set apply: Suspended"
         return Waiting(explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=what))
     key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    period = int(context.now.timestamp() / _REPEAT_SECONDS)
-    tried, again = context.snapshot.dry_run, DryRunJob(f"{key} {period}", manifest)
+    tried, (again, due_at) = context.snapshot.dry_run, DryRunJob(key, manifest).repeated(context.now)
     if tried is None or not tried.key.startswith(key):
         return Waiting(explain(Reason.RUNNING, what="trying the job that trains by the winner"), actions=(again,))
     if not tried.reason:
@@ -102,7 +99,7 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
     return Waiting(
         explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=f"{tried.message}; edit spec.job, or set apply: Never"),
         actions=() if tried.key == again.key else (again,),
-        again_at=datetime.fromtimestamp((period + 1) * _REPEAT_SECONDS, UTC),
+        again_at=due_at,
     )
 
 
@@ -126,7 +123,7 @@ def _decide(
     handed_over = HandedOver(
         name=handover_name(context.plan.name, context.plan.uid),
         namespace=context.plan.namespace,
-        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-."), **queue},
+        labels={HANDED_OVER_LABEL: plan_label(context.plan), **queue},
         annotations={HANDED_OVER_ANNOTATION: context.plan.uid},
         nodes=nodes,
         pod=partial(_pod, context, job),
@@ -142,7 +139,7 @@ def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -
         task_map=handover_name(context.plan.name, context.plan.uid),
         resource_name=context.spec.devices.resource_name,
         devices=len(node.slots),
-        labels={HANDED_OVER_LABEL: context.plan.name[:63].rstrip("-.")},
+        labels={HANDED_OVER_LABEL: plan_label(context.plan)},
         template=job.pod_template,
         container=pod_template.job_container(job, master),
     )
