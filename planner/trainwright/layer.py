@@ -238,10 +238,20 @@ def _work_per_row(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> tupl
     return divided, whole
 
 
-def sequence_parallel_bytes_ratio(kind: LayerKind, tensor: int, rows: int, dtype: Dtype) -> float:
-    """Return by how much what a layer saves shrinks if a rank saves its part of the sequence outside of products."""
+def sequence_parallel_bytes_ratio(
+    kind: LayerKind, tensor: int, rows: int, dtype: Dtype, *, gathers_inputs_again: bool = False
+) -> float:
+    """Return by how much what a layer saves shrinks if a rank saves its part of the sequence outside of products.
+
+    If the backward gathers the inputs of products again, a rank saves its part of them, too: 1/t of everything
+    (Korthikanti et al. 2022, equation 4).
+    """
     whole = kind.saved_bytes(dtype, tensor, rows)
-    return kind.saved_bytes(dtype, tensor, rows, sequence_parallel=True) / whole if whole else 1.0
+    if gathers_inputs_again:
+        left = kind.saved_bytes(dtype, 1, rows) / tensor
+    else:
+        left = kind.saved_bytes(dtype, tensor, rows, sequence_parallel=True)
+    return left / whole if whole else 1.0
 
 
 @dataclass(frozen=True, slots=True)

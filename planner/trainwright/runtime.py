@@ -118,6 +118,8 @@ class Runtime:
         sequence_parallel: plans that searches make divide activations along the sequence wherever a tensor degree divides all
             sequences (Korthikanti et al. 2022). A plan that is given states it itself.
         keeps_gathered_weights: under zero3 searches keep gathered weights for later passes where memory allows and that is faster.
+        gathers_inputs_again: under sequence parallelism ranks save their slices of the inputs of products and gather them again in
+            the backward while its products compute (Megatron), instead of saving whole inputs.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -144,6 +146,7 @@ class Runtime:
     inside_link_ratio: float | None = None
     sequence_parallel: bool = True
     keeps_gathered_weights: bool = True
+    gathers_inputs_again: bool = False
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):

@@ -41,6 +41,7 @@ NEWER = {
     "overlaps_tensor_sync": [False],
     "virtual_stages": [1],
     "selective_recompute": [None],
+    "gathers_inputs_again": [False],
     "keeps_gathered_weights": [True],
     "sequence_parallel": [True],
 }

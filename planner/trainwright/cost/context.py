@@ -134,7 +134,8 @@ class CostContext:
             computed, dtype = self.tensor_kind(kind, tensor), self.model.dtype
             update = profile.update_seconds * ratio
             if sequence_parallel:
-                saved_ratio *= sequence_parallel_bytes_ratio(computed, tensor, rows, dtype)
+                again = self.runtime.gathers_inputs_again
+                saved_ratio *= sequence_parallel_bytes_ratio(computed, tensor, rows, dtype, gathers_inputs_again=again)
                 if not accelerator.startswith(EMULATED_PREFIX):
                     double = self.profiles.cost(accelerator, kind.name, degree, 2 * rows)
                     left = sequence_parallel_seconds_ratio(computed, tensor, rows, dtype)

@@ -13,9 +13,10 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.families import Bert, Gpt, Moe, Vit
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.runtime import Runtime
 
 NAME = "NVIDIA-A100-SXM4-80GB"
 CLUSTER = Cluster((Accelerator(NAME, 80 * 2**30),), (Node("node", NAME, 8, Port(1e-5, 1e10), Port(1e-5, 1e10)),), ())
@@ -60,6 +61,19 @@ def test_whole_model_sends_as_much_computes_less_and_saves_less() -> None:
     )
     assert before.activations_bytes - after.activations_bytes == pytest.approx(saved, rel=1e-4)
     assert before.weights_bytes == after.weights_bytes
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("kind", GPT.kinds, ids=lambda kind: kind.name)
+def test_ranks_save_their_share_of_all_where_inputs_are_gathered_again(kind: LayerKind, tensor: int) -> None:
+    # Korthikanti et al. 2022: equation 4, that is equation 1 divided by the tensor degree.
+    gathering = replace(context_of(GPT), runtime=Runtime(gathers_inputs_again=True))
+    alone = (GPT.divided_kind(kind) or kind).saved_bytes(GPT.dtype, 1, ROWS)
+    assert gathering.layer_cost(NAME, kind, tensor, ROWS, True).activation_bytes == pytest.approx(
+        alone / tensor, rel=1e-4
+    )
+    whole = gathering.layer_cost(NAME, kind, tensor, ROWS, False).activation_bytes
+    assert whole == context_of(GPT).layer_cost(NAME, kind, tensor, ROWS, False).activation_bytes
 
 
 def test_boundaries_between_stages_are_gathered() -> None:
