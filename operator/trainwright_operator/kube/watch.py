@@ -113,7 +113,8 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
         return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
 
     def handle(convert: Callable[[dict[str, Any]], PlanFacts | PodFacts | JobFacts]) -> Callable[..., Any]:
-        async def changed(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
+        async def changed(body: kopf.Body, event: Any, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
+            event["object"]["metadata"].pop("managedFields", None)  # half of the object, which kopf keeps for some time
             meta = body["metadata"]
             observe(
                 WatchEvent(
