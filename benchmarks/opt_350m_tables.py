@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profile_imports.bandwidth_curves import BandwidthCurve
 from trainwright.profiles import Profiles
-from trainwright.runtime import Runtime
 from trainwright.search import Limits, Problem
+from trainwright_papers.amp_settings import TRAINER_OF_2022
 
 VARIABLE = "OPT_350M_TABLES"
 DEVICES_PER_NODE = 4
@@ -149,13 +149,10 @@ class Tables:
     def problem(self, devices: Mapping[str, int]) -> Problem:
         """Return the problem with Megatron's runtime; tensor groups stay inside a node, as measured."""
         limits = Limits(max_tensor_degree=DEVICES_PER_NODE)
-        runtime = Runtime(
-            overlaps_gradients=False,
+        runtime = replace(
+            TRAINER_OF_2022,
             constant_bytes=RUNTIME_BYTES,
             copied_bytes_per_parameter=COPIED_BYTES_PER_PARAMETER,
             splits_boundaries=True,
-            hides_transfers=False,
-            sequence_parallel=False,
-            keeps_gathered_weights=False,
         )
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

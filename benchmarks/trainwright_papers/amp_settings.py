@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 
@@ -70,6 +70,16 @@ EXPERIMENTS: Mapping[AmpSetting, Experiment] = {
 }
 
 
+TRAINER_OF_2022 = Runtime(
+    overlaps_gradients=False,
+    splits_boundaries=False,
+    hides_transfers=False,
+    sequence_parallel=False,
+    keeps_gathered_weights=False,
+)
+"""Megatron-LM and DeepSpeed as the papers ran them, before what hides or divides communication was common."""
+
+
 @cache
 def amp_problem(setting: AmpSetting) -> Problem:
     """Return the planning problem of one of AMP's experiments."""
@@ -83,14 +93,7 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
     devices_per_node = max(node.devices for node in cluster.nodes)
     # Megatron-LM fuses kernels; TransGAN's generator is plain PyTorch.
     kernels = Kernels.EAGER if isinstance(family, TransGan) else Kernels.FUSED
-    runtime = Runtime(
-        splits_boundaries=False,
-        overlaps_gradients=False,
-        hides_transfers=False,
-        kernels=kernels,
-        sequence_parallel=False,
-        keeps_gathered_weights=False,
-    )
+    runtime = replace(TRAINER_OF_2022, kernels=kernels)
     profiles = estimate_profiles(
         model,
         [accelerator.name for accelerator in cluster.accelerators],

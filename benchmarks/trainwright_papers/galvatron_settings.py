@@ -17,8 +17,8 @@ from trainwright.families import T5, Bert, Family, Swin, Vit
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.profiles import Profiles
-from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Problem
+from trainwright_papers.amp_settings import TRAINER_OF_2022
 from trainwright_papers.published import galvatron_figures
 
 GIBIBYTE = 2**30
@@ -88,14 +88,7 @@ SIXTEEN_TITAN = Machines("2 × 8 TITAN RTX, 100 Gbit/s between", "NVIDIA-TITAN-R
 SIXTEEN_A100 = Machines("2 × 8 A100, NVLink, 100 Gbit/s between", "NVIDIA-A100-SXM4-40GB", 2, _NVLINK)
 SIXTY_FOUR_A100 = Machines("8 × 8 A100, NVLink, 100 Gbit/s between", "NVIDIA-A100-SXM4-40GB", 8, _NVLINK)
 
-RUNTIME = Runtime(
-    overlaps_gradients=True,
-    constant_bytes=GIBIBYTE,
-    splits_boundaries=False,
-    hides_transfers=False,
-    sequence_parallel=False,
-    keeps_gathered_weights=False,
-)
+RUNTIME = replace(TRAINER_OF_2022, overlaps_gradients=True, constant_bytes=GIBIBYTE)
 """Runtime that reduces gradients during the last backward, as PyTorch's DDP does; both slow down by 1.3 (§V).
 
 Every tensor rank is sent the whole boundary, and a stage computes nothing meanwhile (`_run_p2pops` of Hetu-Galvatron).
