@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
@@ -238,8 +240,12 @@ def _version(resource: dict[str, Any]) -> int:
 
 
 def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
-    """Return a ConfigMap as plain data. One that is handed over is not the plan's: it stays where the plan is deleted."""
+    """Return a ConfigMap as plain data: a task with a new secret of its gang's.
+
+    One that is handed over is not the plan's: it stays where the plan is deleted.
+    """
     stored = ConfigMapData.of(action)
+    secret = {SECRET_FILE: secrets.token_hex()} if action.role is a.StoredRole.TASK else {}
     binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
     is_users = action.role is a.StoredRole.HANDOVER
     owner = (
@@ -256,6 +262,6 @@ def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
             "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
             **owner,
         },
-        "data": dict(stored.texts),
+        "data": {**stored.texts, **secret},
         **({"binaryData": binary} if binary else {}),
     }
