@@ -112,7 +112,10 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     def login(**options: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
 
-    def handle(convert: Callable[[dict[str, Any]], PlanFacts | PodFacts | JobFacts]) -> Callable[..., Any]:
+    def handle(
+        convert: Callable[[dict[str, Any]], PlanFacts | PodFacts | JobFacts],
+        is_owned: Callable[[dict[str, Any]], bool] = lambda _: True,
+    ) -> Callable[..., Any]:
         async def changed(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
             meta = body["metadata"]
             observe(
@@ -120,7 +123,9 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
                     found=convert(dict(body)),
                     owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
                     version=version_of(meta.get("resourceVersion", "")),
-                    deleted=type == "DELETED" or (body.get("kind") == KIND and "deletionTimestamp" in meta),
+                    deleted=type == "DELETED"
+                    or (body.get("kind") == KIND and "deletionTimestamp" in meta)
+                    or not is_owned(dict(body)),  # a copy, or left alone by a deletion of its owner
                     is_listing=type is None,
                     is_new=type == "ADDED",
                 )
@@ -135,8 +140,12 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     kopf.on.event(GROUP, VERSION, PLURAL, id="plan", registry=registry)(handle(plan_facts))
     for launcher in LAUNCHERS.values():
         convert = partial(object_facts.job_facts, launcher=launcher)
-        kopf.on.event(*launcher.api, labels=present, id=launcher.api.plural, registry=registry)(handle(convert))
-    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(handle(object_facts.pod_facts))
+        kopf.on.event(*launcher.api, labels=present, id=launcher.api.plural, registry=registry)(
+            handle(convert, object_facts.is_of_plan)
+        )
+    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(
+        handle(object_facts.pod_facts, object_facts.is_of_gang)
+    )
     return registry
 
 
