@@ -116,13 +116,16 @@ def test_deleted_namespace_uses_no_devices() -> None:
     assert held(("gone", "team-b")) == {}
 
 
+OWNED = {"ownerReferences": [{"kind": "PyTorchJob", "name": "p", "uid": "uid-p"}]}
+
+
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     """Return a pod that holds two devices and writes a log."""
     place = {"training.kubeflow.org/job-name": "p", "training.kubeflow.org/replica-index": "0"}
     labels = {"trainwright.dev/rendezvous": "true", **place}
     limits = {"nvidia.com/gpu": "2"}
     return {
-        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z", **OWNED},
         "spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": {"limits": limits}}]},
         "status": {"phase": phase},
     }
