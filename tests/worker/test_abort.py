@@ -12,8 +12,7 @@ import torch.distributed as dist
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.worker_api import SECRET_FILE, Cause, FailureReason
-from trainwright_worker.gang.abort import AbortListener, StatusBoard
-from trainwright_worker.gang.gang_secret import ForgedMessageError, GangSecret
+from trainwright_worker.gang.abort import AbortListener, ForgedMessageError, GangSecret, StatusBoard
 
 SECRET, OTHER = GangSecret(b"of the gang"), GangSecret(b"of another gang")
 CAUSE = Cause(FailureReason.CRASHED, "the process crashed", "node-a", 0)

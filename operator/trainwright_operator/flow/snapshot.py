@@ -280,7 +280,7 @@ class GangClaim:
 
 
 class PodTemplateRule(StrEnum):
-    """What pod templates may ask for; each rule allows what those before it do.
+    """Rule about what pod templates may ask for; each allows what those before it do.
 
     RESTRICTED: nothing that gives more than the worker's own pod. NAMESPACE: also what the pods of a namespace may use of
     it: Secrets, volume claims, service accounts. ANY: also what is the node's.

@@ -18,9 +18,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, GangNode
 from trainwright_worker.gang import process, report_writer
-from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener
+from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener, GangSecret
 from trainwright_worker.gang.errors import WorkerError, classify_error, classify_exit_code, out_of_memory_kills
-from trainwright_worker.gang.gang_secret import GangSecret
 from trainwright_worker.gang.rank_assignment import node_rank
 from trainwright_worker.gang.startup import SigtermHandler
 from trainwright_worker.gang.termination import run_with_timeout

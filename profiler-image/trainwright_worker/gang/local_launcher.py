@@ -18,9 +18,8 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerTask
 from trainwright_worker.gang import process, report_writer
-from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
-from trainwright_worker.gang.gang_secret import GangSecret
 from trainwright_worker.gang.rank_assignment import task_devices
 from trainwright_worker.gang.startup import watch_signals
 from trainwright_worker.gang.termination import run_with_timeout

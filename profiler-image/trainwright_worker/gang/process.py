@@ -15,9 +15,8 @@ import torch.distributed as dist
 from trainwright.worker_api import LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
 from trainwright_worker import device, trial, validation
 from trainwright_worker.gang import report_writer
-from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_error
-from trainwright_worker.gang.gang_secret import GangSecret
 from trainwright_worker.gang.rank_assignment import RankAssignment, task_devices
 from trainwright_worker.gang.startup import reset_signal_handlers, watch_signals
 from trainwright_worker.gang.termination import TerminationReporter

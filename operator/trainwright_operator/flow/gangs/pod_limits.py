@@ -1,4 +1,4 @@
-"""What pods of a plan may have, by the chart's `worker.allowPodTemplate`.
+"""Limits on what pods of a plan may have, by the chart's `worker.allowPodTemplate`.
 
 The pod is looked at as it is rendered, since a template can also take away what the worker's own pod has. Fields are
 allowed by name, so that those of later versions of Kubernetes need `Any`. A pod that `Namespace` allows passes the Pod
