@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from trainwright_operator.flow.snapshot import PodTemplateRule
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
 """Name and maximum of a number; its minimum is 1."""
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
+"""Namespaces of Kubernetes itself, whose TrainingPlans are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class Settings:
         lease_namespace, lease_name: location of the lease for a single active operator.
         identity: holder of the lease, unique for each operator.
         concurrent_searches: number of plans searched at a time, each on one core.
+        isolates_gangs, pod_template_rule: as in `Snapshot`.
     """
 
     worker_image: str = ""
@@ -33,14 +38,15 @@ class Settings:
     health_port: int = 8080
     log_level: str = "INFO"
     concurrent_searches: int = 1
+    isolates_gangs: bool = True
+    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the settings from environment variables. Raise ValueError if one is invalid."""
-        names = environment.get("TRAINWRIGHT_WATCH_NAMESPACES", "").split(",")
         return cls(
             worker_image=environment.get("TRAINWRIGHT_WORKER_IMAGE", ""),
-            namespaces=tuple(dict.fromkeys(name.strip() for name in names if name.strip())),
+            namespaces=_namespaces(environment.get("TRAINWRIGHT_WATCH_NAMESPACES", "")),
             lease_namespace=environment.get("TRAINWRIGHT_LEASE_NAMESPACE", "default"),
             lease_name=environment.get("TRAINWRIGHT_LEASE_NAME") or "trainwright-operator",
             # A restarted container keeps its pod's host name, and process numbers repeat: it is then the same holder
@@ -50,13 +56,35 @@ class Settings:
             health_port=_number(environment, "TRAINWRIGHT_HEALTH_PORT", 8080, _PORT),
             log_level=_log_level(environment.get("TRAINWRIGHT_LOG_LEVEL", "info")),
             concurrent_searches=_number(environment, "TRAINWRIGHT_CONCURRENT_SEARCHES", 1, _SEARCHES),
+            isolates_gangs=_one_of(environment, "TRAINWRIGHT_NETWORK_POLICY", ("true", "false")) == "true",
+            pod_template_rule=PodTemplateRule(
+                _one_of(environment, "TRAINWRIGHT_ALLOW_POD_TEMPLATE", tuple(PodTemplateRule))
+            ),
         )
+
+
+def _namespaces(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name in SYSTEM_NAMESPACES:
+            raise ValueError(
+                f"TRAINWRIGHT_WATCH_NAMESPACES must not name Kubernetes' own namespaces, got {name!r}; use another one"
+            )
+    return names
 
 
 def _log_level(text: str) -> str:
     if text.upper() not in _LOG_LEVELS:
         raise ValueError(f"TRAINWRIGHT_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS).lower()}, got {text!r}")
     return text.upper()
+
+
+def _one_of(environment: Mapping[str, str], name: str, values: Sequence[str]) -> str:
+    """Return the variable's value; without one, the first."""
+    text = environment.get(name) or values[0]
+    if text not in values:
+        raise ValueError(f"{name} must be one of {', '.join(values)}, got {text!r}")
+    return text
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, kind: tuple[str, int]) -> int:

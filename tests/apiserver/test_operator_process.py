@@ -81,11 +81,24 @@ def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
     names = []
     for pod, template in pods_of_job(job):
         manifest = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(template))}
-        manifest["metadata"] |= {"name": pod["name"], "namespace": namespace}
+        manifest["metadata"] |= {"name": pod["name"], "namespace": namespace, "ownerReferences": [pod_owner(pod, job)]}
         manifest["metadata"]["labels"] |= pod["labels"]
         api.create(manifest)
         names.append(pod["name"])
     return names
+
+
+def pod_owner(pod: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+    """Return the reference to the PyTorchJob, or to the Job that JobSet makes of a replicated job."""
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        **{key: job["metadata"][key] for key in ("name", "uid")},
+    }
+    if job["kind"] == "JobSet":
+        role = pod["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{owner['name']}-{role}-0", "uid": "of-the-job"}
+    return owner | {"controller": True}
 
 
 def jobs(api: Any, namespace: str, kind: str = "PyTorchJob") -> list[dict[str, Any]]:
@@ -103,6 +116,12 @@ def pinned_nodes(api: Any, namespace: str) -> list[str]:
     return nodes
 
 
+def copy_without_owner(api: Any, resource: dict[str, Any]) -> None:
+    """Create an object that only carries the labels of a plan's."""
+    meta = {key: resource["metadata"][key] for key in ("namespace", "labels")} | {"name": "copy"}
+    api.create({key: resource[key] for key in ("apiVersion", "kind", "data")} | {"metadata": meta})
+
+
 @pytest.mark.parametrize("launcher", LauncherKind)
 def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
     equipped_api_server, namespace, training_plan, tmp_path, launcher
@@ -112,11 +131,17 @@ def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
     with operator(api, namespace, tmp_path) as (process, _, _):
         (job,) = until("a job for the links", 40, lambda: jobs(api, namespace, launcher))
         process.kill()
+    (policy,) = api.get("networkpolicies", "--namespace", namespace)["items"]
+    task = api.get("configmap", f"{job['metadata']['name']}-order", "--namespace", namespace)
+    assert [owner["uid"] for owner in policy["metadata"]["ownerReferences"]] == [task["metadata"]["uid"]]
+    assert len(task["data"]["gang-secret"]) == 64
+    copy_without_owner(api, task)
     names = make_pods(api, namespace, job)
     assert pinned_nodes(api, namespace) == []
     with operator(api, namespace, tmp_path) as (_, health, log):
         until("both pods pinned", 40, lambda: len(pinned_nodes(api, namespace)) == len(names))
         assert pinned_nodes(api, namespace) == list(NODES), log.read_text()
+        assert len(api.get("networkpolicies", "--namespace", namespace)["items"]) == 1
         for name in names:
             waiting = {"reason": "InvalidImageName", "message": "couldn't parse image name"}
             container = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
@@ -135,6 +160,8 @@ def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
     children = api.get("configmaps", "--namespace", namespace)["items"]
     owned = [c for c in children if c["metadata"]["name"] != "kube-root-ca.crt"]
     assert owned
+    (copied,) = (c for c in owned if c["metadata"]["name"] == "copy")  # deleted if it were taken for the gang's task
+    owned.remove(copied)
     assert all(c["metadata"]["ownerReferences"][0]["uid"] == resource["metadata"]["uid"] for c in owned)
     events = [e for e in api.get("events", "--namespace", namespace)["items"] if e["reason"] == "ImagePullFailed"]
     assert {event["type"] for event in events} == {"Warning"}

@@ -40,6 +40,7 @@ NAMESPACED = [
         ("", "pods/log", "get"),
         ("", "configmaps", "create get list patch delete"),
         ("", "events", "create"),
+        ("networking.k8s.io", "networkpolicies", "create"),
     )
     for verb in verbs.split()
 ]
@@ -54,6 +55,7 @@ NEVER = [
     *((verb, "", "nodes") for verb in ("get", "watch", "create", "update", "patch", "delete")),
     *((verb, "resource.k8s.io", "resourceslices") for verb in ("get", "watch", "create", "update", "patch", "delete")),
     *((verb, "", "configmaps") for verb in ("watch", "update", "deletecollection")),
+    *((verb, "networking.k8s.io", "networkpolicies") for verb in ("get", "list", "update", "patch", "delete")),
     *((verb, "", "events") for verb in ("get", "list", "watch", "update", "patch", "delete")),
     *((verb, "", "nodes/status") for verb in ("update", "patch")),
     *(("create", "", f"pods/{door}") for door in ("exec", "attach", "portforward", "eviction", "binding")),

@@ -124,6 +124,39 @@ def test_new_release_watches_its_own_namespace_and_has_no_rights_elsewhere(rende
     assert environment(rendered(*EVERYWHERE))["TRAINWRIGHT_WATCH_NAMESPACES"] == ""
 
 
+def test_gangs_are_isolated_and_templates_restricted_unless_the_values_say_otherwise(rendered) -> None:
+    def rules(*settings: str) -> list[dict[str, Any]]:
+        return [rule for rule in operator_rules(rendered(*settings)) if "networkpolicies" in rule["resources"]]
+
+    usual = environment(rendered())
+    assert (usual["TRAINWRIGHT_NETWORK_POLICY"], usual["TRAINWRIGHT_ALLOW_POD_TEMPLATE"]) == ("true", "Restricted")
+    assert [rule["verbs"] for rule in rules()] == [["create"]]
+    chosen = ("--set", "worker.networkPolicy=false,worker.allowPodTemplate=Any")
+    other = environment(rendered(*chosen))
+    assert (other["TRAINWRIGHT_NETWORK_POLICY"], other["TRAINWRIGHT_ALLOW_POD_TEMPLATE"]) == ("false", "Any")
+    assert rules(*chosen) == []
+
+
+def test_operators_pod_is_reached_at_its_two_ports_alone(rendered) -> None:
+    documents = rendered("--set", "networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus")
+    (policy,) = of_kind(documents, "NetworkPolicy")
+    (deployment,) = of_kind(documents, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    health, metrics = policy["spec"]["ingress"]
+    assert "from" not in health, "the kubelet asks from the node's address"
+    assert metrics["from"] == [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    opened = {port["port"] for rule in (health, metrics) for port in rule["ports"]}
+    assert opened == {port["name"] for port in container(documents)["ports"]}
+    assert not of_kind(rendered("--set", "networkPolicy.enabled=false"), "NetworkPolicy")
+
+
+def test_release_in_a_namespace_of_kubernetes_has_to_name_what_it_watches(helm_template) -> None:
+    assert "name others" in helm_template("--namespace", "kube-system").stderr
+    assert helm_template("--namespace", "kube-system", *EVERYWHERE).returncode == 0
+
+
 def test_the_lease_is_named_after_the_release_and_no_other_may_be_read_or_written(rendered) -> None:
     documents = rendered("--set", "fullnameOverride=second")
     assert environment(documents)["TRAINWRIGHT_LEASE_NAME"] == "second"
@@ -208,6 +241,9 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
     ("setting", "complaint"),
     [
         ("workers.image=a", "workers"),
+        ("worker.allowPodTemplate=Everything", "allowPodTemplate"),
+        ("networkPolicy.metricsFrom=a", "metricsFrom"),
+        ("watchNamespaces={team-a,kube-system}", "kube-system is a namespace of Kubernetes itself"),
         ("image.digest=sha256:abc", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),

@@ -13,6 +13,7 @@ from flow_world import World, node, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.flow import config_map_data, decide
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.config_map_data import MAX_BYTES, MAX_TEXT_BYTES, ConfigMapData
@@ -49,7 +50,7 @@ def test_short_document_is_stored_as_by_former_versions() -> None:
 
 
 def test_task_is_never_compressed_since_pods_mount_it() -> None:
-    assert manifest(creation(StoredRole.TASK, order=LONG))["data"] == {"order.json": LONG}
+    assert manifest(creation(StoredRole.TASK, order=LONG))["data"]["order.json"] == LONG
 
 
 @given(st.dictionaries(st.text("abc.", min_size=1), st.text(max_size=20), max_size=3), st.integers(0, 40))
@@ -95,3 +96,11 @@ def test_plan_fails_with_a_remedy_when_a_document_does_not_fit(monkeypatch: pyte
     assert (condition.status, condition.reason) == ("False", "DocumentTooLarge")
     assert "devices.max" in condition.message
     assert not world.stored
+
+
+def test_every_task_gets_a_secret_of_its_own_and_nothing_else_does() -> None:
+    first, second = (manifest(creation(StoredRole.TASK))["data"][SECRET_FILE] for _ in range(2))
+    assert first
+    assert first != second
+    others = (manifest(creation(role))["data"] for role in StoredRole if role is not StoredRole.TASK)
+    assert not any(SECRET_FILE in data for data in others)

@@ -6,7 +6,7 @@ import pytest
 
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.reasons import MESSAGES, Reason
-from trainwright_operator.flow.snapshot import PodFacts
+from trainwright_operator.flow.snapshot import PodFacts, PodTemplateRule
 from trainwright_operator.kube import object_facts
 from trainwright_operator.settings import Settings
 
@@ -180,6 +180,18 @@ def test_settings_are_read_from_the_environment_and_a_wrong_port_is_rejected() -
         ValueError, match="TRAINWRIGHT_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"
     ):
         Settings.from_environment({"TRAINWRIGHT_LOG_LEVEL": "loud"})
+
+
+def test_settings_about_tenants_are_strict_by_default() -> None:
+    usual = Settings.from_environment({})
+    assert (usual.isolates_gangs, usual.pod_template_rule) == (True, PodTemplateRule.RESTRICTED)
+    variables = {"TRAINWRIGHT_NETWORK_POLICY": "false", "TRAINWRIGHT_ALLOW_POD_TEMPLATE": "Any"}
+    chosen = Settings.from_environment(variables)
+    assert (chosen.isolates_gangs, chosen.pod_template_rule) == (False, PodTemplateRule.ANY)
+    with pytest.raises(ValueError, match="ALLOW_POD_TEMPLATE must be one of Restricted, Namespace, Any, got 'All'"):
+        Settings.from_environment({"TRAINWRIGHT_ALLOW_POD_TEMPLATE": "All"})
+    with pytest.raises(ValueError, match="must not name Kubernetes' own namespaces, got 'kube-system'; use another"):
+        Settings.from_environment({"TRAINWRIGHT_WATCH_NAMESPACES": "team-a,kube-system"})
 
 
 @pytest.mark.parametrize("text", ["0", "65", "two"])

@@ -29,8 +29,8 @@ SPEC = {
 
 def metadata(name: str, plan: str, **more: Any) -> dict[str, Any]:
     labels = {PLAN_UID_LABEL: f"uid-{plan}", ROLE_LABEL: "document"}
-    created = "2026-01-01T00:00:00Z"
-    return {"name": name, "namespace": "default", "labels": labels, "creationTimestamp": created} | more
+    owners = {"ownerReferences": [{"uid": f"uid-{plan}"}], "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"name": name, "namespace": "default", "labels": labels, **owners} | more
 
 
 def objects() -> dict[str, dict[str, Any]]:

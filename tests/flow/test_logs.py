@@ -26,8 +26,10 @@ MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
 PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, 1, 1, (4,)),)),)),))
 GANG = Gang((GangNode("n1", (0,), "t4"),))
 MANY = 500
+PLAN_UID = World().snapshot().plan.uid
 MASTER = {f"training.kubeflow.org/{key}": value for key, value in (("job-name", "p"), ("replica-index", "0"))}
 CREATED = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+OWNED = {"ownerReferences": [{"kind": "PyTorchJob", "name": "p", "uid": "uid-p"}]}
 
 
 class Kubelet(Lists):
@@ -37,12 +39,13 @@ class Kubelet(Lists):
         gang = {"trainwright.dev/gang": "candidate-1s"}
         labels = {**gang, "trainwright.dev/rendezvous": "true", **MASTER}
         pod = {
-            "metadata": {"name": "master-0", "labels": labels, **CREATED},
+            "metadata": {"name": "master-0", "labels": labels, **CREATED, **OWNED},
             "spec": {},
             "status": {"phase": phase},
         }
+        gang |= {"trainwright.dev/role": "order", "trainwright.dev/plan-uid": PLAN_UID}
         order_map = {
-            "metadata": {"name": "order", "labels": {**gang, "trainwright.dev/role": "order"}, **CREATED},
+            "metadata": {"name": "order", "labels": gang, **CREATED, "ownerReferences": [{"uid": PLAN_UID}]},
             "data": {"order.json": documents.dumps(order)},
         }
         self.items = {"pods": [pod], "configmaps": [order_map]}

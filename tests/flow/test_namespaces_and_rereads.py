@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from flow_api import Lists
+from flow_api import Lists, MemoryApi
 from flow_world import World
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +19,7 @@ from trainwright_operator.kube.node_cache import NodeCache
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
-from trainwright_operator.settings import Settings
+from trainwright_operator.settings import SYSTEM_NAMESPACES, Settings
 
 WITHIN_SECONDS = 15.0
 
@@ -87,6 +87,18 @@ def test_operator_finds_plans_of_other_namespaces_when_one_is_deleted(monkeypatc
     assert told.startswith("listing the plans of gone failed: ")
 
 
+def test_plans_in_namespaces_of_kubernetes_itself_are_left_alone() -> None:
+    async def story() -> set[str]:
+        reconciler = Reconciler(cast("Api", MemoryApi({})), Settings(), Metrics(CollectorRegistry()), Liveness())
+        for namespace in (*SYSTEM_NAMESPACES, "default"):
+            reconciler.wake(namespace, "demo")
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        await reconciler.stop()
+        return names
+
+    assert {name for name in asyncio.run(story()) if name.startswith("plan ")} == {"plan default/demo"}
+
+
 def test_operator_records_no_success_without_answers(monkeypatch) -> None:
     assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"), status=0)[0].beats == 0
 
@@ -104,13 +116,16 @@ def test_deleted_namespace_uses_no_devices() -> None:
     assert held(("gone", "team-b")) == {}
 
 
+OWNED = {"ownerReferences": [{"kind": "PyTorchJob", "name": "p", "uid": "uid-p"}]}
+
+
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     """Return a pod that holds two devices and writes a log."""
     place = {"training.kubeflow.org/job-name": "p", "training.kubeflow.org/replica-index": "0"}
     labels = {"trainwright.dev/rendezvous": "true", **place}
     limits = {"nvidia.com/gpu": "2"}
     return {
-        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z", **OWNED},
         "spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": {"limits": limits}}]},
         "status": {"phase": phase},
     }

@@ -30,7 +30,15 @@ KEY = ("default", "demo")
 
 def metadata(name: str, **labels: str) -> dict[str, Any]:
     labels = {PLAN_UID_LABEL: "uid-1"} | ({ROLE_LABEL: labels["role"]} if labels else {})
-    return {"name": name, "namespace": "default", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    owners = [{"kind": "TrainingPlan", "name": "demo", "uid": "uid-1"}]
+    created = "2026-01-01T00:00:00Z"
+    return {
+        "name": name,
+        "namespace": "default",
+        "labels": labels,
+        "creationTimestamp": created,
+        "ownerReferences": owners,
+    }
 
 
 def objects() -> dict[str, dict[str, Any]]:
@@ -45,6 +53,7 @@ def objects() -> dict[str, dict[str, Any]]:
         JOB: {"metadata": metadata("demo-links")},
         f"{MAPS}/demo-links-order": {"metadata": metadata("demo-links-order", role="order")},
         f"{MAPS}/demo-discovery": {"metadata": metadata("demo-discovery", role="document")},
+        f"{MAPS}/copy": {"metadata": metadata("copy", role="order") | {"ownerReferences": []}},
     }
 
 
@@ -101,6 +110,7 @@ def test_plan_is_quarantined_after_three_broken_passes_with_its_gangs_deleted(wo
     assert JOB not in world.api.objects
     assert f"{MAPS}/demo-links-order" not in world.api.objects
     assert f"{MAPS}/demo-discovery" in world.api.objects  # measurements are kept
+    assert f"{MAPS}/copy" in world.api.objects, "the plan does not own it"
     assert world.metric_at_rest == 1
     assert world.registry.get_sample_value("trainwright_reconcile_errors_total") == 3
 

@@ -87,9 +87,15 @@ def test_missing_definitions_are_told_from_missing_rights() -> None:
 SUSPENDED = JobFacts("gang", "links", START, uid="u1", launcher=LauncherKind.JOB_SET, suspended=True)
 
 
-def told(workload: dict[str, Any] | None, job: JobFacts = SUSPENDED, *, refused: int = 0) -> JobFacts:
+def told(
+    workload: dict[str, Any] | None, job: JobFacts = SUSPENDED, *, refused: int = 0, owner: str = SUSPENDED.uid
+) -> JobFacts:
     labels = {"kueue.x-k8s.io/job-uid": "u1"}
-    api = MemoryApi({f"{TEAM}/workloads/w": {"metadata": {"labels": labels}} | workload} if workload else {})
+    api = MemoryApi(
+        {f"{TEAM}/workloads/w": {"metadata": {"labels": labels, "ownerReferences": [{"uid": owner}]}} | workload}
+        if workload
+        else {}
+    )
     api.refused = refused
     (found,) = asyncio.run(QueueReader(cast("Api", api)).with_messages("team-a", [job]))
     return found
@@ -112,6 +118,7 @@ def test_suspended_job_has_kueues_newest_words() -> None:
 def test_inactive_workload_is_a_job_that_kueue_gave_up() -> None:
     assert told({"spec": {"active": False}}).deactivated
     assert not told({"spec": {"active": True}}).deactivated
+    assert not told({"spec": {"active": False}}, owner="u2").deactivated, "the label alone makes it none of the job's"
 
 
 def test_job_that_runs_or_is_suspended_without_kueue_stays_as_it_is() -> None:

@@ -54,6 +54,7 @@ def test_operator_finds_same_winner_when_killed_before_any_action(per_gang: int,
             assert winner(killed) == expected, todo[number]
             assert sorted(killed.created) == sorted(undisturbed.created), todo[number]
             assert not killed.jobs
+            assert not killed.policies
             assert not [one.name for one in killed.stored.values() if one.role == StoredRole.TASK]
             boundaries += 1
         world.apply(todo)

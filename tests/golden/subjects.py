@@ -45,6 +45,7 @@ ACTION_NAMES = {
     actions.CreateConfigMap: "create ConfigMap",
     actions.AnnotateConfigMap: "annotate ConfigMap",
     actions.DeleteConfigMap: "delete ConfigMap",
+    actions.CreateNetworkPolicy: "create NetworkPolicy",
     actions.CreateJob: "create PyTorchJob",
     actions.DeleteJob: "delete PyTorchJob",
     actions.PinPod: "pin pod",

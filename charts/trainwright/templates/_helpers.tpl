@@ -48,6 +48,14 @@ Watched namespaces with commas between them; empty: all. An upgrade without a va
 reads from the cluster: where it cannot (helm template), the release counts as new.
 */ -}}
 {{- define "trainwright.watched" -}}
+{{- $watched := include "trainwright.watchedNames" . -}}
+{{- range list "kube-system" "kube-public" "kube-node-lease" -}}
+{{- if has . (splitList "," $watched) }}{{ printf "watchNamespaces: %s is a namespace of Kubernetes itself, whose plans are left alone; name others" . | fail }}{{ end -}}
+{{- end -}}
+{{- $watched -}}
+{{- end -}}
+
+{{- define "trainwright.watchedNames" -}}
 {{- if has "*" .Values.watchNamespaces -}}
 {{- if gt (len .Values.watchNamespaces) 1 }}{{ fail "watchNamespaces: \"*\" means all namespaces; remove the other names, or the asterisk" }}{{ end -}}
 {{- else if .Values.watchNamespaces -}}

@@ -50,6 +50,11 @@
 - apiGroups: [""]
   resources: [configmaps] # orders for the workers, measured tables
   verbs: [create, get, list, patch, delete]
+{{- if .Values.worker.networkPolicy }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies] # isolates a gang; it goes with the gang's order
+  verbs: [create]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -58,7 +58,7 @@ class PodTemplate(ApiModel):
     """Labels and annotations that are added."""
     spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC, default_factory=dict)]
     """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
-    runtimeClassName, hostNetwork. Objects are merged field by field, lists of named things by name, other lists are
+    runtimeClassName, hostNetwork, as far as worker.allowPodTemplate of the chart lets them. Objects are merged field by field, lists of named things by name, other lists are
     replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
     resources). Without one, it requests half a core and 2Gi of memory for each device and has no limits; /dev/shm holds 1Gi
     for each device."""

@@ -48,6 +48,13 @@ class DeleteConfigMap:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateNetworkPolicy:
+    """Creation of a gang's NetworkPolicy. One that the API server refuses is done without."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class CreateJob:
     """Creation of a launcher's object; one of that name that the plan already owns stays unchanged."""
 
@@ -166,6 +173,7 @@ Action = (
     CreateConfigMap
     | AnnotateConfigMap
     | DeleteConfigMap
+    | CreateNetworkPolicy
     | CreateJob
     | HandOverJob
     | DeleteJob

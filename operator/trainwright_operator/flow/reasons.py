@@ -22,6 +22,7 @@ class Reason(StrEnum):
     SPEC_INVALID = "SpecInvalid"
     WORKER_IMAGE_MISSING = "WorkerImageMissing"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
+    POD_TEMPLATE_NOT_ALLOWED = "PodTemplateNotAllowed"
     PYTORCHJOB_MISSING = "PyTorchJobCRDMissing"
     JOBSET_MISSING = "JobSetCRDMissing"
     # NodesDiscovered
@@ -112,6 +113,7 @@ WAITS_IN_QUEUES: Final = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_
 LACKS: Final = ENDED_BY_CLUSTER | {
     Reason.NEEDS_NEWER_VERSION,
     Reason.REQUEST_FAILED,
+    Reason.POD_TEMPLATE_NOT_ALLOWED,
     Reason.PYTORCHJOB_MISSING,
     Reason.JOBSET_MISSING,
     Reason.NO_USABLE_NODES,
@@ -144,6 +146,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.POD_TEMPLATE_INVALID: (
         "spec.worker.podTemplate: the API server rejected a {kind} with it; correct it: {what}"
     ),
+    Reason.POD_TEMPLATE_NOT_ALLOWED: "{what}",
     Reason.PYTORCHJOB_MISSING: (
         "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator{alternative}: {what}"
     ),

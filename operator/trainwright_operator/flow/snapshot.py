@@ -151,6 +151,7 @@ class PodFacts:
         missing_maps: mounted ConfigMaps that do not exist, while the pod does not start.
         required_maps: ConfigMaps that the pod needs to start, while it is bound and has not started.
         reports: whether its log holds the gang's report.
+        job_uid: uid of the job that owns it; empty where that is not its direct owner.
     """
 
     name: str
@@ -173,6 +174,7 @@ class PodFacts:
     required_maps: tuple[str, ...] = ()
     reports: bool = False
     uid: str = ""
+    job_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,18 @@ class GangClaim:
     wanted: Mapping[str, int]
 
 
+class PodTemplateRule(StrEnum):
+    """Rule about what pod templates may ask for; each allows what those before it do.
+
+    RESTRICTED: nothing that gives more than the worker's own pod. NAMESPACE: also what the pods of a namespace may use of
+    it: Secrets, volume claims, service accounts. ANY: also what is the node's.
+    """
+
+    RESTRICTED = "Restricted"
+    NAMESPACE = "Namespace"
+    ANY = "Any"
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Observed state at one moment.
@@ -289,6 +303,8 @@ class Snapshot:
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
         queue: the plan's queue; None where it has none.
+        isolates_gangs: whether the installation has gangs isolated by NetworkPolicies.
+        pod_template_rule: what the installation lets pod templates ask for.
     """
 
     plan: PlanFacts
@@ -306,6 +322,8 @@ class Snapshot:
     claims_known: bool = True
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
     queue: QueueFacts | None = None
+    isolates_gangs: bool = True
+    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
@@ -16,6 +18,7 @@ from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
+from trainwright_operator.flow.gangs.job_creation import NETWORK_POLICIES
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
@@ -121,6 +124,8 @@ class Applier:
             case a.DeleteConfigMap(name=name):
                 await self._delete(client.core_path("configmaps", namespace), name, snapshot.stored)
                 self._cache.remove_stored(plan.uid, name)
+            case a.CreateNetworkPolicy(manifest=manifest):
+                await self._isolate(plan, dict(manifest))
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.HandOverJob(manifest=manifest):
@@ -157,13 +162,21 @@ class Applier:
             if not error.is_conflict:
                 raise
             made = await self._api.get(f"{path}/{body['metadata']['name']}")
-            owners = {owner["uid"] for owner in made["metadata"].get("ownerReferences") or []}
-            handed_over = (made["metadata"].get("annotations") or {}).get(HANDED_OVER_ANNOTATION)
-            if plan.uid not in owners and plan.uid != handed_over:
+            if plan.uid not in object_facts.owner_uids(made):
                 raise ApiError(
                     409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
         return made
+
+    async def _isolate(self, plan: PlanFacts, manifest: dict[str, Any]) -> None:
+        """Create a gang's NetworkPolicy; its name is of one task only, so an existing one is from before a restart."""
+        try:
+            await self._api.create(client.jobs_path(NETWORK_POLICIES, plan.namespace), manifest)
+        except ApiError as error:
+            if not error.is_conflict and not error.is_refusal and not error.is_missing:
+                raise
+            if not error.is_conflict:
+                logger.warning("plan %s/%s: a gang is not isolated: %s", plan.namespace, plan.name, error)
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
@@ -238,8 +251,12 @@ def _version(resource: dict[str, Any]) -> int:
 
 
 def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
-    """Return a ConfigMap as plain data. One that is handed over is not the plan's: it stays where the plan is deleted."""
+    """Return a ConfigMap as plain data: a task with a new secret of its gang's.
+
+    One that is handed over is not the plan's: it stays where the plan is deleted.
+    """
     stored = ConfigMapData.of(action)
+    secret = {SECRET_FILE: secrets.token_hex()} if action.role is a.StoredRole.TASK else {}
     binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
     is_users = action.role is a.StoredRole.HANDOVER
     owner = (
@@ -256,6 +273,6 @@ def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
             "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
             **owner,
         },
-        "data": dict(stored.texts),
+        "data": {**stored.texts, **secret},
         **({"binaryData": binary} if binary else {}),
     }

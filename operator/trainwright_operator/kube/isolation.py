@@ -54,5 +54,5 @@ async def _delete_all(api: Api, path: str, selector: str) -> None:
         if error.is_missing:
             return  # this cluster lacks the launcher
         raise
-    for item in found:
+    for item in filter(object_facts.is_of_plan, found):
         await api.delete(f"{path}/{item['metadata']['name']}", uid=item["metadata"].get("uid", ""))

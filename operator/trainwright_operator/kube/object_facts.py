@@ -20,7 +20,14 @@ from trainwright_operator.flow.device_types import MIG_UNUSABLE
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
-from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
+from trainwright_operator.flow.names import (
+    GANG_LABEL,
+    HANDED_OVER_ANNOTATION,
+    LOG_LABEL,
+    PLAN_UID_LABEL,
+    RENDEZVOUS_LABEL,
+    ROLE_LABEL,
+)
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
@@ -192,6 +199,29 @@ def parse_quantity(text: str) -> int:
     return ceil(Fraction(parts[1]) * factor)
 
 
+def owner_uids(resource: dict[str, Any]) -> set[str]:
+    """Return the uids of an object's owners, and of the plan that handed it over."""
+    meta = resource["metadata"]
+    handed_over = (meta.get("annotations") or {}).get(HANDED_OVER_ANNOTATION)
+    return {owner["uid"] for owner in meta.get("ownerReferences") or []} | ({handed_over} if handed_over else set())
+
+
+def is_of_plan(resource: dict[str, Any]) -> bool:
+    """Return whether a job or ConfigMap belongs to the plan that its label tells, which copies of it do not."""
+    return (resource["metadata"].get("labels") or {}).get(PLAN_UID_LABEL) in owner_uids(resource)
+
+
+def is_of_gang(pod: dict[str, Any]) -> bool:
+    """Return whether a pod was created from the gang's object that its labels tell.
+
+    The uid of a JobSet's Job is not known here; a pod with a wrong one is deleted by Kubernetes' garbage collector.
+    """
+    meta = pod["metadata"]
+    places = ((one, one.read_place(meta.get("labels") or {})) for one in LAUNCHERS.values())
+    expected = {launcher.pod_owner(place) for launcher, place in places if place is not None}
+    return any((one["kind"], one["name"]) in expected for one in meta.get("ownerReferences") or [])
+
+
 def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
     meta, told = job["metadata"], (job.get("status") or {}).get("conditions") or []
     conditions = {c["type"]: c for c in told if c["status"] == "True"}
@@ -219,6 +249,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
     labels = meta.get("labels") or {}
     places = (launcher.read_place(labels) for launcher in LAUNCHERS.values())
     place = next((place for place in places if place is not None), PodPlace("", "", -1))
+    owners = meta.get("ownerReferences") or []
     unscheduled = [
         c.get("message", "")
         for c in status.get("conditions") or []
@@ -243,6 +274,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         required_maps=_required_config_maps(pod),
         reports=LOG_LABEL in labels or (RENDEZVOUS_LABEL in labels and place.index == 0),
         uid=meta.get("uid", ""),
+        job_uid=next((one["uid"] for one in owners if one["name"] == place.job), ""),
     )
 
 

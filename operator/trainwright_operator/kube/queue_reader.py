@@ -16,7 +16,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.object_facts import parse_quantity
+from trainwright_operator.kube.object_facts import owner_uids, parse_quantity
 
 _VERSION: Final = "v1beta2"
 _UID_LABEL: Final = f"{API_GROUP}/job-uid"
@@ -72,6 +72,7 @@ class QueueReader:
             if error.is_missing or error.status == 403:
                 return job
             raise
+        found = [one for one in found if job.uid in owner_uids(one)]
         if not found:
             what = (
                 f"Kueue has no Workload of {job.launcher} {job.name} yet; `kubectl describe {job.launcher} {job.name}`"

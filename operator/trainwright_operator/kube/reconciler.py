@@ -28,7 +28,7 @@ from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
-from trainwright_operator.settings import Settings
+from trainwright_operator.settings import SYSTEM_NAMESPACES, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,9 @@ class Reconciler:
         """Requeue the plan now. Stale events do no harm, because the reconciliation reads anew."""
         if self._stopping:
             return  # the lease is about to be released: start no reconciliation
+        if namespace in SYSTEM_NAMESPACES:
+            logger.debug("plan %s/%s: Kubernetes' own namespaces are left alone", namespace, name)
+            return
         key = (namespace, name)
         self._wake_events.setdefault(key, asyncio.Event()).set()
         if key not in self._tasks:

@@ -112,8 +112,11 @@ class SnapshotReader:
         elif children.stored is None:
             children.stored = await self._stored(plan)
         stored = children.stored or ()
-        pods = [children.pods[name] for name in sorted(children.pods)]
         known_jobs = [children.jobs[name] for name in sorted(children.jobs)]
+        uids = {job.name: job.uid for job in known_jobs}
+        # Those of a former job of that name may still be there.
+        found = (children.pods[name] for name in sorted(children.pods))
+        pods = [pod for pod in found if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
         jobs = await self._queues.with_messages(plan.namespace, known_jobs)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
@@ -129,6 +132,8 @@ class SnapshotReader:
             dry_run=memory.dry_run,
             planner=planner,
             failing=memory.failing,
+            isolates_gangs=self._settings.isolates_gangs,
+            pod_template_rule=self._settings.pod_template_rule,
         )
         return await self._with_nodes(snapshot)
 
@@ -140,12 +145,13 @@ class SnapshotReader:
             client.core_path("pods", plan.namespace), labelSelector=selector
         )
         jobs, stored = await asyncio.gather(self._jobs(plan.namespace, selector), self._stored(plan))
-        return self.cache.store_children(plan.uid, map(object_facts.pod_facts, pods), jobs, stored, version_of(version))
+        own = map(object_facts.pod_facts, filter(object_facts.is_of_gang, pods))
+        return self.cache.store_children(plan.uid, own, jobs, stored, version_of(version))
 
     async def _stored(self, plan: PlanFacts) -> tuple[StoredConfigMap, ...]:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
         found = await self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector)
-        return tuple(map(object_facts.stored_config_map, found))
+        return tuple(map(object_facts.stored_config_map, filter(object_facts.is_of_plan, found)))
 
     async def _jobs(self, namespace: str, selector: str) -> list[JobFacts]:
         every = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
@@ -158,7 +164,7 @@ class SnapshotReader:
             if error.is_missing:
                 return []  # this cluster lacks the launcher, as the dry run reports
             raise
-        return [object_facts.job_facts(job, launcher) for job in jobs]
+        return [object_facts.job_facts(job, launcher) for job in filter(object_facts.is_of_plan, jobs)]
 
     async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
         """Add the nodes: as they are now for discovery and placement, else as of a while ago to see whether they changed."""

@@ -28,7 +28,7 @@ from typing import Any, cast
 
 import kopf
 
-from trainwright_operator.api import GROUP, KIND, PLURAL, VERSION
+from trainwright_operator.api import GROUP, PLURAL, VERSION
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts
@@ -37,6 +37,8 @@ from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.object_cache import WatchEvent, version_of
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.settings import Settings
+
+Found = PlanFacts | PodFacts | JobFacts
 
 
 class KopfWatch:
@@ -112,20 +114,13 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     def login(**options: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
 
-    def handle(convert: Callable[[dict[str, Any]], PlanFacts | PodFacts | JobFacts]) -> Callable[..., Any]:
+    def handle(
+        convert: Callable[[dict[str, Any]], Found], is_owned: Callable[[dict[str, Any]], bool] = lambda _: True
+    ) -> Callable[..., Any]:
         async def changed(body: kopf.Body, event: Any, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
             event["object"]["metadata"].pop("managedFields", None)  # half of the object, which kopf keeps for some time
-            meta = body["metadata"]
-            observe(
-                WatchEvent(
-                    found=convert(dict(body)),
-                    owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
-                    version=version_of(meta.get("resourceVersion", "")),
-                    deleted=type == "DELETED" or (body.get("kind") == KIND and "deletionTimestamp" in meta),
-                    is_listing=type is None,
-                    is_new=type == "ADDED",
-                )
-            )
+            resource = dict(body)
+            observe(watch_event(resource, convert(resource), type, is_owned=is_owned(resource)))
 
         return changed
 
@@ -136,9 +131,30 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     kopf.on.event(GROUP, VERSION, PLURAL, id="plan", registry=registry)(handle(plan_facts))
     for launcher in LAUNCHERS.values():
         convert = partial(object_facts.job_facts, launcher=launcher)
-        kopf.on.event(*launcher.api, labels=present, id=launcher.api.plural, registry=registry)(handle(convert))
-    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(handle(object_facts.pod_facts))
+        kopf.on.event(*launcher.api, labels=present, id=launcher.api.plural, registry=registry)(
+            handle(convert, object_facts.is_of_plan)
+        )
+    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(
+        handle(object_facts.pod_facts, object_facts.is_of_gang)
+    )
     return registry
+
+
+def watch_event(resource: dict[str, Any], found: Found, kind: str | None, *, is_owned: bool) -> WatchEvent:
+    """Return the event of a watch about a converted object; `kind`: as the watch says, None at a listing.
+
+    An object that is not owned by what its labels tell is none of the plan's: a copy, or left by its owner's deletion.
+    """
+    meta = resource["metadata"]
+    is_going = isinstance(found, PlanFacts) and "deletionTimestamp" in meta
+    return WatchEvent(
+        found=found,
+        owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
+        version=version_of(meta.get("resourceVersion", "")),
+        deleted=kind == "DELETED" or is_going or not is_owned,
+        is_listing=kind is None,
+        is_new=kind == "ADDED",
+    )
 
 
 def kopf_settings() -> kopf.OperatorSettings:

@@ -133,6 +133,8 @@ class LinkReport:
 
 
 TASK_PATH = "/etc/trainwright/order.json"
+SECRET_FILE = "gang-secret"  # noqa: S105 - the name of a file
+"""File beside the task: what the gang's pods sign messages to each other with."""
 NODE_NAME_VARIABLE = "TRAINWRIGHT_NODE_NAME"
 
 PROGRESS_MARKER = "TRAINWRIGHT-PROGRESS"

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, GangNode
 from trainwright_worker.gang import process, report_writer
-from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener
+from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener, GangSecret
 from trainwright_worker.gang.errors import WorkerError, classify_error, classify_exit_code, out_of_memory_kills
 from trainwright_worker.gang.rank_assignment import node_rank
 from trainwright_worker.gang.startup import SigtermHandler
@@ -45,10 +45,11 @@ def main(gang: Gang, task_path: Path, address: str | None, port: int | None, sig
     try:
         node_index = node_rank(gang, os.environ)
         config = _launch_config(gang, node_index, os.environ, address, port)
-        pod = _PodReporter(gang, node_index, config.rdzv_endpoint)
+        secret = GangSecret.beside(task_path)
+        pod = _PodReporter(gang, node_index, config.rdzv_endpoint, secret)
         sigterm_handler.notify_gang = pod.report_to_gang
         pod.terminate_after_abort(sigterm_handler, gang.deadline_seconds)
-        elastic_launch(config, process.main)(str(task_path))
+        elastic_launch(config, process.main)(str(task_path), secret)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             pod.report_child_failure(rank, failure, out_of_memory=out_of_memory_kills() > oom_kills_before)
@@ -101,10 +102,10 @@ class _PodReporter:
     torchrun for a moment, in which the other pods read the cause of the failure.
     """
 
-    def __init__(self, gang: Gang, node_index: int, endpoint: str) -> None:
+    def __init__(self, gang: Gang, node_index: int, endpoint: str, secret: GangSecret) -> None:
         self._node: GangNode = gang.nodes[node_index]
         address, _, port = endpoint.rpartition(":")
-        self._abort_listener = AbortListener(address, int(port))
+        self._abort_listener = AbortListener(address, int(port), secret)
         self._store: Any = None
         if node_index == 0 and len(gang.nodes) > 1:
             self._store = dist.TCPStore(  # type: ignore[attr-defined]

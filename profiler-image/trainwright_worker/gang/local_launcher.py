@@ -18,7 +18,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerTask
 from trainwright_worker.gang import process, report_writer
-from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
 from trainwright_worker.gang.rank_assignment import task_devices
 from trainwright_worker.gang.startup import watch_signals
@@ -38,11 +38,11 @@ class _LocalProcess:
 
 def main(task: WorkerTask, task_path: Path) -> int:
     """Run the task's gang until it exits. Returns 0 if every process succeeded, else 1."""
-    gang, rank_devices = task.gang, task_devices(task)
+    gang, rank_devices, secret = task.gang, task_devices(task), GangSecret.new()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Fork before the store starts its thread: a process forked from a threaded one may deadlock on its locks.
-        processes = _start_processes(gang, str(task_path), listener)
+        processes = _start_processes(gang, str(task_path), secret, listener)
         stop_requested = threading.Event()
         watch_signals(lambda name: _report_signal(name, stop_requested))
         # Host the store here, since its host must exit last.
@@ -54,7 +54,7 @@ def main(task: WorkerTask, task_path: Path) -> int:
             timeout=timedelta(minutes=1),
             master_listen_fd=os.dup(listener.fileno()),
         )
-        local_gang = _LocalGang(processes, rank_devices, AbortListener("127.0.0.1", port))
+        local_gang = _LocalGang(processes, rank_devices, AbortListener("127.0.0.1", port, secret))
         succeeded = local_gang.wait(gang.deadline_seconds + 2 * _GRACE_SECONDS, stop_requested)
         del store
     return 0 if succeeded else 1
@@ -65,7 +65,7 @@ def _report_signal(signal_name: str, stop_requested: threading.Event) -> None:
     stop_requested.set()
 
 
-def _start_processes(gang: Gang, task_path: str, listener: socket.socket) -> list[_LocalProcess]:
+def _start_processes(gang: Gang, task_path: str, secret: GangSecret, listener: socket.socket) -> list[_LocalProcess]:
     context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
     processes: list[_LocalProcess] = []
@@ -80,16 +80,16 @@ def _start_processes(gang: Gang, task_path: str, listener: socket.socket) -> lis
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
             }
-            started = context.Process(target=_run_process, args=(task_path, environment, listener), daemon=True)
+            started = context.Process(target=_run_process, args=(task_path, secret, environment, listener), daemon=True)
             started.start()
             processes.append(_LocalProcess(Device(node.name, slot), started))
     return processes
 
 
-def _run_process(task_path: str, environment: dict[str, str], listener: socket.socket) -> None:
+def _run_process(task_path: str, secret: GangSecret, environment: dict[str, str], listener: socket.socket) -> None:
     listener.close()  # or the store would seem reachable after its host is gone
     os.environ.update(environment)
-    process.main(task_path)
+    process.main(task_path, secret)
 
 
 class _LocalGang:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trainwright.worker_api import LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
 from trainwright_worker import device, trial, validation
 from trainwright_worker.gang import report_writer
-from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment, task_devices
 from trainwright_worker.gang.startup import reset_signal_handlers, watch_signals
@@ -28,26 +28,26 @@ _BACKEND_TIMEOUT_FACTOR = 1.5
 """Ratio of the back end's timeout to the watchdog's, which fires first because it reports where the process is stuck."""
 
 
-def main(task_path: str) -> None:
+def main(task_path: str, secret: GangSecret) -> None:
     """Run the task in this process. On failure the process reports it and exits with `REPORTED_EXIT_CODE`."""
     reset_signal_handlers()
     reporter = TerminationReporter()
     watch_signals(reporter.report_signal)
     try:
-        _run_task(Path(task_path), reporter)
+        _run_task(Path(task_path), secret, reporter)
     except BaseException as error:  # noqa: BLE001 (every error is reported)
         reporter.log(traceback.format_exc())
         reporter.report_error(classify_error(error))
 
 
-def _run_task(task_path: Path, reporter: TerminationReporter) -> None:
+def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter) -> None:
     task = validation.read_task(task_path)
     gang = task.gang
     watchdog = reporter.watchdog = Watchdog(
         gang.deadline_seconds, gang.collective_timeout_seconds, reporter.report_hang
     )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    listener = reporter.abort_listener = AbortListener(address, port, task_devices(task))
+    listener = reporter.abort_listener = AbortListener(address, port, secret, task_devices(task))
     assignment = reporter.assignment = RankAssignment.from_environment(task)
     sys.stderr.write(f"rank {assignment.rank} on {assignment.device} is process {os.getpid()}\n")
     own_device = device.choose_device(gang, assignment)

@@ -30,6 +30,7 @@ from trainwright_operator.flow.snapshot import (
     PlannerFacts,
     PlannerState,
     PodFacts,
+    PodTemplateRule,
     RequestFailure,
     Snapshot,
     StoredConfigMap,
@@ -60,6 +61,17 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
     return TrainingPlanSpec.model_validate(body | changes)
 
 
+def owner(manifest: dict[str, Any]) -> str:
+    """Return the uid of an object's one owner."""
+    (found,) = manifest["metadata"]["ownerReferences"]
+    return str(found["uid"])
+
+
+def selects(policy: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Return whether a NetworkPolicy is about a pod with these labels."""
+    return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items())
+
+
 @dataclass
 class World:
     """Simulated cluster and the operator's memory."""
@@ -85,6 +97,8 @@ class World:
     """Id that a node reports of an image."""
     queue: SimulatedQueue = field(default_factory=SimulatedQueue)
     """Queue of a plan with queueName; plans may share it."""
+    isolates_gangs: bool = True
+    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
 
     def __post_init__(self) -> None:
         self.now = START
@@ -94,12 +108,13 @@ class World:
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.images: dict[str, str] = {}
+        self.policies: dict[str, dict[str, Any]] = {}
         self.handed_over: dict[str, dict[str, Any]] = {}
         self.templates: dict[str, dict[str, Any]] = {}
         self.manifests: dict[str, dict[str, Any]] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
-        self.pods_made = 0
+        self.pods_made = self.maps_made = 0
         self.created: list[str] = []
         self.restart()
 
@@ -137,6 +152,8 @@ class World:
             planner=self.planner,
             failing=self.failing,
             queue=self.queue.facts if self.spec.queue_name else None,
+            isolates_gangs=self.isolates_gangs,
+            pod_template_rule=self.pod_template_rule,
         )  # fmt: skip
 
     def decide(self) -> list[a.Action]:
@@ -190,12 +207,20 @@ class World:
                     self.refusals.clear()
                 if name not in self.stored:
                     self.created.append(name)
-                    self.stored[name] = StoredConfigMap(name, action.gang, action.role, self.now, action.data)
+                    self.maps_made += 1
+                    uid = f"{self.maps_made:08}-uid"
+                    self.stored[name] = StoredConfigMap(name, action.gang, action.role, self.now, action.data, uid=uid)
             case a.AnnotateConfigMap(name=name):
                 known = self.stored[name]
                 self.stored[name] = replace(known, annotations={**known.annotations, **action.annotations})
             case a.DeleteConfigMap(name=name):
-                self.stored.pop(name, None)
+                gone = self.stored.pop(name, None)
+                self.policies = {
+                    key: one for key, one in self.policies.items() if gone is None or owner(one) != gone.uid
+                }
+            case a.CreateNetworkPolicy(manifest=manifest):
+                assert owner(manifest) in {one.uid for one in self.stored.values()}, "collected at once"
+                self.policies[manifest["metadata"]["name"]] = dict(manifest)
             case a.CreateJob(manifest=manifest):
                 self._create_job(dict(manifest))
             case a.HandOverJob(manifest=manifest):
@@ -250,6 +275,7 @@ class World:
             place = LAUNCHERS[kind].read_place(pod["labels"])
             assert place is not None
             own = template["metadata"]["labels"]
+            assert self.isolates_gangs == any(selects(one, own) for one in self.policies.values())
             speaks = LOG_LABEL in own or (RENDEZVOUS_LABEL in own and place.index == 0)
             self.pods[pod["name"]] = PodFacts(
                 pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=(PLACEMENT_GATE,),

@@ -14,7 +14,6 @@ from trainwright_operator.flow.actions import (
     Action,
     AnnotateConfigMap,
     CreateConfigMap,
-    CreateJob,
     DeleteJob,
     PinPod,
     StoredRole,
@@ -24,6 +23,7 @@ from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
+from trainwright_operator.flow.gangs.job_creation import create_missing
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
@@ -257,14 +257,10 @@ class _RunningGang:
         return results.device_seconds(self.context, self.gang_spec, self._last_start_time())
 
     def _create_jobs(self) -> GangStep:
-        manifests = self.launcher.manifests(self.context, self.gang_spec)
-        missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in self.jobs]
-        for manifest in missing:
-            refusal = self.context.snapshot.refusals.get(manifest["metadata"]["name"])
-            if refusal:
-                return self._end(GangFailure.of(Reason.JOB_REFUSED, kind=self.launcher.kind, what=refusal))
-        actions = (*map(CreateJob, missing),) if missing else (self._annotation(JOBS_CREATED_ANNOTATION),)
-        return GangStep(activity="creating pods", actions=actions)
+        found = create_missing(self.context, self.gang_spec, self.task_map, self.launcher, self.jobs)
+        if isinstance(found, GangFailure):
+            return self._end(found)
+        return GangStep(activity="creating pods", actions=found or (self._annotation(JOBS_CREATED_ANNOTATION),))
 
     def _observe_pods(self) -> GangStep:
         started_at = self._all_started_at()

@@ -22,7 +22,7 @@ _CPU_MILLICORES = 500
 _MEMORY_GIB = 2
 """Requests a device, about what a worker's process takes before it has loaded anything large: a kubelet short of memory
 evicts pods without requests first. Without limits by default, since a model's initialisation may take much more."""
-_ANNOTATIONS: Final = {
+ANNOTATIONS: Final = {
     # A side-car would occupy the pod's ports and outlive the worker: no rendezvous, and the job never ends.
     "sidecar.istio.io/inject": "false",
     # A measurement cannot be moved: the cluster autoscaler and Karpenter wait for its end, which a deadline bounds.
@@ -61,7 +61,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     return {
         "metadata": {
             "labels": {**template.metadata.labels, **labels},
-            "annotations": {**_ANNOTATIONS, **template.metadata.annotations},
+            "annotations": {**ANNOTATIONS, **template.metadata.annotations},
         },
         "spec": spec,
     }

@@ -1,7 +1,8 @@
 """Phase `Accepted`: the spec is valid, a worker image is set, and the API server admits the pods.
 
 Waits for the answer to a dry run, which the next pass has. A template that the API server calls invalid ends the plan;
-where the cluster lacks the CRD, or forbids the job (a quota, missing rights, a policy), the dry run is repeated.
+where the cluster lacks the CRD, or forbids the job (a quota, missing rights, a policy), the dry run is repeated. A part of
+a template that the installation does not allow is waited for: the operator may be installed otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.gangs.outcome import parse_outcome
+from trainwright_operator.flow.gangs.pod_limits import find_template_excess
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
@@ -35,7 +37,12 @@ _REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOBSET_MISSING, Reason.JOB_REFUSE
 
 
 def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Accept the model, the image and the pods once for each generation."""
+    """Accept the model, the image and the pods once for each generation, and what the pods may have at every pass."""
+    excess = _find_excess(context)
+    if excess is not None:
+        return Waiting(
+            explain(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess), live_gangs=_current_gangs(context), is_lacking=True
+        )
     known = context.condition(ConditionType.ACCEPTED)
     if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
         return Done(findings, status=_chosen(context))
@@ -48,6 +55,20 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if not context.plan.image:
         return Failed(explain(Reason.WORKER_IMAGE_MISSING))
     return _try_template(context, findings)
+
+
+def _find_excess(context: ReconcileContext) -> str | None:
+    """Describe the first part of the plan's pod templates that the installation does not allow, or return None."""
+    spec, rule = context.spec, context.snapshot.pod_template_rule
+    templates = {
+        "spec.worker.podTemplate": spec.worker.pod_template,
+        "spec.trials.framework.podTemplate": spec.trials.framework.pod_template if spec.trials.framework else None,
+        "spec.job.podTemplate": spec.job.pod_template if spec.job else None,
+    }
+    found = (
+        (place, find_template_excess(template, rule)) for place, template in templates.items() if template is not None
+    )
+    return next((excess.sentence(place) for place, excess in found if excess is not None), None)
 
 
 def _try_template(context: ReconcileContext, findings: Findings) -> PhaseResult:

@@ -32,7 +32,8 @@ from trainwright_operator.flow.gangs.kueue import (
     queue_labels,
 )
 from trainwright_operator.flow.gangs.launchers.launcher import HandedOver
-from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, possible_launchers
+from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
     HANDED_OVER_LABEL,
@@ -42,7 +43,7 @@ from trainwright_operator.flow.names import (
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
-from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.snapshot import PodTemplateRule, StoredConfigMap
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
 
@@ -70,7 +71,7 @@ def hand_over(
             return replace(waiting, status=status)
         data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
         return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
-    manifests = _stored_manifests(stored)
+    manifests = _stored_manifests(stored, context.snapshot.pod_template_rule)
     if JOBS_CREATED_ANNOTATION not in stored.annotations:
         created = AnnotateConfigMap(name, {JOBS_CREATED_ANNOTATION: context.now.isoformat()})
         return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
@@ -103,13 +104,18 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
     )
 
 
-def _stored_manifests(stored: StoredConfigMap) -> list[dict[str, Any]]:
-    """Return the objects that were decided. Raise DocumentError if the ConfigMap was modified."""
+def _stored_manifests(stored: StoredConfigMap, rule: PodTemplateRule) -> list[dict[str, Any]]:
+    """Return the objects that were decided. Raise DocumentError if the ConfigMap was modified.
+
+    Whoever may write ConfigMaps could let the operator create any pods, but for the rule.
+    """
     try:
         found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
-        if found and all(LauncherKind(one["kind"]) and one["metadata"]["name"] for one in found):
+        pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
+        excesses = [find_pod_excess(pod, rule, own_labels=(HANDED_OVER_LABEL,)) for pod in pods]
+        if pods and not any(excesses) and all(one["metadata"]["name"] for one in found):
             return found
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise DocumentError(f"{stored.name}: {_MANIFESTS_KEY} is no list of jobs; delete the ConfigMap to hand over anew")
 

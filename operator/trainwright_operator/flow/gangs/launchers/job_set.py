@@ -6,7 +6,7 @@ tell the queue's flavors apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -111,6 +111,14 @@ class JobSetLauncher:
         ]
         spec = {"network": _NETWORK, "failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}
         return (job.manifest(_API, self.kind, 0, spec | ({"suspend": True} if job.suspended else {})),)
+
+    def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the pod templates of a JobSet."""
+        return (one["template"]["spec"]["template"] for one in manifest["spec"]["replicatedJobs"])
+
+    def pod_owner(self, place: PodPlace) -> tuple[str, str]:
+        """Return the only Job of the pod's replicated job."""
+        return "Job", f"{place.job}-{place.role}-0"
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by the labels of JobSet's and Kubernetes' controllers."""

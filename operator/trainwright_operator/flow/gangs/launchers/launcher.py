@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -103,6 +103,12 @@ class Launcher(Protocol):
 
     def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
         """Return the objects of a job of the user's as plain data."""
+
+    def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the pod templates of one of the objects."""
+
+    def pod_owner(self, place: PodPlace) -> tuple[str, str]:
+        """Return kind and name of the object that owns the pod in a place."""
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by its labels, or None where another launcher created it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,6 +76,14 @@ class PyTorchJobLauncher:
             )
             for number, node in enumerate(job.nodes)
         )
+
+    def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the pod templates of a PyTorchJob."""
+        return (replicas["template"] for replicas in manifest["spec"]["pytorchReplicaSpecs"].values())
+
+    def pod_owner(self, place: PodPlace) -> tuple[str, str]:
+        """Return the PyTorchJob."""
+        return self.kind, place.job
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by the training operator's labels."""

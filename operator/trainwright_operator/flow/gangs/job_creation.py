@@ -1,0 +1,69 @@
+"""Creation of a gang's objects: the NetworkPolicy that isolates it, then what its pods are created from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from trainwright_operator.flow.actions import Action, CreateJob, CreateNetworkPolicy
+from trainwright_operator.flow.gangs.child_metadata import child_labels
+from trainwright_operator.flow.gangs.failures import GangFailure
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi, Launcher
+from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
+from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, PLAN_UID_LABEL, RENDEZVOUS_LABEL
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import StoredConfigMap
+
+NETWORK_POLICIES: Final = JobApi("networking.k8s.io", "v1", "networkpolicies")
+_UID_LENGTH: Final = 8
+
+
+def create_missing(
+    context: ReconcileContext,
+    gang_spec: GangSpec,
+    task_map: StoredConfigMap,
+    launcher: Launcher,
+    present: Collection[str],
+) -> tuple[Action, ...] | GangFailure:
+    """Return the creation of the gang's objects that are not present, or why there is none to be.
+
+    The NetworkPolicy comes before the pods, so that none of them is open to others.
+    """
+    manifests = launcher.manifests(context, gang_spec)
+    missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in present]
+    own_labels = {*child_labels(context.plan, gang_spec.name), LOG_LABEL, RENDEZVOUS_LABEL}
+    for manifest in missing:
+        refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])
+        if refusal:
+            return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=refusal)
+        for pod in launcher.pods(manifest):
+            excess = find_pod_excess(pod, context.snapshot.pod_template_rule, own_labels=own_labels)
+            if excess is not None:  # of a stored job that was modified: the spec's own are looked at before
+                return GangFailure.of(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess.sentence(task_map.name))
+    is_isolated = context.snapshot.isolates_gangs and missing
+    policy = (CreateNetworkPolicy(network_policy(context, task_map)),) if is_isolated else ()
+    return (*policy, *map(CreateJob, missing))
+
+
+def network_policy(context: ReconcileContext, task_map: StoredConfigMap) -> dict[str, Any]:
+    """Return the policy that lets only the gang's own pods reach those of the gang that has this task.
+
+    What they send is left open: images and models of the user's may need the network. The task owns the policy, so that
+    Kubernetes' garbage collector deletes it with the task, and the operator needs no right to. Its name ends with a part
+    of the task's uid, since that of the attempt before may still be there.
+    """
+    plan = context.plan
+    own_pods = {"podSelector": {"matchLabels": {PLAN_UID_LABEL: plan.uid, GANG_LABEL: task_map.gang}}}
+    return {
+        "apiVersion": f"{NETWORK_POLICIES.group}/{NETWORK_POLICIES.version}",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": f"{context.names.job(task_map.gang, 0)}-{task_map.uid[:_UID_LENGTH]}",
+            "namespace": plan.namespace,
+            "labels": child_labels(plan, task_map.gang),
+            "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": task_map.name, "uid": task_map.uid}],
+        },
+        "spec": {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]},
+    }

@@ -1,0 +1,166 @@
+"""Limits on what pods of a plan may have, by the chart's `worker.allowPodTemplate`.
+
+The pod is looked at as it is rendered, since a template can also take away what the worker's own pod has. Fields are
+allowed by name, so that those of later versions of Kubernetes need `Any`. A pod that `Namespace` allows passes the Pod
+Security Standard `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from trainwright_operator.api.pods import PodTemplate
+from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.snapshot import PodTemplateRule
+
+_RULES: Final = tuple(PodTemplateRule)
+
+
+class Excess(NamedTuple):
+    """Field that needs a wider rule; `wanted`: the value that would not, where leaving it out is not enough."""
+
+    field: str
+    rule: PodTemplateRule
+    wanted: str = ""
+
+    def sentence(self, place: str) -> str:
+        """Return what is wrong and what to do, with the field's place."""
+        problem = f"has to be {self.wanted}" if self.wanted else "gives pods more than the worker's own have"
+        mending = "set it" if self.wanted else "remove it"
+        return f"{place}.{self.field}: {problem}; {mending}, or install the operator with worker.allowPodTemplate: {self.rule}"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OFF: Final[tuple[object, ...]] = (None, False, "", [], {})
+_POD: Final = _words(
+    "activeDeadlineSeconds affinity containers dnsConfig dnsPolicy enableServiceLinks hostAliases hostUsers hostname "
+    "initContainers os readinessGates resources restartPolicy schedulingGates securityContext setHostnameAsFQDN "
+    "shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
+)
+_POD_OF_NAMESPACE: Final = _words(
+    "imagePullSecrets preemptionPolicy priority priorityClassName resourceClaims runtimeClassName schedulerName "
+    "serviceAccount serviceAccountName"
+)
+_VOLUME: Final = _words("name configMap downwardAPI emptyDir")
+_VOLUME_OF_NAMESPACE: Final = _words("csi ephemeral image persistentVolumeClaim projected secret")
+_CONTAINER: Final = _words(
+    "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy "
+    "resources restartPolicy securityContext startupProbe stdin stdinOnce terminationMessagePath "
+    "terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
+)
+_PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
+_SOURCE: Final = _words("prefix configMapRef configMapKeyRef fieldRef fileKeyRef resourceFieldRef")
+_SOURCE_OF_NAMESPACE: Final = _words("secretKeyRef secretRef")
+_USER: Final = _words("runAsGroup runAsNonRoot runAsUser seccompProfile")
+_POD_SECURITY: Final = _USER | {"fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"}
+_CONTAINER_SECURITY: Final = _USER | {"allowPrivilegeEscalation", "capabilities", "readOnlyRootFilesystem"}
+_SECCOMP: Final = ("RuntimeDefault", "Localhost")
+_CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
+"""Capabilities that may be added."""
+_APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+
+
+def find_template_excess(template: PodTemplate, rule: PodTemplateRule) -> Excess | None:
+    """Return the first part of a user's template that needs a wider rule, or None."""
+    rendered = pod_template.render(
+        image="", task_map="", resource_name="", devices=1, labels={}, template=template, container={}
+    )
+    return find_pod_excess(rendered, rule, own_labels=())
+
+
+def find_pod_excess(pod: Mapping[str, Any], rule: PodTemplateRule, *, own_labels: Collection[str]) -> Excess | None:
+    """Return the first part of a rendered pod template that needs a wider rule, or None.
+
+    `own_labels`: labels that the operator sets.
+    """
+    wider = _RULES[_RULES.index(rule) + 1 :]
+    return next((excess for excess in _all_excesses(pod, own_labels) if excess.rule in wider), None)
+
+
+def _all_excesses(pod: Mapping[str, Any], own_labels: Collection[str]) -> Iterator[Excess]:
+    metadata, spec = _object(pod.get("metadata")), _object(pod.get("spec"))
+    for key in _object(metadata.get("labels")):
+        if key not in own_labels:  # network policies, services and webhooks that give identities go by labels
+            yield Excess(f"metadata.labels[{key}]", PodTemplateRule.NAMESPACE)
+    for key, value in _object(metadata.get("annotations")).items():
+        if pod_template.ANNOTATIONS.get(key) != value:
+            rule = PodTemplateRule.ANY if key.startswith(_APPARMOR) else PodTemplateRule.NAMESPACE
+            yield Excess(f"metadata.annotations[{key}]", rule)
+    yield from _fields("spec", spec, _POD, _POD_OF_NAMESPACE)
+    security = _object(spec.get("securityContext"))
+    yield from _fields("spec.securityContext", security, _POD_SECURITY)
+    for volume in _objects(spec.get("volumes")):
+        yield from _fields(f"spec.volumes[{volume.get('name')}]", volume, _VOLUME, _VOLUME_OF_NAMESPACE)
+    for kind in ("containers", "initContainers"):
+        for container in _objects(spec.get(kind)):
+            place = f"spec.{kind}[{container.get('name')}]"
+            yield from _container_excesses(place, container)
+            yield from _security_excesses(place, _object(container.get("securityContext")), security)
+
+
+def _container_excesses(place: str, container: Mapping[str, Any]) -> Iterator[Excess]:
+    yield from _fields(place, container, _CONTAINER)
+    for port in _objects(container.get("ports")):
+        yield from _fields(f"{place}.ports", port, frozenset({"containerPort", "name", "protocol"}))
+    for variable in _objects(container.get("env")):
+        source = _object(variable.get("valueFrom"))
+        yield from _fields(f"{place}.env[{variable.get('name')}].valueFrom", source, _SOURCE, _SOURCE_OF_NAMESPACE)
+    for source in _objects(container.get("envFrom")):
+        yield from _fields(f"{place}.envFrom", source, _SOURCE, _SOURCE_OF_NAMESPACE)
+    hooks = _object(container.get("lifecycle"))
+    handlers = {name: container.get(name) for name in _PROBES}
+    handlers |= {f"lifecycle.{name}": hooks.get(name) for name in ("postStart", "preStop")}
+    for name, handler in handlers.items():
+        for action in ("httpGet", "tcpSocket"):  # sent by the kubelet, from the node's network
+            if _object(_object(handler).get(action)).get("host"):
+                yield Excess(f"{place}.{name}.{action}.host", PodTemplateRule.ANY)
+
+
+def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, Any]) -> Iterator[Excess]:
+    """Yield what a container's security context, or the pod's where it is silent, lacks or has too much."""
+    yield from _fields(f"{place}.securityContext", own, _CONTAINER_SECURITY)
+
+    def effective(field: str) -> tuple[str, Any]:
+        is_own = own.get(field) is not None
+        return f"{place if is_own else 'spec'}.securityContext.{field}", own[field] if is_own else of_pod.get(field)
+
+    user, non_root, seccomp = effective("runAsUser"), effective("runAsNonRoot"), effective("seccompProfile")
+    capabilities = _object(own.get("capabilities"))
+    added, dropped = capabilities.get("add") or (), capabilities.get("drop") or ()
+    demands = (
+        (user[0], user[1] != 0, "another user than 0"),
+        (non_root[0], non_root[1] is True, "true"),
+        (f"{seccomp[0]}.type", _object(seccomp[1]).get("type") in _SECCOMP, " or ".join(_SECCOMP)),
+        (
+            f"{place}.securityContext.allowPrivilegeEscalation",
+            own.get("allowPrivilegeEscalation") is False,
+            "false",
+        ),
+        (f"{place}.securityContext.capabilities.drop", "ALL" in dropped, "[ALL]"),
+    )
+    yield from (Excess(field, PodTemplateRule.ANY, wanted) for field, is_met, wanted in demands if not is_met)
+    if not _CAPABILITIES.issuperset(added):
+        yield Excess(f"{place}.securityContext.capabilities.add", PodTemplateRule.ANY)
+
+
+def _fields(
+    place: str, given: Mapping[str, Any], free: Collection[str], of_namespace: Collection[str] = ()
+) -> Iterator[Excess]:
+    """Yield the fields that are set and not free."""
+    for name, value in given.items():
+        if name not in free and value not in _OFF:
+            rule = PodTemplateRule.NAMESPACE if name in of_namespace else PodTemplateRule.ANY
+            yield Excess(f"{place}.{name}", rule)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """Return an object; anything else is for the API server to refuse."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _objects(value: object) -> Iterator[Mapping[str, Any]]:
+    return (one for one in value if isinstance(one, Mapping)) if isinstance(value, list | tuple) else iter(())
