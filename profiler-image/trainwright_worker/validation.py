@@ -118,6 +118,8 @@ def _profile_problems(task: ProfilingTask) -> Iterator[str]:
         yield f"rows must name one row count or more, each at least 1, got {list(task.rows)}"
     if task.target_uncertainty < 0 or task.seconds_per_layer < 0:
         yield "target_uncertainty and seconds_per_layer must be at least 0"
+    if unknown := set(task.kinds) - {kind.name for kind in task.model.kinds}:
+        yield f"kinds must name layer kinds of the model, got {min(unknown)}"
     if task.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {task.tensor_degree}"
     elif problem := _degree_problem(task.model, task.tensor_degree):

@@ -12,6 +12,9 @@ from trainwright_operator.api.frameworks import Apply, FrameworkSpec, JobSpec
 from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
 
+MaxAgeSeconds = Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra=without_default)]
+"""An age: at most a year."""
+
 
 class LinksSpec(ApiModel):
     """Measuring latency and bandwidth between nodes and within them."""
@@ -37,6 +40,8 @@ class LinksSpec(ApiModel):
     overlap: bool = True
     """Measure by how much computation slows down while its device communicates, for the search to reckon with. Never
     done on emulated devices, whose computation is a wait that nothing slows down."""
+    max_age_seconds: MaxAgeSeconds = 2_592_000
+    """The same as profiling.maxAgeSeconds, for links between the same nodes."""
 
 
 class ProfilingSpec(ApiModel):
@@ -50,6 +55,10 @@ class ProfilingSpec(ApiModel):
     """Repeats of a layer that are run first and not counted."""
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
     """Repeats of a layer that are timed; their median counts."""
+    max_age_seconds: MaxAgeSeconds = 2_592_000
+    """Layers that a plan of this namespace measured at most so long ago (30 days by default) on the same accelerator, with
+    the same driver, worker image and settings, are not measured again. What this plan measures is kept as long, in
+    ConfigMaps that outlive it. 0: it neither reuses nor keeps."""
 
 
 MAX_TRIALS = 32

@@ -63,6 +63,7 @@ class NodeFacts:
     schedulable: bool = True
     taints: tuple[Taint, ...] = ()
     ready_changed_at: datetime | None = None
+    uid: str = ""
 
     def devices(self, resource_name: str) -> int:
         """Return how many devices the node offers; 0 if the amount is missing or no whole number."""
@@ -82,6 +83,7 @@ class SliceDevice:
     product: str
     memory_bytes: int
     problem: str = ""
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoredConfigMap:
-    """ConfigMap that the plan owns."""
+    """ConfigMap that the plan owns, or a kept measurement."""
 
     name: str
     gang: str
@@ -289,6 +291,7 @@ class Snapshot:
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
         queue: the plan's queue; None where it has none.
+        measurements: kept ones of the namespace, while the plan may reuse some.
     """
 
     plan: PlanFacts
@@ -306,6 +309,7 @@ class Snapshot:
     claims_known: bool = True
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
     queue: QueueFacts | None = None
+    measurements: tuple[StoredConfigMap, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

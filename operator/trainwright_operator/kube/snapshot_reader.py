@@ -28,6 +28,7 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.measurement_cache import MeasurementCache
 from trainwright_operator.kube.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
 from trainwright_operator.kube.queue_reader import QueueReader
@@ -81,6 +82,7 @@ class SnapshotReader:
         self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
         self._queues = QueueReader(api)
+        self._measurements = MeasurementCache(api)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
@@ -130,7 +132,20 @@ class SnapshotReader:
             planner=planner,
             failing=memory.failing,
         )
-        return await self._with_nodes(snapshot)
+        return await self._with_measurements(await self._with_nodes(snapshot))
+
+    async def _with_measurements(self, snapshot: Snapshot) -> Snapshot:
+        """Add the kept measurements of the namespace while links or layers may be reused: until the profiles are stored."""
+        spec = snapshot.plan.spec
+        if spec is None or spec.suspend or is_finished(snapshot):
+            return snapshot
+        names = snapshot.names(spec)
+        if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
+            return snapshot
+        if not spec.links.max_age_seconds and not spec.profiling.max_age_seconds:
+            return snapshot
+        found = await self._measurements.of_namespace(snapshot.plan.namespace)
+        return replace(snapshot, measurements=found)
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"

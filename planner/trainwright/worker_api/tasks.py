@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright.bounds import Bytes, Count, IterationSeconds, Ratio, Seconds, Slot
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Ratio, Seconds, Slot
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, LayerTooLarge
@@ -154,6 +154,7 @@ class ProfilingTask:
         iterations: minimum per layer and row count; rounds of the same length follow until the median of forward plus
             backward is known within `target_uncertainty` (half of its 95 % interval over the median) or the layer has
             taken `seconds_per_layer`.
+        kinds: names of the only kinds to measure; empty: all.
     """
 
     gang: Gang
@@ -165,7 +166,15 @@ class ProfilingTask:
     iterations: int = 10
     target_uncertainty: float = 0.02
     seconds_per_layer: float = 1.0
+    kinds: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
     kind: Literal["profile"] = "profile"
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Return the kinds to measure, as a tensor group computes them; those that it does not divide only at degree 1."""
+        whole = (kind for kind in self.model.kinds if not self.kinds or kind.name in self.kinds)
+        divided = (self.model.divided_kind(kind) or kind for kind in whole)
+        return tuple(kind for kind in divided if self.tensor_degree == 1 or kind.is_tensor_parallel)
 
 
 @document("ProfileReport")

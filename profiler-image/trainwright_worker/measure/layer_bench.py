@@ -217,16 +217,12 @@ def relative_spread(samples: Sequence[float]) -> float:
 def profile_layers(
     task: ProfilingTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
 ) -> ProfilingReport:
-    """Measure every layer kind at the task's tensor degree; kinds that it does not divide only at degree 1.
+    """Measure the task's layer kinds at its tensor degree.
 
     Running out of memory is a result, not an error: larger row counts are then skipped.
     """
     accelerator = task.gang.nodes[0].accelerator
-    kinds = [
-        kind
-        for kind in (task.model.divided_kind(kind) or kind for kind in task.model.kinds)
-        if task.tensor_degree == 1 or kind.is_tensor_parallel
-    ]
+    kinds = task.layer_kinds
     rows = sorted(set(task.rows))
     profiles: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []

@@ -91,6 +91,7 @@ class World:
         self.generation = 1
         self.status = TrainingPlanStatus()
         self.stored: dict[str, StoredConfigMap] = {}
+        self.measurements: dict[str, StoredConfigMap] = {}
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.images: dict[str, str] = {}
@@ -137,6 +138,7 @@ class World:
             planner=self.planner,
             failing=self.failing,
             queue=self.queue.facts if self.spec.queue_name else None,
+            measurements=tuple(self.measurements.values()),
         )  # fmt: skip
 
     def decide(self) -> list[a.Action]:
@@ -185,6 +187,10 @@ class World:
 
     def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 (one case per action)
         match action:
+            case a.CreateConfigMap(name=name, role=a.StoredRole.MEASUREMENT):
+                self.measurements[name] = StoredConfigMap(
+                    name, "", action.role, self.now, action.data, annotations=action.annotations
+                )
             case a.CreateConfigMap(name=name):
                 if action.role is a.StoredRole.TASK:
                     self.refusals.clear()
@@ -196,6 +202,7 @@ class World:
                 self.stored[name] = replace(known, annotations={**known.annotations, **action.annotations})
             case a.DeleteConfigMap(name=name):
                 self.stored.pop(name, None)
+                self.measurements.pop(name, None)
             case a.CreateJob(manifest=manifest):
                 self._create_job(dict(manifest))
             case a.HandOverJob(manifest=manifest):

@@ -1,0 +1,243 @@
+"""Measurements that outlive a plan: what a second plan of the same namespace takes over, and what it measures anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from flow_harm import running
+from flow_world import EMULATION, START, World, node, spec_of
+
+from trainwright import documents
+from trainwright.profiles import Profiles
+from trainwright.worker_api import ProfilingTask
+from trainwright_operator.flow.names import EXPIRES_ANNOTATION
+
+TAG = "registry.example/worker:1"
+FIRST, SECOND = (f"sha256:{digit * 64}" for digit in "12")
+GPT = {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
+DRIVER = "nvidia.com/cuda.driver-version.full"
+LINKS, PROFILES = ["links"], ["profile-1", "profile-2", "profile-3", "profile-4"]
+
+
+def registry(digest: str) -> Any:
+    """Return what nodes report: this digest for every tag, and its own for an image that is named by digest."""
+    return lambda node, image: f"registry.example/worker@{image.partition('@')[2] or digest}"
+
+
+def world(**changes: Any) -> World:
+    return World(**{"image": TAG, "image_id": registry(FIRST)} | changes)
+
+
+def later(first: World, name: str = "second", days: float = 1.0, **changes: Any) -> World:
+    """Return another plan of the same namespace that begins some days after the first one's end."""
+    second = NamedWorld(name=name, **{"image": TAG, "image_id": first.image_id, "nodes": first.nodes} | changes)
+    second.measurements = first.measurements
+    second.now = first.now + timedelta(days=days)
+    return second
+
+
+class NamedWorld(World):
+    """World of a plan with a name, and so a uid, of its own."""
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.name = name
+
+    def snapshot(self) -> Any:
+        found = super().snapshot()
+        return replace(found, plan=replace(found.plan, name=self.name, uid=f"uid-{self.name}", created_at=self.now))
+
+
+def measured_gangs(world: World) -> list[str]:
+    """Return the gangs that measured links or layers, in order."""
+    orders = [name.removesuffix("-order").split("-", 2)[2] for name in world.created if name.endswith("-order")]
+    return [gang for gang in orders if not gang.startswith(("candidate", "baseline"))]
+
+
+def ran(**changes: Any) -> World:
+    found = world(**changes)
+    found.run()
+    assert found.succeeded == "True", found.condition("Succeeded")
+    return found
+
+
+def labelled(driver: str) -> tuple[Any, ...]:
+    nodes = (node("n1"), node("n2"), node("n3", "emulated-t4"))
+    return tuple(replace(one, labels={**one.labels, DRIVER: driver}) for one in nodes)
+
+
+def test_second_plan_of_the_same_model_starts_no_profiling_and_no_links() -> None:
+    first = ran()
+    assert measured_gangs(first) == LINKS + PROFILES
+    second = later(first)
+    second.run()
+    assert second.succeeded == "True"
+    assert measured_gangs(second) == []
+    assert second.status.links == first.status.links
+    assert second.status.trials[0].predicted_seconds == first.status.trials[0].predicted_seconds
+    for kind in ("LinksMeasured", "Profiled"):
+        assert "; reused from " in second.condition(kind).message
+        assert "measurement" in second.condition(kind).message
+        assert f"of {START:%Y-%m-%d}" in second.condition(kind).message
+        assert "reused" not in first.condition(kind).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        ({"training": {"globalBatchSize": 8, "dtype": "bfloat16"}}, LINKS + PROFILES),
+        ({"training": {"globalBatchSize": 8, "dtype": "float32", "optimizer": "sgd"}}, PROFILES),
+        ({"profiling": {"iterations": 20}}, PROFILES),
+        ({"links": {"collectives": False}}, LINKS),
+        ({"worker": {"podTemplate": {"spec": {"hostNetwork": True}}}}, LINKS + PROFILES),
+        ({"worker": {"podTemplate": {"metadata": {"labels": {"team": "a"}}}}}, []),
+        ({"trials": {"topK": 0}}, []),
+        ({"profiling": {"maxAgeSeconds": 0}}, PROFILES),
+        ({"profiling": {"maxAgeSeconds": 86_000}, "links": {"maxAgeSeconds": 86_000}}, LINKS + PROFILES),
+        ({"profiling": {"maxAgeSeconds": 87_000}, "links": {"maxAgeSeconds": 87_000}}, []),
+    ],
+)
+def test_what_a_measurement_depends_on_is_measured_anew(changes: dict[str, Any], again: list[str]) -> None:
+    second = later(ran(), spec=spec_of(**changes))
+    second.run()
+    assert second.succeeded == "True"
+    assert measured_gangs(second) == again
+
+
+def test_another_driver_is_measured_anew() -> None:
+    first = ran(nodes=labelled("550.1"))
+    same, updated = later(first, "same"), later(first, "updated", nodes=labelled("560.2"))
+    for second in (same, updated):
+        second.run()
+    assert measured_gangs(same) == []
+    assert measured_gangs(updated) == LINKS + PROFILES
+
+
+def test_another_device_table_is_profiled_anew_on_that_accelerator_alone() -> None:
+    table = {"trainwright.dev/emulation": EMULATION.replace("1e9", "2e9")}
+    nodes = (node("n1"), node("n2"), replace(node("n3", "emulated-t4"), annotations=table))
+    second = later(ran(), nodes=nodes)
+    second.run()
+    assert measured_gangs(second) == ["profile-3", "profile-4"]
+
+
+def test_links_of_a_part_of_the_nodes_are_known_and_those_of_a_new_one_are_not() -> None:
+    first = ran()
+    fewer, more = later(first, "fewer", nodes=first.nodes[1:]), later(first, "more", nodes=(*first.nodes, node("n4")))
+    replaced = later(first, "replaced", nodes=(replace(first.nodes[0], uid="another machine"), *first.nodes[1:]))
+    for second in (fewer, more, replaced):
+        second.run()
+        assert second.succeeded == "True"
+    assert measured_gangs(fewer) == []
+    assert measured_gangs(more) == LINKS
+    assert measured_gangs(replaced) == LINKS
+
+
+def test_only_layers_that_are_not_known_are_profiled() -> None:
+    first = ran()
+    second = later(first, spec=spec_of(model={"gpt": GPT | {"vocabularySize": 1024, "layers": 6}}))
+    asked: list[ProfilingTask] = []
+    report = second.report
+    second.report = lambda task: (asked.append(task) if isinstance(task, ProfilingTask) else None, report(task))[1]
+    second.run()
+    assert second.succeeded == "True"
+    assert measured_gangs(second) == [*LINKS, *PROFILES]
+    assert {task.kinds for task in asked} == {("embedding", "head")}
+    profiles = [documents.loads(one.stored[one.status.profiles_ref.config_map].data["document.json"], Profiles)
+                for one in (first, second)]  # fmt: skip
+    blocks = [[layer for layer in found.layers if layer.kind == "block"] for found in profiles]
+    assert blocks[0] == blocks[1]
+    assert len(profiles[0].layers) == len(profiles[1].layers)
+    third = later(second, "third", spec=second.spec)
+    third.run()
+    assert measured_gangs(third) == []
+
+
+def test_more_rows_than_are_known_are_profiled() -> None:
+    second = later(
+        ran(spec=spec_of(training={"globalBatchSize": 2, "dtype": "float32"})),
+        spec=spec_of(training={"globalBatchSize": 8, "dtype": "float32"}),
+    )
+    second.run()
+    assert [gang for gang in measured_gangs(second) if gang != "links"] == PROFILES
+    third = later(second, "third", spec=spec_of(training={"globalBatchSize": 2, "dtype": "float32"}))
+    third.run()
+    assert measured_gangs(third) == []
+
+
+@pytest.mark.parametrize("image", [TAG, f"registry.example/worker@{FIRST}"])
+def test_same_image_is_known_by_its_tag_or_digest(image: str) -> None:
+    second = later(ran(), image=image)
+    second.run()
+    assert measured_gangs(second) == []
+
+
+def test_image_of_another_tag_is_measured_anew() -> None:
+    second = later(ran(), image="registry.example/worker:2", image_id=registry(SECOND))
+    second.run()
+    assert measured_gangs(second) == LINKS + PROFILES
+
+
+def test_what_was_reused_is_measured_anew_once_a_pod_runs_another_image() -> None:
+    second = later(ran(), image_id=registry(SECOND))
+    second.run()
+    assert second.succeeded == "True", second.condition("Succeeded")
+    assert measured_gangs(second) == LINKS + PROFILES
+    assert second.status.cluster.revision == 2
+    assert any(event.reason == "MeasurementsOutdated" and SECOND in event.message for event in second.events)
+    third = later(second, "third")
+    third.run()
+    assert measured_gangs(third) == []
+    assert third.status.cluster.revision == 1
+
+
+def test_reused_measurements_stay_with_a_plan_whatever_becomes_of_them() -> None:
+    second = later(ran())
+    second.run(until=lambda: running(second, "candidate-1"))
+    second.measurements.clear()
+    second.restart()
+    second.run()
+    assert second.succeeded == "True"
+    assert measured_gangs(second) == []
+    assert not second.measurements
+
+
+def test_two_plans_at_once_both_end_and_keep_one_measurement_each() -> None:
+    first = world()
+    second = later(first, days=0)
+    for _ in range(2000):
+        first.step()
+        second.step()
+        if first.succeeded == second.succeeded == "True":
+            break
+    assert (first.succeeded, second.succeeded) == ("True", "True")
+    assert len(first.measurements) == len(LINKS + PROFILES)
+
+
+def test_kept_measurements_expire_by_the_age_that_their_plan_gave() -> None:
+    first = ran(spec=spec_of(profiling={"maxAgeSeconds": 3600}))
+    assert len(first.measurements) == 5
+    second = later(first, days=0.5, spec=spec_of(profiling={"maxAgeSeconds": 1_000_000}))
+    second.run(until=lambda: len(second.measurements) < 5)
+    assert sorted(name.partition("-")[0] for name in second.measurements) == ["links"]
+
+
+def test_plan_that_keeps_nothing_leaves_nothing() -> None:
+    first = ran(spec=spec_of(profiling={"maxAgeSeconds": 0}, links={"maxAgeSeconds": 0}))
+    assert not first.measurements
+
+
+@pytest.mark.parametrize("key", ["key.json", "report.json", "image.json"])
+@pytest.mark.parametrize("text", ["", "{", '{"apiVersion": "trainwright.dev/v9"}'])
+def test_measurement_that_cannot_be_read_is_taken_anew(key: str, text: str) -> None:
+    first = ran()
+    for name, kept in first.measurements.items():
+        first.measurements[name] = replace(kept, data={**kept.data, key: text})
+    second = later(first)
+    second.run()
+    assert second.succeeded == "True"
+    assert measured_gangs(second) == LINKS + PROFILES
+    assert all(EXPIRES_ANNOTATION in one.annotations for one in second.measurements.values())
