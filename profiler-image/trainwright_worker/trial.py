@@ -34,6 +34,7 @@ from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure.live_bytes import measure_process_peak_bytes
+from trainwright_worker.measure.node_check import check_nodes
 
 MAX_MOMENTS = 8_000
 """Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""
@@ -71,6 +72,7 @@ def measure_trial(
     task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, groups: ProcessGroups
 ) -> TrialReport:
     """Measure one plan. A rank that the plan does not use only takes part in world collectives."""
+    checked = check_nodes(task, assignment, device, watchdog) if task.checks else ()
     watchdog.plan_position = format_plan_position(task.plan, assignment.device)
     watchdog.beat("making the plan's process groups and layers")
     executor = _make_executor(task, assignment, device, watchdog, groups)
@@ -80,7 +82,7 @@ def measure_trial(
     paced, late = _sum_over_ranks(counts, device)
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
-    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
+    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline, checked)
 
 
 @contextmanager

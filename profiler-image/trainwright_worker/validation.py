@@ -126,6 +126,13 @@ def _profile_problems(task: ProfilingTask) -> Iterator[str]:
         yield problem
 
 
+def _check_problems(task: TrialTask | TrialSeriesTask) -> Iterator[str]:
+    kinds = {kind.name for kind in task.model.kinds}
+    for check in task.checks:
+        if check.kind not in kinds or check.rows < 1:
+            yield f"checks must name layer kinds of the model and at least one row, got {check.kind} and {check.rows}"
+
+
 def _trial_problems(task: TrialTask) -> Iterator[str]:
     planned, available = set(task.plan.devices), set(gang_devices(task.gang))
     if planned != available:
@@ -133,11 +140,13 @@ def _trial_problems(task: TrialTask) -> Iterator[str]:
         where = "in the plan, but not in the gang" if mismatched in planned else "in the gang, but not in the plan"
         yield f"device {mismatched} is {where}; a trial's gang holds exactly the plan's devices"
     yield from _plan_problems(task.plan, task.model)
+    yield from _check_problems(task)
 
 
 def _series_problems(task: TrialSeriesTask) -> Iterator[str]:
     if not task.plans:
         yield "plans must hold at least one plan"
+    yield from _check_problems(task)
     available = set(gang_devices(task.gang))
     for number, plan in enumerate(task.plans):
         if missing := set(plan.devices) - available:

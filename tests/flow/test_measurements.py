@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from flow_harm import running
+from flow_reports import report_of
 from flow_world import EMULATION, START, World, node, spec_of
 
 from trainwright import documents
 from trainwright.profiles import Profiles
-from trainwright.worker_api import ProfilingTask
+from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION
 
 TAG = "registry.example/worker:1"
@@ -194,6 +197,83 @@ def test_what_was_reused_is_measured_anew_once_a_pod_runs_another_image() -> Non
     assert third.status.cluster.revision == 1
 
 
+def gpus() -> tuple[Any, ...]:
+    names = {"n1": "Tesla-V100-SXM2-16GB", "n2": "Tesla-V100-SXM2-16GB", "n3": "Tesla-T4"}
+    return tuple(replace(node(name, product), uid=f"uid-{name}") for name, product in names.items())
+
+
+def slowed(world: World, **slow: float) -> World:
+    """Let nodes take so many times as long for their layers, in profiles and in checks."""
+
+    def report(task: Any) -> Any:
+        found = report_of(task)
+        if isinstance(task, ProfilingTask):
+            ratio = slow.get(task.gang.nodes[0].name, 1.0)
+            layers = (replace(one, forward_seconds=ratio * one.forward_seconds, backward_seconds=ratio * one.backward_seconds)
+                      for one in found.layers)  # fmt: skip
+            return replace(found, layers=tuple(layers))
+        if isinstance(task, TrialTask):
+            checked = []
+            for one in task.gang.nodes:
+                base = next((check for check in task.checks if check.accelerator == one.accelerator), None)
+                if base is not None:
+                    seconds = 0.03 * base.rows * slow.get(one.name, 1.0)
+                    checked.append(CheckedLayer(one.name, task.model.dtype, base.kind, base.rows, seconds))
+            return replace(found, checked=tuple(checked))
+        return found
+
+    world.report = report
+    return world
+
+
+def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
+    first = slowed(world(nodes=gpus()))
+    first.run()
+    same = slowed(later(first, "same"), n1=1.1, n2=0.9)
+    same.run()
+    assert measured_gangs(same) == []
+    assert (same.succeeded, same.status.cluster.revision) == ("True", 1)
+    second = slowed(later(first), n2=1.4)
+    second.run()
+    assert (second.succeeded, second.status.cluster.revision) == ("True", 2)
+    assert measured_gangs(second) == ["profile-1", "profile-2"], "links and the other type are as they were"
+    told = next(event.message for event in second.events if event.reason == "MeasurementsOutdated")
+    assert "n2 takes 1.40 times as long for block" in told
+    nodes = [
+        json.loads(one.data["key.json"])["node"][0] for name, one in second.measurements.items() if "profile-" in name
+    ]
+    assert nodes.count("n2") >= 2
+    third = slowed(later(second, "third"), n2=1.4)
+    third.run()
+    assert measured_gangs(third) == [], "each node is compared with itself"
+    repaired = slowed(later(third, "repaired"))
+    repaired.run()
+    assert measured_gangs(repaired) == ["profile-1", "profile-2"]
+
+
+def test_series_checks_nodes_once_and_emulated_devices_are_not_checked() -> None:
+    asked: list[Any] = []
+
+    def reused(first: World) -> World:
+        second = later(first, spec=spec_of(trials={"perGang": 3}))
+        second.report = lambda task: (asked.append(task), report_of(task))[1]
+        second.run()
+        return second
+
+    first = world(nodes=gpus())
+    first.run()
+    reused(first)
+    series = asked[0]
+    assert isinstance(series, TrialSeriesTask)
+    assert {(one.accelerator, one.kind) for one in series.checks} == {
+        (name, "block") for name in {node.accelerator for node in series.gang.nodes}
+    }
+    assert [bool(series.trial_task(number).checks) for number in range(3)] == [True, False, False]
+    asked.clear()
+    reused(ran())
+    assert not any(task.checks for task in asked)
+
+
 def test_reused_measurements_stay_with_a_plan_whatever_becomes_of_them() -> None:
     second = later(ran())
     second.run(until=lambda: running(second, "candidate-1"))
@@ -214,7 +294,9 @@ def test_two_plans_at_once_both_end_and_keep_one_measurement_each() -> None:
         if first.succeeded == second.succeeded == "True":
             break
     assert (first.succeeded, second.succeeded) == ("True", "True")
-    assert len(first.measurements) == len(LINKS + PROFILES)
+    kinds = Counter(name.partition("-")[0] for name in first.measurements)
+    assert kinds["links"] == 1
+    assert len(PROFILES) <= kinds["profile"] <= 2 * len(PROFILES), "one of each node that measured"
 
 
 def test_kept_measurements_expire_by_the_age_that_their_plan_gave() -> None:

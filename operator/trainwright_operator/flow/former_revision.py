@@ -48,6 +48,7 @@ class FormerRevision:
         profiles: profiles that were measured.
         links: ConfigMap with the measured links, if it covers all nodes that are left; else empty.
         refuted_at: when pods showed that reused measurements do not hold; older ones are not reused.
+        drifted: nodes that showed it, which are profiled rather than others of their type.
     """
 
     change: str
@@ -56,6 +57,7 @@ class FormerRevision:
     profiles: tuple[MeasuredProfile, ...] = ()
     links: str = ""
     refuted_at: Annotated[datetime | None, OMITTED_DEFAULT] = None
+    drifted: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
 
     def profile_maps(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> tuple[str, ...]:
         """Return the ConfigMaps with the results of a profiling run: one, or two where a part of it was reused."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Ratio, Seconds, Slot
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Ratio, Rows, Seconds, Slot
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
 from trainwright.layer import Dtype, LayerKind
@@ -197,6 +197,26 @@ MAX_LATE_RATIO = 0.01
 """Maximum share of emulated computations that may take longer than the emulated device would."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCheck:
+    """Layer that one device of every node with an accelerator computes before a trial, whole, to see how fast the node is."""
+
+    accelerator: str
+    kind: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLayer:
+    """Figure of a `LayerCheck` on a node: median seconds of forward plus those of backward."""
+
+    node: str
+    dtype: Dtype
+    kind: str
+    rows: Rows
+    seconds: Seconds
+
+
 @document("TrialOrder")
 @dataclass(frozen=True, slots=True)
 class TrialTask:
@@ -207,6 +227,7 @@ class TrialTask:
         fault: fault to inject, None in real use: `crash` ends rank 0's process after the first iteration, `hang` stops
             it there, `mute` finishes without a report.
         timeline: run one further iteration, in which every rank records its actions.
+        checks: at most one of each accelerator.
         sequence_parallel: kept for workers that know it from here; the plan states it.
     """
 
@@ -221,6 +242,7 @@ class TrialTask:
     track_memory: bool = True
     fault: Literal["crash", "hang", "mute"] | None = None
     timeline: bool = False
+    checks: Annotated[tuple[LayerCheck, ...], OMITTED_DEFAULT] = ()
     sequence_parallel: Literal[False] = False
     kind: Literal["trial"] = "trial"
 
@@ -249,6 +271,7 @@ class TrialReport:
         paced_segments, late_segments: computations timed by emulation, and how many of them took longer than the
             emulated device would.
         timeline: None unless requested.
+        checked: figures of the task's checks on every node that they are for.
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
@@ -257,6 +280,7 @@ class TrialReport:
     paced_segments: Count = 0
     late_segments: Count = 0
     timeline: Timeline | None = None
+    checked: Annotated[tuple[CheckedLayer, ...], OMITTED_DEFAULT] = ()
     kind: Literal["trial"] = "trial"
 
     @property
@@ -272,6 +296,7 @@ class TrialSeriesTask:
 
     Attributes:
         plans: each uses some of the gang's devices, in any order; the others wait.
+        checks: computed before the first plan, in whose report their figures are.
     """
 
     gang: Gang
@@ -284,6 +309,7 @@ class TrialSeriesTask:
     iterations: int = 10
     track_memory: bool = True
     timeline: bool = False
+    checks: Annotated[tuple[LayerCheck, ...], OMITTED_DEFAULT] = ()
     sequence_parallel: Literal[False] = False
     kind: Literal["series"] = "series"
 
@@ -299,6 +325,7 @@ class TrialSeriesTask:
             self.iterations,
             self.track_memory,
             timeline=self.timeline,
+            checks=self.checks if number == 0 else (),
         )
 
 

@@ -229,7 +229,7 @@ def profile_layers(
     for number, kind in enumerate(kinds):
         for row_index, count in enumerate(rows):
             watchdog.beat(f"profiling {kind.name} with {count} rows")
-            profile = _profile_if_it_fits(task, kind, count, device, watchdog)
+            profile = profile_if_it_fits(task, kind, count, device, watchdog)
             if profile is None:
                 too_large.append(LayerTooLarge(accelerator, kind.name, task.tensor_degree, count))
                 break
@@ -241,7 +241,7 @@ def profile_layers(
     return ProfilingReport(tuple(profiles), tuple(too_large), bytes_beside_tensors(device))
 
 
-def _profile_if_it_fits(
+def profile_if_it_fits(
     task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, watchdog: Watchdog
 ) -> LayerProfile | None:
     """Return the profile, or None if memory does not suffice."""

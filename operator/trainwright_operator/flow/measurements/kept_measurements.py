@@ -91,9 +91,10 @@ def _key(context: ReconcileContext, task: WorkerTask) -> KeptProfile | KeptLinks
     if discovery is None:
         return None
     if isinstance(task, ProfilingTask):
-        key, model = profile_key(context, discovery, task, task.gang.nodes[0].name), task.model
+        node = task.gang.nodes[0].name
+        key, model = profile_key(context, discovery, task, node), task.model
         layers = ((kind.name, layer_digest(model, model.kind(kind.name))) for kind in task.layer_kinds)
-        return KeptProfile(key, tuple(layers)) if key is not None else None
+        return KeptProfile(key, tuple(layers), (node, context.nodes[node].uid)) if key is not None else None
     nodes = measured_nodes(context, discovery, task.gang) if isinstance(task, LinkTask) else None
     return KeptLinks(link_key(context, task), nodes) if isinstance(task, LinkTask) and nodes is not None else None
 

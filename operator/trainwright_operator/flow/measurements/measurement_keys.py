@@ -101,10 +101,16 @@ class MeasuredNode:
 @document("KeptProfile")
 @dataclass(frozen=True, slots=True)
 class KeptProfile:
-    """Key of a kept `ProfilingReport`; `layers`: kinds by name, each with its digest."""
+    """Key of a kept `ProfilingReport`.
+
+    Attributes:
+        layers: kinds by name, each with its digest.
+        node: name of the node that was measured, and uid of its object.
+    """
 
     key: ProfileKey
     layers: tuple[tuple[str, str], ...]
+    node: tuple[str, str]
 
 
 @document("KeptLinks")

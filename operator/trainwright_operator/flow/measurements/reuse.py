@@ -1,7 +1,7 @@
 """Reuse of kept measurements: they become results of the plan, as if its own gangs had measured them.
 
-So a plan that began with them goes on with them, whatever becomes of what it took them from. That they hold is seen again
-when pods of the plan run: where those run another image, all of it is measured anew in the plan's next revision.
+So a plan that began with them goes on with them, whatever becomes of what it took them from, until `refutation` finds that
+they do not hold.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from trainwright import documents
 from trainwright.document_kind import document
@@ -19,30 +20,41 @@ from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import REUSED_KEY, GangOutcome, OutcomeState, dump_result
-from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, WorkerImage, differ, is_of_plan
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.link_results import report_of_nodes
 from trainwright_operator.flow.measurements.kept_measurements import (
+    KeptMeasurement,
     kept_links,
     kept_profiles,
     link_key,
     measured_nodes,
     profile_key,
 )
-from trainwright_operator.flow.measurements.measurement_keys import known_layers, layer_digest
+from trainwright_operator.flow.measurements.measurement_keys import KeptProfile, known_layers, layer_digest
+from trainwright_operator.flow.measurements.spot_check import ExpectedLayer, choose_layer
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap
+
+KeptProfiles = KeptMeasurement[KeptProfile, ProfilingReport]
 
 
 @document("Reuse")
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Kept measurements that a result is, and when the oldest of them was taken."""
+    """Kept measurements that a result is, when the oldest of them was taken, and what trials check of them."""
 
     measurements: tuple[str, ...]
     measured_at: datetime
+    check: ExpectedLayer | None = None
+
+    @classmethod
+    def of(cls, stored: StoredConfigMap) -> Reuse | None:
+        """Return how a result was reused, or None where it was measured. Raise DocumentError if it was modified."""
+        text = stored.data.get(REUSED_KEY)
+        found: Reuse | None = parse_strict(text, cls, stored.name) if text is not None else None
+        return found
 
 
 def reuse_links(context: ReconcileContext, discovery: DiscoveredDevices, gang_spec: GangSpec) -> CreateConfigMap | None:
@@ -58,7 +70,7 @@ def reuse_links(context: ReconcileContext, discovery: DiscoveredDevices, gang_sp
             continue
         report = kept.report if task.pairs is not None else report_of_nodes(kept.report, discovery.nodes)
         if report is not None:
-            return _reused_result(context, gang_spec.name, report, kept.image, [kept.stored])
+            return _reused_result(context, gang_spec.name, report, [kept])
     return None
 
 
@@ -72,29 +84,34 @@ def reuse_layers(
     names = [node.name for node in discovery.nodes if node.accelerator == accelerator]
     keys = {profile_key(context, discovery, task, name) for name in names} - {None}
     wanted = {kind.name: layer_digest(task.model, task.model.kind(kind.name)) for kind in task.layer_kinds}
+    held = [one for one in kept_profiles(context, (key for key in keys if key is not None))
+            if _holds(context, one.stored, one.image, seconds)]  # fmt: skip
+    held = [one for one in held if not differ(held[0].image, one.image)]
     layers: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
-    process_bytes: list[int] = []
-    sources: list[StoredConfigMap] = []
-    image: WorkerImage | None = None
-    for kept in kept_profiles(context, (key for key in keys if key is not None)):
-        if not _holds(context, kept.stored, kept.image, seconds) or (image and differ(image, kept.image)):
-            continue
+    sources: list[KeptProfiles] = []
+    for kept in held:
         known = {name: known_layers(kept.report, name, task.rows) for name, told in kept.key.layers
                  if wanted.get(name) == told}  # fmt: skip
-        for name, found in known.items():
-            if found is not None:
-                layers.extend(found[0])
-                too_large.extend(found[1])
-                del wanted[name]
-        if any(found is not None for found in known.values()):
-            image = image or kept.image
-            sources.append(kept.stored)
-            process_bytes += [] if kept.report.process_bytes is None else [kept.report.process_bytes]
-    if image is None:
+        found = {name: one for name, one in known.items() if one is not None}
+        for name, (measured, failed) in found.items():
+            layers.extend(measured)
+            too_large.extend(failed)
+            del wanted[name]
+        sources += [kept] if found else []
+    if not sources:
         return None
-    report = ProfilingReport(tuple(layers), tuple(too_large), max(process_bytes, default=None))
-    return _reused_result(context, partial_result(gang) if wanted else gang, report, image, sources)
+    held_bytes = (one.report.process_bytes for one in sources if one.report.process_bytes is not None)
+    report = ProfilingReport(tuple(layers), tuple(too_large), max(held_bytes, default=None))
+    name = partial_result(gang) if wanted else gang
+    check = choose_layer(task, layers, ((_present_node(context, one), one.report) for one in held))
+    return _reused_result(context, name, report, sources, check)
+
+
+def _present_node(context: ReconcileContext, kept: KeptProfiles) -> str:
+    """Return the name of the node that was measured, or an empty string where another has the name now."""
+    name, uid = kept.key.node
+    return name if name in context.nodes and context.nodes[name].uid == uid else ""
 
 
 def partial_result(gang: str) -> str:
@@ -123,10 +140,11 @@ def _reused_result(
     context: ReconcileContext,
     name: str,
     report: WorkerReport,
-    image: WorkerImage,
-    sources: Sequence[StoredConfigMap],
+    sources: Sequence[KeptMeasurement[Any, Any]],
+    check: ExpectedLayer | None = None,
 ) -> CreateConfigMap:
-    reuse = Reuse(tuple(one.name for one in sources), min(one.created_at for one in sources))
+    names, times = (one.stored.name for one in sources), (one.stored.created_at for one in sources)
+    reuse, image = Reuse(tuple(names), min(times), check), sources[0].image
     said = f"measured at {_shown(reuse.measured_at)}, and kept in ConfigMap {', '.join(reuse.measurements)}"
     outcome = GangOutcome(
         OutcomeState.SUCCEEDED,
@@ -145,9 +163,7 @@ def _shown(time: datetime) -> str:
 
 def describe_reuse(results: Iterable[StoredConfigMap]) -> str:
     """Return a clause on those of the results that were reused, or an empty string."""
-    found: list[Reuse] = [
-        parse_strict(one.data[REUSED_KEY], Reuse, one.name) for one in results if REUSED_KEY in one.data
-    ]
+    found = [reuse for one in results if (reuse := Reuse.of(one)) is not None]
     if not found:
         return ""
     names = sorted({name for one in found for name in one.measurements})
@@ -155,15 +171,3 @@ def describe_reuse(results: Iterable[StoredConfigMap]) -> str:
     return (
         f"; reused from {len(names)} kept {'measurement' if len(names) == 1 else 'measurements'} of {oldest} or later"
     )
-
-
-def refutation(context: ReconcileContext) -> str:
-    """Return why what was reused does not hold, as pods of the plan show, or an empty string."""
-    names = context.names
-    own = [one for one in context.snapshot.stored if names.revision_of(one.name) is not None and not one.terminating]
-    if not any(REUSED_KEY in one.data for one in own):
-        return ""
-    gangs = (one.gang for one in own if one.role == StoredRole.ATTEMPT and names.owns(one.name))
-    retries = (find_retry(context, gang) for gang in gangs)
-    changed = (one.lost.message for one in retries if one is not None and one.lost.reason is Reason.IMAGE_CHANGED)
-    return next(changed, "")

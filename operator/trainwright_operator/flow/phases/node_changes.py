@@ -28,8 +28,7 @@ from trainwright_operator.flow.former_revision import (
     obsolete_maps,
 )
 from trainwright_operator.flow.gangs.kueue import explain_problem
-from trainwright_operator.flow.gangs.outcome import REUSED_KEY
-from trainwright_operator.flow.measurements.reuse import refutation
+from trainwright_operator.flow.measurements.refutation import find_refutation
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -48,11 +47,10 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
     before = findings.discovery
     change = _find_change(context, before, _nodes_of_trials(context))
-    what = refutation(context)
-    if what:
-        seconds = trial_device_seconds(context)
-        revised = _next_discovery(context, before, before, what, seconds)
-        return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=what), actions=(revised,))
+    refuted = find_refutation(context, before)
+    if refuted is not None:
+        revised = _next_discovery(context, before, before, refuted.what, trial_device_seconds(context))
+        return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=refuted.what), actions=(revised,))
     cluster = before.status().model_copy(update={"revision": context.names.revision, "change": change})
     status = TrainingPlanStatus(cluster=cluster)
     if change is None or not _is_settled(context, change):
@@ -156,7 +154,7 @@ def _next_discovery(
     device_seconds: float,
 ) -> CreateConfigMap:
     """Return the creation of the next revision's discovery, with what is carried over to it."""
-    is_refuted = bool(refutation(context))
+    refuted = find_refutation(context, before)
     former, winner = former_revision(context), context.plan.status.winner
     profiles = dict.fromkeys(former.profiles)
     for one in needed_runs(context, before):
@@ -164,8 +162,8 @@ def _next_discovery(
         found = [keep_profile(context, before, stored.name, one.dtype, one.run) for stored in maps]
         whole = tuple(part for part in found if part is not None)
         profiles |= dict.fromkeys(whole if len(whole) == len(maps) else ())
-    reused = {one.name for one in context.snapshot.stored if is_refuted and REUSED_KEY in one.data}
-    partly_reused = {(one.dtype, one.run) for one in profiles if one.config_map in reused}
+    outdated = refuted.results if refuted is not None else frozenset[str]()
+    repeated = {(one.dtype, one.run) for one in profiles if one.config_map in outdated}
     # A measurement of samples is not carried over: nobody knows which kinds of links are left.
     is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
     links = measured_links_map(context)
@@ -173,9 +171,10 @@ def _next_discovery(
         change=change,
         device_seconds=device_seconds,
         running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
-        profiles=tuple(one for one in profiles if (one.dtype, one.run) not in partly_reused),
-        links=links if is_covered and links not in reused else "",
-        refuted_at=context.now if is_refuted else former.refuted_at,
+        profiles=tuple(one for one in profiles if (one.dtype, one.run) not in repeated),
+        links=links if is_covered and links not in outdated else "",
+        refuted_at=context.now if refuted is not None else former.refuted_at,
+        drifted=refuted.nodes if refuted is not None else former.drifted,
     )
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery

@@ -167,11 +167,12 @@ def _node_of(task_map: StoredConfigMap) -> str:
 
 
 def _best_node(context: ReconcileContext, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]) -> str:
-    """Return the accelerator's node with a free device, the fewest of our profiles, then the most free devices."""
+    """Return the accelerator's node with a free device, drifted, with the fewest of our profiles, then the most free devices."""
+    drifted = former_revision(context).drifted
 
-    def order(name: str) -> tuple[bool, int, int, str]:
+    def order(name: str) -> tuple[bool, bool, int, int, str]:
         free = _free_devices(context, name)
-        return free <= 0, taken[name], -free, name
+        return free <= 0, name not in drifted, taken[name], -free, name
 
     return min((node.name for node in discovery.nodes if node.accelerator == accelerator), key=order)
 
