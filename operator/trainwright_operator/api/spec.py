@@ -12,11 +12,21 @@ from trainwright_operator.api.frameworks import Apply, FrameworkSpec, JobSpec
 from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
 
-MaxAgeSeconds = Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra=without_default)]
-"""An age: at most a year."""
+
+class MeasuringSpec(ApiModel):
+    """Measuring, or reusing what plans before measured."""
+
+    max_age_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    """What a plan of this namespace measured at most so long ago with the same nodes or accelerator, driver, worker image and
+    settings is not measured again. What this plan measures is kept as long, in ConfigMaps that outlive it. 0: it neither
+    reuses nor keeps. Absent: 2592000 (30 days)."""
+
+    @property
+    def most_age_seconds(self) -> int:
+        return 2_592_000 if self.max_age_seconds is None else self.max_age_seconds
 
 
-class LinksSpec(ApiModel):
+class LinksSpec(MeasuringSpec):
     """Measuring latency and bandwidth between nodes and within them."""
 
     deadline_seconds: Seconds = 300
@@ -40,11 +50,9 @@ class LinksSpec(ApiModel):
     overlap: bool = True
     """Measure by how much computation slows down while its device communicates, for the search to reckon with. Never
     done on emulated devices, whose computation is a wait that nothing slows down."""
-    max_age_seconds: MaxAgeSeconds = 2_592_000
-    """The same as profiling.maxAgeSeconds, for links between the same nodes."""
 
 
-class ProfilingSpec(ApiModel):
+class ProfilingSpec(MeasuringSpec):
     """Measuring the layers on each accelerator."""
 
     deadline_seconds: Seconds = 600
@@ -55,10 +63,6 @@ class ProfilingSpec(ApiModel):
     """Repeats of a layer that are run first and not counted."""
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
     """Repeats of a layer that are timed; their median counts."""
-    max_age_seconds: MaxAgeSeconds = 2_592_000
-    """Layers that a plan of this namespace measured at most so long ago (30 days by default) on the same accelerator, with
-    the same driver, worker image and settings, are not measured again. What this plan measures is kept as long, in
-    ConfigMaps that outlive it. 0: it neither reuses nor keeps."""
 
 
 MAX_TRIALS = 32

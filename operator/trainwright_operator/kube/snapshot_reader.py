@@ -142,7 +142,7 @@ class SnapshotReader:
         names = snapshot.names(spec)
         if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
             return snapshot
-        if not spec.links.max_age_seconds and not spec.profiling.max_age_seconds:
+        if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot
         found = await self._measurements.of_namespace(snapshot.plan.namespace)
         return replace(snapshot, measurements=found)

@@ -66,7 +66,7 @@ class KeptMeasurement(Generic[Key, Report]):
 def keep(context: ReconcileContext, gang: str, task: WorkerTask, report: WorkerReport) -> tuple[CreateConfigMap, ...]:
     """Return the creation of the ConfigMap that keeps a report, if it is one that a later plan may reuse."""
     limits = context.spec.links if isinstance(task, LinkTask) else context.spec.profiling
-    seconds, key = limits.max_age_seconds, _key(context, task)
+    seconds, key = limits.most_age_seconds, _key(context, task)
     if key is None or not seconds:
         return ()
     kind = _PROFILE if isinstance(key, KeptProfile) else _LINKS

@@ -66,7 +66,7 @@ def reuse_links(context: ReconcileContext, discovery: DiscoveredDevices, gang_sp
     for kept in kept_links(context, link_key(context, task)):
         if nodes is None or not kept.key.covers(nodes):
             continue
-        if not _holds(context, kept.stored, kept.image, context.spec.links.max_age_seconds):
+        if not _holds(context, kept.stored, kept.image, context.spec.links.most_age_seconds):
             continue
         report = kept.report if task.pairs is not None else report_of_nodes(kept.report, discovery.nodes)
         if report is not None:
@@ -80,7 +80,7 @@ def reuse_layers(
     """Return the creation of a profiling result from kept profiles, under a name of its own where layers are missing."""
     if _has_begun(context, gang) or context.snapshot.find(context.names.result(partial_result(gang))) is not None:
         return None
-    accelerator, seconds = task.gang.nodes[0].accelerator, context.spec.profiling.max_age_seconds
+    accelerator, seconds = task.gang.nodes[0].accelerator, context.spec.profiling.most_age_seconds
     names = [node.name for node in discovery.nodes if node.accelerator == accelerator]
     keys = {profile_key(context, discovery, task, name) for name in names} - {None}
     wanted = {kind.name: layer_digest(task.model, task.model.kind(kind.name)) for kind in task.layer_kinds}
