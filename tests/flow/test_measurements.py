@@ -203,7 +203,7 @@ def gpus() -> tuple[Any, ...]:
 
 
 def slowed(world: World, **slow: float) -> World:
-    """Let nodes take so many times as long for their layers, in profiles and in checks."""
+    """Multiply the seconds of layers on these nodes, in profiles and in checks."""
 
     def report(task: Any) -> Any:
         found = report_of(task)

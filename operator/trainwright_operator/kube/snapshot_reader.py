@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
@@ -28,7 +29,6 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.measurement_cache import MeasurementCache
 from trainwright_operator.kube.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
 from trainwright_operator.kube.queue_reader import QueueReader
@@ -50,6 +50,16 @@ _SERIES: Final = _LogTail(4000, 2 * MAX_REPORT_BYTES + 500_000)
 tail is also read while it runs, because an interrupted series may leave no other log."""
 _FRAMEWORK: Final = _LogTail(4000, 1_000_000)
 """A framework says how long its steps take wherever it likes, also while it runs."""
+
+
+class _Listing(NamedTuple):
+    until: float
+    found: tuple[StoredConfigMap, ...]
+
+
+_MEASUREMENTS_SECONDS: Final = 5.0
+"""Lifetime of a listing of kept measurements: the pause between passes over a plan whose gang runs. What another plan
+measured meanwhile is measured twice."""
 
 
 @dataclass(slots=True)
@@ -82,7 +92,7 @@ class SnapshotReader:
         self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
         self._queues = QueueReader(api)
-        self._measurements = MeasurementCache(api)
+        self._measurements: dict[str, _Listing] = {}
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
@@ -144,8 +154,18 @@ class SnapshotReader:
             return snapshot
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot
-        found = await self._measurements.of_namespace(snapshot.plan.namespace)
-        return replace(snapshot, measurements=found)
+        return replace(snapshot, measurements=await self._measurements_of(snapshot.plan.namespace))
+
+    async def _measurements_of(self, namespace: str) -> tuple[StoredConfigMap, ...]:
+        """Return the kept measurements of a namespace as of a moment ago, which its plans share."""
+        clock = asyncio.get_running_loop().time
+        self._measurements = {name: one for name, one in self._measurements.items() if clock() < one.until}
+        if namespace not in self._measurements:
+            selector = f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
+            items = await self._api.list(client.core_path("configmaps", namespace), labelSelector=selector)
+            found = tuple(map(object_facts.stored_config_map, items))
+            self._measurements[namespace] = _Listing(clock() + _MEASUREMENTS_SECONDS, found)
+        return self._measurements[namespace].found
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"

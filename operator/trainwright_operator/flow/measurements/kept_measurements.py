@@ -100,7 +100,7 @@ def _key(context: ReconcileContext, task: WorkerTask) -> KeptProfile | KeptLinks
 
 
 def _labels(key: KeptProfile | KeptLinks) -> dict[str, str]:
-    """Return the labels by which profiles are told apart."""
+    """Return the labels that tell what was profiled; links have none."""
     if isinstance(key, KeptLinks):
         return {}
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", key.key.accelerator.name)[:63].strip("-_.")

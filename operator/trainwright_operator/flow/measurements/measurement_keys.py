@@ -28,7 +28,7 @@ _COUNTS: Final = ("layers", "decoder_layers", "depth", "expert_every", "kinds", 
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What the figures of a layer depend on.
+    """Key of profiles: all that the figures of a layer depend on besides the layer and the image.
 
     Attributes:
         accelerator: without its price.
@@ -60,7 +60,7 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """What measured links depend on besides their nodes: the sizes and repeats of messages, and which pairs are samples.
+    """Key of links: all that they depend on besides their nodes and the image.
 
     Attributes:
         pairs: empty where all pairs were measured.

@@ -23,7 +23,7 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """What does not hold of what was reused.
+    """Reused results that do not hold, and why.
 
     Attributes:
         results: names of the ConfigMaps.
