@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
@@ -9,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from flow_api import MemoryApi
 from flow_harm import running
 from flow_reports import report_of
 from flow_world import EMULATION, START, World, node, spec_of
@@ -16,7 +18,12 @@ from flow_world import EMULATION, START, World, node, spec_of
 from trainwright import documents
 from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
-from trainwright_operator.flow.names import EXPIRES_ANNOTATION
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
+from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
+from trainwright_operator.kube.apply import Applier
+from trainwright_operator.kube.client import ApiError
+from trainwright_operator.kube.object_cache import ObjectCache
+from trainwright_operator.kube.snapshot_reader import ReadCache
 
 TAG = "registry.example/worker:1"
 FIRST, SECOND = (f"sha256:{digit * 64}" for digit in "12")
@@ -233,6 +240,8 @@ def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     same.run()
     assert measured_gangs(same) == []
     assert (same.succeeded, same.status.cluster.revision) == ("True", 1)
+    other = slowed(later(first, "other", spec=spec_of(model={"gpt": GPT | {"hiddenSize": 128}})), n1=1.4, n2=1.4)
+    other.run()  # its layers have the same names
     second = slowed(later(first), n2=1.4)
     second.run()
     assert (second.succeeded, second.status.cluster.revision) == ("True", 2)
@@ -242,7 +251,7 @@ def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     nodes = [
         json.loads(one.data["key.json"])["node"][0] for name, one in second.measurements.items() if "profile-" in name
     ]
-    assert nodes.count("n2") >= 2
+    assert nodes.count("n2") >= 2, "on that node"
     third = slowed(later(second, "third"), n2=1.4)
     third.run()
     assert measured_gangs(third) == [], "each node is compared with itself"
@@ -323,3 +332,30 @@ def test_measurement_that_cannot_be_read_is_taken_anew(key: str, text: str) -> N
     assert second.succeeded == "True"
     assert measured_gangs(second) == LINKS + PROFILES
     assert all(EXPIRES_ANNOTATION in one.annotations for one in second.measurements.values())
+
+
+class KeepingApi(MemoryApi):
+    """API server that refuses to create what it has."""
+
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        if f"{path}/{body['metadata']['name']}" in self.objects:
+            raise ApiError(409, "AlreadyExists")
+        return await super().create(path, body, **query)
+
+
+@pytest.mark.parametrize("role", ["measurement", "", None])
+def test_last_measurement_replaces_the_one_of_its_name_and_no_other_object(role: str | None) -> None:
+    path, name = "/api/v1/namespaces/default/configmaps", "links-1-2"
+    labels = {} if role is None else {"trainwright.dev/role": role}
+    api = KeepingApi({f"{path}/{name}": {"metadata": {"name": name, "labels": labels, "uid": "1"}}})
+    cache = ObjectCache()
+    cache.store_measurements("default", ())
+    creation = CreateConfigMap(
+        name, StoredRole.MEASUREMENT, {"report.json": "new"}, labels={MEASUREMENT_LABEL: "links"}
+    )
+    snapshot = world().snapshot()
+    asyncio.run(Applier(api, None, cache).apply(snapshot, [creation], ReadCache()))  # type: ignore[arg-type]
+    found = api.objects[f"{path}/{name}"]
+    assert (found.get("data") == {"report.json": "new"}) is (role == "measurement")
+    assert "ownerReferences" not in found["metadata"]
+    assert cache.measurements("default") is None, "listed again"

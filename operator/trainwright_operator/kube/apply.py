@@ -112,6 +112,7 @@ class Applier:
                 body, path = config_map(plan, action), client.core_path("configmaps", namespace)
                 if action.role is a.StoredRole.MEASUREMENT:
                     await self._keep(path, body)
+                    self._cache.forget_measurements(namespace)
                     return
                 made = await self._create(plan, path, body)
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
@@ -126,6 +127,8 @@ class Applier:
                 known = (*snapshot.stored, *snapshot.measurements)
                 await self._delete(client.core_path("configmaps", namespace), name, known)
                 self._cache.remove_stored(plan.uid, name)
+                if any(one.name == name for one in snapshot.measurements):
+                    self._cache.forget_measurements(namespace)
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.HandOverJob(manifest=manifest):

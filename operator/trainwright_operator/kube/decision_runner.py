@@ -21,10 +21,7 @@ _DEADLINE_SECONDS: Final = 60.0
 
 def is_large(snapshot: Snapshot) -> bool:
     """Return whether a decision may hold the loop for too long."""
-    return (
-        sum(len(text) for one in (*snapshot.stored, *snapshot.measurements) for text in one.data.values())
-        >= LARGE_BYTES
-    )
+    return sum(len(text) for one in snapshot.stored for text in one.data.values()) >= LARGE_BYTES
 
 
 class DecisionRunner:

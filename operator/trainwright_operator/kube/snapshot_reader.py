@@ -52,16 +52,6 @@ _FRAMEWORK: Final = _LogTail(4000, 1_000_000)
 """A framework says how long its steps take wherever it likes, also while it runs."""
 
 
-class _Listing(NamedTuple):
-    until: float
-    found: tuple[StoredConfigMap, ...]
-
-
-_MEASUREMENTS_SECONDS: Final = 5.0
-"""Lifetime of a listing of kept measurements: the pause between passes over a plan whose gang runs. What another plan
-measured meanwhile is measured twice."""
-
-
 @dataclass(slots=True)
 class ReadCache:
     """Cache of a plan between reconciliations, all of it rebuilt after a restart.
@@ -92,7 +82,6 @@ class SnapshotReader:
         self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
         self._queues = QueueReader(api)
-        self._measurements: dict[str, _Listing] = {}
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
@@ -154,18 +143,12 @@ class SnapshotReader:
             return snapshot
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot
-        return replace(snapshot, measurements=await self._measurements_of(snapshot.plan.namespace))
-
-    async def _measurements_of(self, namespace: str) -> tuple[StoredConfigMap, ...]:
-        """Return the kept measurements of a namespace as of a moment ago, which its plans share."""
-        clock = asyncio.get_running_loop().time
-        self._measurements = {name: one for name, one in self._measurements.items() if clock() < one.until}
-        if namespace not in self._measurements:
-            selector = f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
+        namespace, selector = snapshot.plan.namespace, f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
+        found = self.cache.measurements(namespace)
+        if found is None:
             items = await self._api.list(client.core_path("configmaps", namespace), labelSelector=selector)
-            found = tuple(map(object_facts.stored_config_map, items))
-            self._measurements[namespace] = _Listing(clock() + _MEASUREMENTS_SECONDS, found)
-        return self._measurements[namespace].found
+            found = self.cache.store_measurements(namespace, map(object_facts.stored_config_map, items))
+        return replace(snapshot, measurements=found)
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"

@@ -115,12 +115,11 @@ def _prefix(kind: str, key: ProfileKey | LinkKey) -> str:
 def profile_key(
     context: ReconcileContext, discovery: DiscoveredDevices, task: ProfilingTask, node: str
 ) -> ProfileKey | None:
-    """Return the key of a profiling task on a node, or None where the node is gone."""
-    facts = context.nodes.get(node)
-    if facts is None:
+    """Return the key of a profiling task on a node, or None where the node or its accelerator is gone."""
+    facts, name = context.nodes.get(node), task.gang.nodes[0].accelerator
+    accelerator = next((known for known in discovery.accelerators if known.name == name), None)
+    if facts is None or accelerator is None:
         return None
-    name = task.gang.nodes[0].accelerator
-    accelerator = next(known for known in discovery.accelerators if known.name == name)
     return ProfileKey.of(task, accelerator, driver_version(facts, context.snapshot.slice_devices), _pods(context))
 
 
@@ -141,7 +140,7 @@ def measured_nodes(
     found = []
     for node in gang.nodes:
         facts = context.nodes.get(node.name)
-        if facts is None:
+        if facts is None or node.name not in locations:
             return None
         driver = driver_version(facts, context.snapshot.slice_devices)
         found.append(MeasuredNode(node.name, facts.uid, node.slots, driver, str(locations[node.name])))

@@ -19,6 +19,7 @@ from trainwright_operator.flow.measurements.spot_check import MAX_DRIFT
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ def _reused(context: ReconcileContext) -> Iterator[tuple[StoredConfigMap, Reuse]
 
 
 def _changed_images(context: ReconcileContext) -> Iterator[str]:
-    """Yield why attempts ended whose pods ran another image than was measured."""
+    """Yield why attempts ended whose pods ran another image than was measured; a framework's image measured nothing."""
+    others = GANG_PREFIXES if context.spec.trials.framework is not None else ()
     for stored in context.snapshot.stored:
-        if stored.role == StoredRole.ATTEMPT and context.names.owns(stored.name):
+        is_own = context.names.owns(stored.name) and not stored.gang.startswith(others)
+        if stored.role == StoredRole.ATTEMPT and is_own:
             retry = find_retry(context, stored.gang)
             if retry is not None and retry.lost.reason is Reason.IMAGE_CHANGED:
                 yield retry.lost.message

@@ -104,7 +104,7 @@ def reuse_layers(
     held_bytes = (one.report.process_bytes for one in sources if one.report.process_bytes is not None)
     report = ProfilingReport(tuple(layers), tuple(too_large), max(held_bytes, default=None))
     name = partial_result(gang) if wanted else gang
-    check = choose_layer(task, layers, ((_present_node(context, one), one.report) for one in held))
+    check = choose_layer(task, layers, ((_present_node(context, one), one.key, one.report) for one in held))
     return _reused_result(context, name, report, sources, check)
 
 

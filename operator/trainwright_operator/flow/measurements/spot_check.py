@@ -13,6 +13,7 @@ from typing import Final
 from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile
 from trainwright.worker_api import CheckedLayer, ProfilingReport, ProfilingTask
+from trainwright_operator.flow.measurements.measurement_keys import KeptProfile, layer_digest
 
 MAX_DRIFT: Final = 0.15
 """Largest difference from a kept figure, as a share of it, that counts as none: devices of one type differ by several per
@@ -41,19 +42,21 @@ class ExpectedLayer:
 
 
 def choose_layer(
-    task: ProfilingTask, layers: Sequence[LayerProfile], kept: Iterable[tuple[str, ProfilingReport]]
+    task: ProfilingTask, layers: Sequence[LayerProfile], kept: Iterable[tuple[str, KeptProfile, ProfilingReport]]
 ) -> ExpectedLayer | None:
     """Return the layer of a reused profile that takes most of an iteration, at most rows; None where none is checked.
 
-    `kept`: every kept report of the same key that holds those layers, with the name of its node.
+    `kept`: every kept report of the task's key, with the name of its node; some may be of other layers of the same names.
     """
     if task.tensor_degree > 1 or task.gang.is_emulated or not layers:
         return None
     counts = Counter(task.model.layers)
     longest = max(layers, key=lambda one: counts[one.kind] * _seconds(one))
+    same = longest.kind, layer_digest(task.model, task.model.kind(longest.kind))
     figures = (
         (node, _seconds(one))
-        for node, report in kept
+        for node, key, report in kept
+        if same in key.layers
         for one in report.layers
         if (one.kind, one.rows) == (longest.kind, longest.rows) and _seconds(one) > 0
     )
