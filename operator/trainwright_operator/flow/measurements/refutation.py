@@ -72,7 +72,7 @@ def _changed_images(context: ReconcileContext) -> Iterator[str]:
         if stored.role == StoredRole.ATTEMPT and is_own:
             retry = find_retry(context, stored.gang)
             if retry is not None and retry.lost.reason is Reason.IMAGE_CHANGED:
-                yield retry.lost.message
+                yield retry.lost.message.partition(";")[0]  # not what a plan that measured itself has to do
 
 
 def _find_drift(
