@@ -40,14 +40,11 @@ def single_trial_gang(
     context: ReconcileContext, discovery: DiscoveredDevices, trial: PlannedTrial, gang: str, run_seconds: float
 ) -> GangSpec:
     """Return the gang of a single trial."""
-    plan, spec = trial.plan, context.spec
-    gang_places, model = (
-        discovery.make_gang(places([plan]), run_seconds=run_seconds),
-        model_from_spec(spec, trial.dtype),
-    )
-    framework = spec.trials.framework
+    plan, spec, framework = trial.plan, context.spec, context.spec.trials.framework
+    pods = discovery.make_gang(places([plan]), run_seconds=run_seconds)
+    model = model_from_spec(spec, trial.dtype)
     task = TrialTask(
-        gang=gang_places,
+        gang=pods,
         model=model,
         plan=plan,
         optimizer=spec.training.optimizer,
@@ -55,7 +52,7 @@ def single_trial_gang(
         iterations=spec.trials.iterations,
         fault=rehearsed_fault(context, trial),
         timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
-        checks=layer_checks(context, model.dtype, gang_places) if framework is None else (),
+        checks=layer_checks(context, model.dtype, pods) if framework is None else (),
     )
     files = export_files(spec, task.model, plan, task.gang.nodes) if framework is not None else ()
     return GangSpec(gang, task, spec.trials.pending_deadline_seconds, run_seconds, framework=framework, files=files)
