@@ -16,7 +16,15 @@ import torch.distributed as dist
 
 from trainwright.cluster import Device
 from trainwright.timeline import RankTimeline, Timeline
-from trainwright.worker_api import RankMemory, TrialReport, TrialSeriesReport, TrialSeriesTask, TrialTask
+from trainwright.worker_api import (
+    CheckedLayer,
+    ProfilingTask,
+    RankMemory,
+    TrialReport,
+    TrialSeriesReport,
+    TrialSeriesTask,
+    TrialTask,
+)
 from trainwright_worker.device import (
     DeviceProgress,
     barrier,
@@ -33,6 +41,7 @@ from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
 from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.measure.layer_bench import profile_if_it_fits
 from trainwright_worker.measure.live_bytes import measure_process_peak_bytes
 
 MAX_MOMENTS = 8_000
@@ -71,6 +80,7 @@ def measure_trial(
     task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, groups: ProcessGroups
 ) -> TrialReport:
     """Measure one plan. A rank that the plan does not use only takes part in world collectives."""
+    checked = _check_nodes(task, assignment, device, watchdog) if task.checks else ()
     watchdog.plan_position = format_plan_position(task.plan, assignment.device)
     watchdog.beat("making the plan's process groups and layers")
     executor = _make_executor(task, assignment, device, watchdog, groups)
@@ -80,7 +90,35 @@ def measure_trial(
     paced, late = _sum_over_ranks(counts, device)
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
-    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
+    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline, checked)
+
+
+def _check_nodes(
+    task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
+) -> tuple[CheckedLayer, ...]:
+    """Measure the layers that the task checks on the first device of each node, and return the figures of all nodes."""
+    found = _own_seconds(task, assignment, device, watchdog)
+    watchdog.beat("waiting for the checks of all nodes")
+    return tuple(one for one in gather(found, CheckedLayer | None, device) if one is not None)
+
+
+def _own_seconds(
+    task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
+) -> CheckedLayer | None:
+    """Return the figure of this rank's node, or None where another rank measures it or nothing is to be checked."""
+    node = next(node for node in task.gang.nodes if node.name == assignment.device.node)
+    check = next((one for one in task.checks if one.accelerator == node.accelerator), None)
+    if check is None or assignment.device.slot != node.slots[0]:
+        return None
+    gang = replace(task.gang, nodes=(replace(node, slots=node.slots[:1]),))
+    profiling = ProfilingTask(gang, task.model, 1, (check.rows,), task.optimizer, kinds=(check.kind,))
+    (kind,) = profiling.layer_kinds
+    profile = profile_if_it_fits(profiling, kind, check.rows, device, watchdog)
+    release_cached_memory(device)
+    if profile is None:
+        return None
+    seconds = profile.forward_seconds + profile.backward_seconds
+    return CheckedLayer(node.name, task.model.dtype, check.kind, check.rows, seconds)
 
 
 @contextmanager

@@ -118,10 +118,19 @@ def _profile_problems(task: ProfilingTask) -> Iterator[str]:
         yield f"rows must name one row count or more, each at least 1, got {list(task.rows)}"
     if task.target_uncertainty < 0 or task.seconds_per_layer < 0:
         yield "target_uncertainty and seconds_per_layer must be at least 0"
+    if unknown := set(task.kinds) - {kind.name for kind in task.model.kinds}:
+        yield f"kinds must name layer kinds of the model, got {min(unknown)}"
     if task.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {task.tensor_degree}"
     elif problem := _degree_problem(task.model, task.tensor_degree):
         yield problem
+
+
+def _check_problems(task: TrialTask | TrialSeriesTask) -> Iterator[str]:
+    kinds = {kind.name for kind in task.model.kinds}
+    for check in task.checks:
+        if check.kind not in kinds or check.rows < 1:
+            yield f"checks must name layer kinds of the model and at least one row, got {check.kind} and {check.rows}"
 
 
 def _trial_problems(task: TrialTask) -> Iterator[str]:
@@ -131,11 +140,13 @@ def _trial_problems(task: TrialTask) -> Iterator[str]:
         where = "in the plan, but not in the gang" if mismatched in planned else "in the gang, but not in the plan"
         yield f"device {mismatched} is {where}; a trial's gang holds exactly the plan's devices"
     yield from _plan_problems(task.plan, task.model)
+    yield from _check_problems(task)
 
 
 def _series_problems(task: TrialSeriesTask) -> Iterator[str]:
     if not task.plans:
         yield "plans must hold at least one plan"
+    yield from _check_problems(task)
     available = set(gang_devices(task.gang))
     for number, plan in enumerate(task.plans):
         if missing := set(plan.devices) - available:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import real_api_server
+from operator_process import equip
 from real_api_server import BINARIES, START_DEADLINE_SECONDS, ApiServer
 from rich.console import Console
 
@@ -62,6 +63,13 @@ def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
         api.establish("crd/trainingplans.trainwright.dev")
         yield api
+
+
+@pytest.fixture(scope="session")
+def equipped_api_server(api_server: ApiServer) -> ApiServer:
+    """Return the API server with the definitions of PyTorchJob and JobSet, and two nodes of two emulated devices each."""
+    equip(api_server)
+    return api_server
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ import pytest
 import real_api_server
 import yaml
 from flow_jobs import pods_of_job
-from operator_process import Gateway, operator, until
-from real_api_server import job_set_definition, pytorch_job_definition
+from operator_process import NODES, Gateway, equip, operator, patch_status, until
 
 from trainwright_operator.api import crd
 from trainwright_operator.api.spec import LauncherKind
@@ -34,28 +33,6 @@ from trainwright_operator.kube.lease import DURATION_SECONDS
 from trainwright_operator.kube.write_guard import WRITE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
-NODES = ("alpha", "beta")
-
-
-@pytest.fixture(scope="session")
-def equipped_api_server(api_server) -> Any:
-    """Return the API server with the definitions of PyTorchJob and JobSet, and two nodes of two emulated devices each."""
-    equip(api_server)
-    return api_server
-
-
-def equip(api: Any) -> None:
-    api.kubectl("apply", "--server-side", document=[pytorch_job_definition(), job_set_definition()])
-    until("both kinds to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs,jobsets").returncode == 0)
-    for name in NODES:
-        labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
-        annotations = {"trainwright.dev/emulation": json.dumps(EMULATION)}
-        meta = {"name": name, "labels": labels, "annotations": annotations}
-        api.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
-        devices = {"nvidia.com/gpu": "2"}
-        status = {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]}
-        patch_status(api, "node", name, status)
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +40,6 @@ def free_devices(equipped_api_server, namespace) -> Iterator[None]:
     """Delete the test's pods: nothing else deletes them here, and they would occupy devices in later tests."""
     yield
     equipped_api_server.kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0")
-
-
-def patch_status(api: Any, kind: str, name: str, status: dict[str, Any], *, namespace: str = "default") -> None:
-    where = ["--namespace", namespace, "--subresource", "status"]
-    api.kubectl("patch", kind, name, *where, "--type=merge", "--patch", json.dumps({"status": status}))
 
 
 def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:

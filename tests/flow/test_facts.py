@@ -142,12 +142,13 @@ def test_pod_lists_missing_config_maps_until_it_runs() -> None:
 def test_resource_slices_yield_devices_with_product_and_memory() -> None:
     device = {
         "name": "gpu-0",
-        "attributes": {"productName": {"string": "NVIDIA H200"}},
+        "attributes": {"productName": {"string": "NVIDIA H200"}, "driverVersion": {"version": "550.54.15"}},
         "capacity": {"memory": {"value": "141Gi"}},
     }
     raw = {"spec": {"nodeName": "n", "driver": "gpu.nvidia.com", "devices": [device, {"name": "nic-0"}]}}
     (found,) = object_facts.slice_devices(raw)
     assert (found.product, found.memory_bytes, found.problem) == ("NVIDIA H200", 141 * 2**30, "")
+    assert found.driver == "550.54.15"
     device["attributes"] |= {"type": {"string": "mig"}, "profile": {"string": "1g.18gb"}}
     assert "MIG instances" in object_facts.slice_devices(raw)[0].problem
 

@@ -173,3 +173,19 @@ def test_event_during_a_reading_of_the_plan_is_not_lost(told: int, kept: int) ->
     cache.observe_plan(version(plan, told), deleted=False)
     assert cache.store_plan(version(plan, 5)) == version(plan, kept)
     assert cache.plan(KEY) == version(plan, kept)
+
+
+def test_kept_measurements_are_listed_again_after_a_few_seconds_or_a_write() -> None:
+    clock = Clock()
+    cache = ObjectCache(clock)
+    kept = StoredConfigMap("links-1", "", "measurement", START, {})
+    assert cache.measurements("default") is None
+    assert cache.store_measurements("default", [kept]) == (kept,)
+    clock.now = 4.0
+    assert cache.measurements("default") == (kept,)
+    assert cache.measurements("other") is None
+    cache.forget_measurements("default")
+    assert cache.measurements("default") is None
+    cache.store_measurements("default", [kept])
+    clock.now = 10.0
+    assert cache.measurements("default") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from real_api_server import job_set_definition, pytorch_job_definition
+
+EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
+NODES = ("alpha", "beta")
+
+
+def equip(api: Any) -> None:
+    api.kubectl("apply", "--server-side", document=[pytorch_job_definition(), job_set_definition()])
+    until("both kinds to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs,jobsets").returncode == 0)
+    for name in NODES:
+        labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
+        annotations = {"trainwright.dev/emulation": json.dumps(EMULATION)}
+        meta = {"name": name, "labels": labels, "annotations": annotations}
+        api.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        devices = {"nvidia.com/gpu": "2"}
+        status = {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]}
+        patch_status(api, "node", name, status)
+
+
+def patch_status(api: Any, kind: str, name: str, status: dict[str, Any], *, namespace: str = "default") -> None:
+    where = ["--namespace", namespace, "--subresource", "status"]
+    api.kubectl("patch", kind, name, *where, "--type=merge", "--patch", json.dumps({"status": status}))
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainwright.worker_api import LinkReport, LinkTask, TrialReport, TrialSeriesTask
+from trainwright.worker_api import LayerCheck, LinkReport, LinkTask, TrialReport, TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
@@ -35,6 +35,20 @@ def test_permuted_placement_trains_like_one_device(worker, make) -> None:
     whole = 4 * 4 * make.model.parameters
     assert all(whole / 8 < m.peak_bytes < 2 * whole for m in report.memory)
     assert alone.memory[0].peak_bytes > whole
+
+
+def test_one_device_of_each_node_checks_a_layer_before_the_trial(worker, make) -> None:
+    gang = make.gang(2, 1)
+    gang = replace(gang, nodes=(gang.nodes[0], replace(gang.nodes[1], accelerator="other")))
+    order = make.trial(gang, data=3, checks=(LayerCheck("cpu", "block", 2), LayerCheck("other", "head", 1)))
+    outcome = worker.local(order)
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert [(one.node, one.dtype, one.kind, one.rows) for one in report.checked] == [
+        ("node-a", "float32", "block", 2), ("node-b", "float32", "head", 1)
+    ]  # fmt: skip
+    assert all(0 < one.seconds < 1 for one in report.checked)
+    assert len(report.losses) == 4
 
 
 def test_torchrun_joins_pods_with_different_numbers_of_devices(worker, make) -> None:

@@ -112,6 +112,11 @@ def test_rows_that_do_not_fit_are_reported(worker, make) -> None:
     assert report.out_of_memory == (LayerTooLarge("cpu", "block", 2, 2**36),)
 
 
+def test_only_the_kinds_of_the_task_are_profiled(make) -> None:
+    order = ProfilingTask(make.gang(1), make.model, 1, (1, 2), iterations=1, seconds_per_layer=0.0, kinds=("block",))
+    assert [(found.kind, found.rows) for found in profile(order).layers] == [("block", 1), ("block", 2)]
+
+
 def test_kinds_that_never_fit_are_reported(make, monkeypatch) -> None:
     order = ProfilingTask(make.gang(1), make.model, 1, (1, 2), iterations=1, seconds_per_layer=0.0)
     made = LayerUnderTest.of

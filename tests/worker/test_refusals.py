@@ -9,7 +9,7 @@ import pytest
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.worker_api import FailureReason, GangNode, LinkTask, ProfilingTask
+from trainwright.worker_api import FailureReason, GangNode, LayerCheck, LinkTask, ProfilingTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.measure.link_bench import _repeats
@@ -30,6 +30,9 @@ from trainwright_worker.validation import check_task
         (lambda m, t: ProfilingTask(m.gang(1), m.model, 3, (1,)), "does not divide 4, the highest"),
         (lambda m, t: ProfilingTask(m.gang(1), m.model, 1, ()), "rows must name"),
         (lambda m, t: ProfilingTask(m.gang(2), m.model, 1, (1,)), "the gang has 2"),
+        (lambda m, t: ProfilingTask(m.gang(1), m.model, 1, (1,), kinds=("head", "tail")), "of the model, got tail"),
+        (lambda m, t: replace(t, checks=(LayerCheck("cpu", "tail", 1),)), "got tail and 1"),
+        (lambda m, t: replace(t, checks=(LayerCheck("cpu", "block", 0),)), "got block and 0"),
         (lambda m, t: LinkTask(m.gang(1)), "no link to measure"),
         (lambda m, t: LinkTask(m.gang(1, 1), pairs=()), "no link to measure"),
         (lambda m, t: LinkTask(m.gang(1, 1), pairs=(("node-a", "node-c"),)), "two nodes of the gang"),

@@ -13,7 +13,20 @@ from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
 
 
-class LinksSpec(ApiModel):
+class MeasuringSpec(ApiModel):
+    """Measuring, or reusing what plans before measured."""
+
+    max_age_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    """What a plan of this namespace measured at most so long ago with the same nodes or accelerator, driver, worker image and
+    settings is not measured again. What this plan measures is kept as long, in ConfigMaps that outlive it. 0: it neither
+    reuses nor keeps. Absent: 2592000 (30 days)."""
+
+    @property
+    def most_age_seconds(self) -> int:
+        return 2_592_000 if self.max_age_seconds is None else self.max_age_seconds
+
+
+class LinksSpec(MeasuringSpec):
     """Measuring latency and bandwidth between nodes and within them."""
 
     deadline_seconds: Seconds = 300
@@ -39,7 +52,7 @@ class LinksSpec(ApiModel):
     done on emulated devices, whose computation is a wait that nothing slows down."""
 
 
-class ProfilingSpec(ApiModel):
+class ProfilingSpec(MeasuringSpec):
     """Measuring the layers on each accelerator."""
 
     deadline_seconds: Seconds = 600

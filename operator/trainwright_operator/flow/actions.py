@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -22,16 +22,22 @@ class StoredRole(StrEnum):
     ATTEMPT = "attempt"
     DOCUMENT = "document"
     HANDOVER = "handover"
+    MEASUREMENT = "measurement"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateConfigMap:
-    """Creation of a ConfigMap; one of that name that the plan already owns stays unchanged."""
+    """Creation of a ConfigMap; one of that name that the plan already owns stays unchanged.
+
+    A kept measurement belongs to no plan, and replaces the one of its name.
+    """
 
     name: str
     role: StoredRole
     data: Mapping[str, str]
     gang: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

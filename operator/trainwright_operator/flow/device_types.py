@@ -118,6 +118,18 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
     return found
 
 
+def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:
+    """Return the version of the driver of a node's devices, or an empty string where nothing tells it."""
+    labels = node.labels
+    published = (device.driver for device in slices if device.node == node.name and device.driver)
+    parts = [labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")]
+    return (
+        labels.get("nvidia.com/cuda.driver-version.full")
+        or ".".join(part for part in parts if part)
+        or next(published, "")
+    )
+
+
 def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:
     problem = next((device.problem for device in slices if device.node == node.name and device.problem), "")
     if problem:

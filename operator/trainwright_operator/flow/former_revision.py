@@ -7,8 +7,10 @@ revision's other ConfigMaps are deleted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from datetime import datetime
+from typing import Annotated, Final
 
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.cluster import Accelerator
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
@@ -45,6 +47,8 @@ class FormerRevision:
         running_plan: the last winner, if there was one.
         profiles: profiles that were measured.
         links: ConfigMap with the measured links, if it covers all nodes that are left; else empty.
+        refuted_at: when pods showed that reused measurements do not hold; older ones are not reused.
+        drifted: nodes that showed it, which are profiled rather than others of their type.
     """
 
     change: str
@@ -52,12 +56,15 @@ class FormerRevision:
     running_plan: Plan | None = None
     profiles: tuple[MeasuredProfile, ...] = ()
     links: str = ""
+    refuted_at: Annotated[datetime | None, OMITTED_DEFAULT] = None
+    drifted: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
 
-    def profile_map(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> str:
-        """Return the ConfigMap with the result of a profiling run, or an empty string."""
+    def profile_maps(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> tuple[str, ...]:
+        """Return the ConfigMaps with the results of a profiling run: one, or two where a part of it was reused."""
         wanted = dtype, _unpriced(accelerator), run
-        found = (one for one in self.profiles if (one.dtype, _unpriced(one.accelerator), one.run) == wanted)
-        return next((one.config_map for one in found), "")
+        return tuple(
+            one.config_map for one in self.profiles if (one.dtype, _unpriced(one.accelerator), one.run) == wanted
+        )
 
     @property
     def kept_maps(self) -> frozenset[str]:

@@ -30,6 +30,14 @@ PINNED_ANNOTATION: Final = f"{GROUP}/pinned-at"
 PLACED_ANNOTATION: Final = f"{GROUP}/placed-at"
 SEARCH_STARTED_ANNOTATION: Final = f"{GROUP}/search-started"
 """Annotation of the cluster document: the search's start, with its generation and request."""
+MEASUREMENT_LABEL: Final = f"{GROUP}/measurement"
+"""Label of a kept measurement: `profile` or `links`. Its name begins with the same word."""
+MEASURED_BY_LABEL: Final = f"{GROUP}/measured-by"
+ACCELERATOR_LABEL: Final = f"{GROUP}/accelerator"
+DTYPE_LABEL: Final = f"{GROUP}/dtype"
+TENSOR_DEGREE_LABEL: Final = f"{GROUP}/tensor-degree"
+EXPIRES_ANNOTATION: Final = f"{GROUP}/expires-at"
+"""Annotation of a kept measurement: when the operator deletes it."""
 EMULATION_ANNOTATION: Final = f"{GROUP}/emulation"
 REHEARSE_FAULT_ANNOTATION: Final = f"{GROUP}/rehearse-fault"
 """Annotation of a TrainingPlan that injects faults: `candidate-1=crash` (or hang, mute), comma-separated."""
@@ -56,8 +64,8 @@ _NON_IDENTITY_FIELDS: Any = {
     "suspend": True,
     "ttl_seconds_after_finished": True,
     "wait_deadline_seconds": True,
-    "links": {"deadline_seconds": True},
-    "profiling": {"deadline_seconds": True},
+    "links": {"deadline_seconds": True, "max_age_seconds": True},
+    "profiling": {"deadline_seconds": True, "max_age_seconds": True},
     "trials": {
         "top_k": True,
         "per_gang": True,

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     DISCOVERED = "Discovered"
     WAITING_FOR_NODES = "WaitingForNodes"
     NODES_CHANGED = "NodesChanged"
+    MEASUREMENTS_OUTDATED = "MeasurementsOutdated"
     NO_USABLE_NODES = "NoUsableNodes"
     UNKNOWN_ACCELERATOR = "UnknownAccelerator"
     KUEUE_MISSING = "KueueCRDMissing"
@@ -154,6 +155,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
     Reason.WAITING_FOR_NODES: "waiting up to {seconds} s for {what}",
     Reason.NODES_CHANGED: "the plan goes on with the present nodes, since some changed: {what}",
+    Reason.MEASUREMENTS_OUTDATED: "reused measurements do not hold any more and are taken anew: {what}",
     Reason.NO_USABLE_NODES: "no node has usable devices; {what}",
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a known type; {what}",
     Reason.KUEUE_MISSING: (
@@ -163,7 +165,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.QUEUE_UNUSABLE: "spec.queueName: queue {queue} cannot be used: {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
-    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}",
+    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}{reused}",
     Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}",
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search failed: {what}",

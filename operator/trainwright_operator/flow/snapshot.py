@@ -63,6 +63,7 @@ class NodeFacts:
     schedulable: bool = True
     taints: tuple[Taint, ...] = ()
     ready_changed_at: datetime | None = None
+    uid: str = ""
 
     def devices(self, resource_name: str) -> int:
         """Return how many devices the node offers; 0 if the amount is missing or no whole number."""
@@ -82,6 +83,7 @@ class SliceDevice:
     product: str
     memory_bytes: int
     problem: str = ""
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoredConfigMap:
-    """ConfigMap that the plan owns."""
+    """ConfigMap that the plan owns, or a kept measurement."""
 
     name: str
     gang: str
@@ -305,6 +307,7 @@ class Snapshot:
         queue: the plan's queue; None where it has none.
         isolates_gangs: whether the installation has gangs isolated by NetworkPolicies.
         pod_template_rule: what the installation lets pod templates ask for.
+        measurements: kept ones of the namespace, while the plan may reuse some.
     """
 
     plan: PlanFacts
@@ -324,6 +327,7 @@ class Snapshot:
     queue: QueueFacts | None = None
     isolates_gangs: bool = True
     pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
+    measurements: tuple[StoredConfigMap, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

@@ -17,7 +17,7 @@ from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.config_map_data import ConfigMapData
-from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
+from trainwright_operator.flow.gangs.child_metadata import MANAGED, child_labels, owner_reference
 from trainwright_operator.flow.gangs.job_creation import NETWORK_POLICIES
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
@@ -112,18 +112,26 @@ class Applier:
             case a.CreateConfigMap():
                 if action.role is a.StoredRole.TASK:
                     memory.refusals.clear()  # a new task is a new attempt
-                made = await self._create(plan, client.core_path("configmaps", namespace), config_map(plan, action))
+                body, path = config_map(plan, action), client.core_path("configmaps", namespace)
+                if action.role is a.StoredRole.MEASUREMENT:
+                    await self._keep(path, body)
+                    self._cache.forget_measurements(namespace)
+                    return
+                made = await self._create(plan, path, body)
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
-                known = {"resourceVersion": version} if version else {}
-                body = {"metadata": {"annotations": dict(annotations), **known}}
+                seen = {"resourceVersion": version} if version else {}
+                body = {"metadata": {"annotations": dict(annotations), **seen}}
                 path = f"{client.core_path('configmaps', namespace)}/{name}"
                 made = await self._api.patch(path, body, MERGE_PATCH)
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.DeleteConfigMap(name=name):
-                await self._delete(client.core_path("configmaps", namespace), name, snapshot.stored)
+                known = (*snapshot.stored, *snapshot.measurements)
+                await self._delete(client.core_path("configmaps", namespace), name, known)
                 self._cache.remove_stored(plan.uid, name)
+                if any(one.name == name for one in snapshot.measurements):
+                    self._cache.forget_measurements(namespace)
             case a.CreateNetworkPolicy(manifest=manifest):
                 await self._isolate(plan, dict(manifest))
             case a.CreateJob(manifest=manifest):
@@ -177,6 +185,21 @@ class Applier:
                 raise
             if not error.is_conflict:
                 logger.warning("plan %s/%s: a gang is not isolated: %s", plan.namespace, plan.name, error)
+
+    async def _keep(self, path: str, body: dict[str, Any]) -> None:
+        """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts."""
+        try:
+            await self._api.create(path, body)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            name = body["metadata"]["name"]
+            found = (await self._api.get(f"{path}/{name}"))["metadata"]
+            if (found.get("labels") or {}).get(ROLE_LABEL) != a.StoredRole.MEASUREMENT:
+                logger.warning("ConfigMap %s is not a kept measurement, so none is kept in its place", name)
+                return
+            await self._api.delete(f"{path}/{name}", uid=found.get("uid", ""))
+            await self._api.create(path, body)
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
@@ -253,24 +276,24 @@ def _version(resource: dict[str, Any]) -> int:
 def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
     """Return a ConfigMap as plain data: a task with a new secret of its gang's.
 
-    One that is handed over is not the plan's: it stays where the plan is deleted.
+    One that is handed over, or a measurement, is not the plan's: it stays where the plan is deleted.
     """
     stored = ConfigMapData.of(action)
     secret = {SECRET_FILE: secrets.token_hex()} if action.role is a.StoredRole.TASK else {}
     binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
-    is_users = action.role is a.StoredRole.HANDOVER
-    owner = (
-        {"annotations": {HANDED_OVER_ANNOTATION: plan.uid}}
-        if is_users
-        else {"ownerReferences": [owner_reference(plan)]}
-    )
+    labels = child_labels(plan, action.gang)
+    owner: dict[str, Any] = {"ownerReferences": [owner_reference(plan)]}
+    if action.role is a.StoredRole.HANDOVER:
+        owner = {"annotations": {HANDED_OVER_ANNOTATION: plan.uid}}
+    elif action.role is a.StoredRole.MEASUREMENT:
+        labels, owner = {**MANAGED, **action.labels}, {"annotations": dict(action.annotations)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
             "name": action.name,
             "namespace": plan.namespace,
-            "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
+            "labels": labels | {ROLE_LABEL: action.role.value},
             **owner,
         },
         "data": {**stored.texts, **secret},

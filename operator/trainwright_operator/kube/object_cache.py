@@ -18,6 +18,9 @@ from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, St
 PlanKey = tuple[str, str]
 MAX_AGE_SECONDS: Final = 300.0
 """Age after which a plan's objects are listed again, should events have been lost."""
+_MEASUREMENTS_AGE_SECONDS: Final = 5.0
+"""Age after which kept measurements are listed again, which no watch tells of: users delete them. It is the pause between
+passes over a plan whose gang runs."""
 _LISTING_GAP_SECONDS: Final = 1.0
 """Pause between events of a listing that tells two listings apart: nothing marks the begin of one."""
 
@@ -74,6 +77,7 @@ class ObjectCache:
         self._listing: dict[str, list[_ChildEvent]] = {}
         self._reading: dict[PlanKey, PlanFacts | None] = {}
         self._listed_at: dict[type[PlanFacts | PodFacts | JobFacts], float] = {}
+        self._measurements: dict[str, tuple[tuple[StoredConfigMap, ...], float]] = {}
 
     def plan(self, key: PlanKey) -> PlanFacts | None:
         """Return the plan, or None where it has to be read."""
@@ -190,6 +194,23 @@ class ObjectCache:
             self._plans[key] = plan, self._clock()
         if is_new and not plan.status.conditions and plan.uid not in self._children:
             self.store_children(plan.uid, (), (), (), version_of(plan.resource_version))
+
+    def measurements(self, namespace: str) -> tuple[StoredConfigMap, ...] | None:
+        """Return the kept measurements of a namespace, or None where they have to be listed."""
+        found, listed_at = self._measurements.get(namespace, ((), -_MEASUREMENTS_AGE_SECONDS))
+        return found if self._clock() - listed_at < _MEASUREMENTS_AGE_SECONDS else None
+
+    def store_measurements(self, namespace: str, found: Iterable[StoredConfigMap]) -> tuple[StoredConfigMap, ...]:
+        """Keep and return measurements that were listed, without listings of other namespaces that are too old."""
+        self._measurements = {
+            name: one for name, one in self._measurements.items() if self.measurements(name) is not None
+        }
+        self._measurements[namespace] = tuple(found), self._clock()
+        return self._measurements[namespace][0]
+
+    def forget_measurements(self, namespace: str) -> None:
+        """Drop the measurements of a namespace, of which one was written or deleted."""
+        self._measurements.pop(namespace, None)
 
     def _is_recent(self, since: float) -> bool:
         return self._clock() - since < MAX_AGE_SECONDS

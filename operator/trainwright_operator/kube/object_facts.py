@@ -163,6 +163,7 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         ready_changed_at=_optional_time(ready.get("lastTransitionTime")),
         schedulable=not spec.get("unschedulable", False),
         taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
+        uid=meta.get("uid", ""),
     )
 
 
@@ -177,7 +178,8 @@ def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
             amount, problem = _memory(memory)
             if ((device.get("attributes") or {}).get("type") or {}).get("string") == "mig":
                 problem = MIG_UNUSABLE
-            found.append(SliceDevice(spec["nodeName"], product, amount, problem))
+            driver = ((device.get("attributes") or {}).get("driverVersion") or {}).get("version", "")
+            found.append(SliceDevice(spec["nodeName"], product, amount, problem, driver))
     return found
 
 

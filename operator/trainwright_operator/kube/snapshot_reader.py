@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
@@ -135,7 +136,24 @@ class SnapshotReader:
             isolates_gangs=self._settings.isolates_gangs,
             pod_template_rule=self._settings.pod_template_rule,
         )
-        return await self._with_nodes(snapshot)
+        return await self._with_measurements(await self._with_nodes(snapshot))
+
+    async def _with_measurements(self, snapshot: Snapshot) -> Snapshot:
+        """Add the kept measurements of the namespace while links or layers may be reused: until the profiles are stored."""
+        spec = snapshot.plan.spec
+        if spec is None or spec.suspend or is_finished(snapshot):
+            return snapshot
+        names = snapshot.names(spec)
+        if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
+            return snapshot
+        if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
+            return snapshot
+        namespace, selector = snapshot.plan.namespace, f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
+        found = self.cache.measurements(namespace)
+        if found is None:
+            items = await self._api.list(client.core_path("configmaps", namespace), labelSelector=selector)
+            found = self.cache.store_measurements(namespace, map(object_facts.stored_config_map, items))
+        return replace(snapshot, measurements=found)
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"

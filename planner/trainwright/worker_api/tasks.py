@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright.bounds import Bytes, Count, IterationSeconds, Ratio, Seconds, Slot
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Ratio, Rows, Seconds, Slot
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, LayerTooLarge
@@ -156,6 +156,7 @@ class ProfilingTask:
         iterations: minimum per layer and row count; rounds of the same length follow until the median of forward plus
             backward is known within `target_uncertainty` (half of its 95 % interval over the median) or the layer has
             taken `seconds_per_layer`.
+        kinds: names of the only kinds to measure; empty: all.
     """
 
     gang: Gang
@@ -167,7 +168,15 @@ class ProfilingTask:
     iterations: int = 10
     target_uncertainty: float = 0.02
     seconds_per_layer: float = 1.0
+    kinds: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
     kind: Literal["profile"] = "profile"
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Return the kinds to measure, as a tensor group computes them; those that it does not divide only at degree 1."""
+        whole = (kind for kind in self.model.kinds if not self.kinds or kind.name in self.kinds)
+        divided = (self.model.divided_kind(kind) or kind for kind in whole)
+        return tuple(kind for kind in divided if self.tensor_degree == 1 or kind.is_tensor_parallel)
 
 
 @document("ProfileReport")
@@ -190,6 +199,26 @@ MAX_LATE_RATIO = 0.01
 """Maximum share of emulated computations that may take longer than the emulated device would."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCheck:
+    """Layer that one device of every node with an accelerator computes before a trial, whole, to see how fast the node is."""
+
+    accelerator: str
+    kind: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLayer:
+    """Figure of a `LayerCheck` on a node: median seconds of forward plus those of backward."""
+
+    node: str
+    dtype: Dtype
+    kind: str
+    rows: Rows
+    seconds: Seconds
+
+
 @document("TrialOrder")
 @dataclass(frozen=True, slots=True)
 class TrialTask:
@@ -200,6 +229,7 @@ class TrialTask:
         fault: fault to inject, None in real use: `crash` ends rank 0's process after the first iteration, `hang` stops
             it there, `mute` finishes without a report.
         timeline: run one further iteration, in which every rank records its actions.
+        checks: at most one of each accelerator.
         sequence_parallel: kept for workers that know it from here; the plan states it.
     """
 
@@ -214,6 +244,7 @@ class TrialTask:
     track_memory: bool = True
     fault: Literal["crash", "hang", "mute"] | None = None
     timeline: bool = False
+    checks: Annotated[tuple[LayerCheck, ...], OMITTED_DEFAULT] = ()
     sequence_parallel: Literal[False] = False
     kind: Literal["trial"] = "trial"
 
@@ -242,6 +273,7 @@ class TrialReport:
         paced_segments, late_segments: computations timed by emulation, and how many of them took longer than the
             emulated device would.
         timeline: None unless requested.
+        checked: figures of the task's checks on every node that they are for.
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
@@ -250,6 +282,7 @@ class TrialReport:
     paced_segments: Count = 0
     late_segments: Count = 0
     timeline: Timeline | None = None
+    checked: Annotated[tuple[CheckedLayer, ...], OMITTED_DEFAULT] = ()
     kind: Literal["trial"] = "trial"
 
     @property
@@ -265,6 +298,7 @@ class TrialSeriesTask:
 
     Attributes:
         plans: each uses some of the gang's devices, in any order; the others wait.
+        checks: computed before the first plan, in whose report their figures are.
     """
 
     gang: Gang
@@ -277,6 +311,7 @@ class TrialSeriesTask:
     iterations: int = 10
     track_memory: bool = True
     timeline: bool = False
+    checks: Annotated[tuple[LayerCheck, ...], OMITTED_DEFAULT] = ()
     sequence_parallel: Literal[False] = False
     kind: Literal["series"] = "series"
 
@@ -292,6 +327,7 @@ class TrialSeriesTask:
             self.iterations,
             self.track_memory,
             timeline=self.timeline,
+            checks=self.checks if number == 0 else (),
         )
 
 

@@ -217,23 +217,19 @@ def relative_spread(samples: Sequence[float]) -> float:
 def profile_layers(
     task: ProfilingTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
 ) -> ProfilingReport:
-    """Measure every layer kind at the task's tensor degree; kinds that it does not divide only at degree 1.
+    """Measure the task's layer kinds at its tensor degree.
 
     Running out of memory is a result, not an error: larger row counts are then skipped.
     """
     accelerator = task.gang.nodes[0].accelerator
-    kinds = [
-        kind
-        for kind in (task.model.divided_kind(kind) or kind for kind in task.model.kinds)
-        if task.tensor_degree == 1 or kind.is_tensor_parallel
-    ]
+    kinds = task.layer_kinds
     rows = sorted(set(task.rows))
     profiles: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
     for number, kind in enumerate(kinds):
         for row_index, count in enumerate(rows):
             watchdog.beat(f"profiling {kind.name} with {count} rows")
-            profile = _profile_if_it_fits(task, kind, count, device, watchdog)
+            profile = profile_if_it_fits(task, kind, count, device, watchdog)
             if profile is None:
                 too_large.append(LayerTooLarge(accelerator, kind.name, task.tensor_degree, count))
                 break
@@ -245,7 +241,7 @@ def profile_layers(
     return ProfilingReport(tuple(profiles), tuple(too_large), bytes_beside_tensors(device))
 
 
-def _profile_if_it_fits(
+def profile_if_it_fits(
     task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, watchdog: Watchdog
 ) -> LayerProfile | None:
     """Return the profile, or None if memory does not suffice."""

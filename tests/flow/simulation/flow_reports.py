@@ -70,8 +70,7 @@ def report_of(order: WorkerTask) -> Any:
                     accelerator, kind.name, order.tensor_degree if kind.is_tensor_parallel else 1, rows,
                     0.01 * rows * speed, 0.02 * rows * speed, 0.001, 1000 * rows, 4 * kind.parameters,
                 )
-                for kind in order.model.kinds
-                if kind.is_tensor_parallel or order.tensor_degree == 1
+                for kind in order.layer_kinds
                 for rows in order.rows
             )
         )  # fmt: skip

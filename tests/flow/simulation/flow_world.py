@@ -105,6 +105,7 @@ class World:
         self.generation = 1
         self.status = TrainingPlanStatus()
         self.stored: dict[str, StoredConfigMap] = {}
+        self.measurements: dict[str, StoredConfigMap] = {}
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.images: dict[str, str] = {}
@@ -154,6 +155,7 @@ class World:
             queue=self.queue.facts if self.spec.queue_name else None,
             isolates_gangs=self.isolates_gangs,
             pod_template_rule=self.pod_template_rule,
+            measurements=tuple(self.measurements.values()),
         )  # fmt: skip
 
     def decide(self) -> list[a.Action]:
@@ -202,6 +204,10 @@ class World:
 
     def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 (one case per action)
         match action:
+            case a.CreateConfigMap(name=name, role=a.StoredRole.MEASUREMENT):
+                self.measurements[name] = StoredConfigMap(
+                    name, "", action.role, self.now, action.data, annotations=action.annotations
+                )
             case a.CreateConfigMap(name=name):
                 if action.role is a.StoredRole.TASK:
                     self.refusals.clear()
@@ -215,6 +221,7 @@ class World:
                 self.stored[name] = replace(known, annotations={**known.annotations, **action.annotations})
             case a.DeleteConfigMap(name=name):
                 gone = self.stored.pop(name, None)
+                self.measurements.pop(name, None)
                 self.policies = {
                     key: one for key, one in self.policies.items() if gone is None or owner(one) != gone.uid
                 }

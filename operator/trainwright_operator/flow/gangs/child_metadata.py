@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_LABEL, PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import PlanFacts
+
+MANAGED: Final = {"app.kubernetes.io/managed-by": "trainwright"}
+"""Label of everything that the operator creates."""
 
 
 def owner_reference(plan: PlanFacts) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def plan_label(plan: PlanFacts) -> str:
 
 def child_labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
     own = {
-        "app.kubernetes.io/managed-by": "trainwright",
+        **MANAGED,
         PLAN_LABEL: plan_label(plan),
         PLAN_UID_LABEL: plan.uid,
     }

@@ -17,6 +17,8 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 OUTCOME_KEY: Final = "outcome.json"
 REPORT_KEY: Final = "report.json"
 LOG_KEY: Final = "log"
+REUSED_KEY: Final = "reused.json"
+"""Key of the kept measurements that a result is, where no gang of the plan measured it."""
 KEPT_LOG_CHARACTERS: Final = 16_000
 
 

@@ -24,6 +24,7 @@ from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
 from trainwright_operator.flow.gangs.worker_image import record_of_image_that_ran
+from trainwright_operator.flow.measurements.kept_measurements import keep
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trials.planned_trials import plan_digest, trial_digest
@@ -53,7 +54,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
     unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
     image = record_of_image_that_ran(context, gang_spec.name)
-    maps = []
+    maps: list[CreateConfigMap] = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
         ended = GangOutcome(
@@ -68,6 +69,8 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
         )
         report = reported.get(number) if ending.reason is not Reason.REPORT_INVALID else None
         data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
+        if report is not None and ended.state is OutcomeState.SUCCEEDED:
+            maps.extend(keep(context, gang_spec.name, gang_spec.task, report))
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
 

@@ -1,8 +1,9 @@
 """Worker image that a plan's measurements are of: times of different images cannot be compared.
 
 The first gang takes the plan's image and every later one the same, even if the operator's default changes meanwhile. Once
-a node has reported the image's digest, later pods name it, since a tag may move. The image of a framework's trials is
-apart from that of our worker, under a key of its own.
+a node has reported the image's digest, later pods name it, since a tag may move; not where the digest is that of kept
+measurements alone, which only hold while the tag has not moved. The image of a framework's trials is apart from that of our
+worker, under a key of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.worker_api import Gang
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.gangs.outcome import REUSED_KEY
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts, StoredConfigMap
@@ -48,10 +50,10 @@ def image_record(context: ReconcileContext, gang: Gang, framework_image: str | N
     `framework_image`: of the user's job that the gang runs, if any.
     """
     key = IMAGE_KEY if framework_image is None else FRAMEWORK_IMAGE_KEY
-    known = next(chain(_images(context, StoredRole.RESULT, key), _images(context, StoredRole.TASK, key)), None)
-    reference = known.reference if known is not None else framework_image or context.plan.image
+    reference = _first_reference(context, key, framework_image or context.plan.image)
     architectures = {_architecture(context, node.name) for node in gang.nodes}
-    ids = {image_id for architecture, image_id in _measured_ids(context, key).items() if architecture in architectures}
+    measured = _measured_ids(context, key, is_own=True)
+    ids = {image_id for architecture, image_id in measured.items() if architecture in architectures}
     image = WorkerImage(_by_digest(reference, ids.pop()) if len(architectures) == len(ids) == 1 else reference)
     return {key: documents.dumps(image)}
 
@@ -68,6 +70,34 @@ def record_of_image_that_ran(context: ReconcileContext, gang_name: str) -> dict[
     found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
     image = WorkerImage(image_of_task(context, gang_name), tuple(found.items()))
     return {_key(context, gang_name): documents.dumps(image)}
+
+
+def measured_image(context: ReconcileContext, gang_name: str) -> WorkerImage:
+    """Return the image that a gang measured: as the plan names it, with the ids that its nodes reported."""
+    found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
+    return WorkerImage(_first_reference(context, IMAGE_KEY, context.plan.image), tuple(found.items()))
+
+
+def is_of_plan(context: ReconcileContext, image: WorkerImage) -> bool:
+    """Return whether an image is that of the plan's pods, as far as is known before they run."""
+    measured = WorkerImage("", tuple(_measured_ids(context, IMAGE_KEY).items()))
+    if dict(measured.digests).keys() & dict(image.digests).keys():
+        return not differ(measured, image)
+    reference = _first_reference(context, IMAGE_KEY, context.plan.image)
+    asked = reference.partition("@")[2]
+    return image.reference == reference or asked in {_digest(image_id) for _, image_id in image.digests}
+
+
+def differ(one: WorkerImage, other: WorkerImage) -> bool:
+    """Return whether two images have different digests on an architecture."""
+    first, second = dict(one.digests), dict(other.digests)
+    return any(_digest(first[name]) != _digest(second[name]) for name in first.keys() & second.keys())
+
+
+def _first_reference(context: ReconcileContext, key: str, default: str) -> str:
+    """Return the image that the first of the plan's gangs named, or the default before there is one."""
+    images = chain(_images(context, StoredRole.RESULT, key), _images(context, StoredRole.TASK, key))
+    return next((image.reference for image in images), default)
 
 
 def _key(context: ReconcileContext, gang_name: str) -> str:
@@ -93,18 +123,19 @@ def _running(context: ReconcileContext, gang_name: str) -> Iterator[tuple[PodFac
             yield pod, pod.containers[0].image_id
 
 
-def _measured_ids(context: ReconcileContext, key: str) -> dict[str, str]:
-    """Return the image's id by architecture, as of the first measurement there."""
+def _measured_ids(context: ReconcileContext, key: str, *, is_own: bool = False) -> dict[str, str]:
+    """Return the image's id by architecture, as of the first measurement there; `is_own`: without reused ones."""
     found: dict[str, str] = {}
-    for image in _images(context, StoredRole.RESULT, key):
+    for image in _images(context, StoredRole.RESULT, key, is_own=is_own):
         found = {**dict(image.digests), **found}
     return found
 
 
-def _images(context: ReconcileContext, role: StoredRole, key: str) -> Iterator[WorkerImage]:
+def _images(context: ReconcileContext, role: StoredRole, key: str, *, is_own: bool = False) -> Iterator[WorkerImage]:
     """Return the images under a key of the plan's results or tasks, oldest first, also of former revisions."""
     found = [one for one in context.snapshot.stored if one.role == role and not one.terminating]
     owned = [one for one in found if context.names.revision_of(one.name) is not None]
+    owned = [one for one in owned if not (is_own and REUSED_KEY in one.data)]
     images = (_parse(one, key) for one in sorted(owned, key=lambda one: (one.created_at, one.name)))
     return (image for image in images if image is not None)
 

@@ -34,6 +34,7 @@ from trainwright_operator.flow.link_results import (
     intra_node_links,
     report_of_nodes,
 )
+from trainwright_operator.flow.measurements.reuse import describe_reuse, reuse_links
 from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -55,7 +56,7 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     carried = _carried_report(context, discovery)
     if carried is not None:
         is_sampled = False
-    report = carried or _measure(context, main_gang(context, discovery, is_sampled=is_sampled))
+    report = carried or _measure(context, discovery, main_gang(context, discovery, is_sampled=is_sampled))
     if not isinstance(report, LinkReport):
         return report
     follow_up: LinkReport | Waiting | Failed | None = None
@@ -65,17 +66,18 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
         else:
             inconsistent = find_inconsistent_links(discovery.sampling, report)
             if inconsistent.pairs or inconsistent.intra_nodes:
-                follow_up = _measure(context, follow_up_gang(context, discovery, inconsistent))
+                follow_up = _measure(context, discovery, follow_up_gang(context, discovery, inconsistent))
                 if not isinstance(follow_up, LinkReport):
                     return follow_up
             found = findings_from_samples(discovery, report, follow_up)
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
-    reference = ConfigMapReference(config_map=measured_links_map(context))
+    name = measured_links_map(context)
+    reused = describe_reuse(one for one in context.snapshot.stored if one.name == name)
     return Done(
         replace(findings, links=found),
-        explain(Reason.MEASURED, links=found.measured, further=found.summary()),
-        status=TrainingPlanStatus(links_ref=reference, links=found.status()),
+        explain(Reason.MEASURED, links=found.measured, further=f"{found.summary()}{reused}"),
+        status=TrainingPlanStatus(links_ref=ConfigMapReference(config_map=name), links=found.status()),
     )
 
 
@@ -92,8 +94,11 @@ def _carried_report(context: ReconcileContext, discovery: DiscoveredDevices) -> 
     return report_of_nodes(report, discovery.nodes) if isinstance(report, LinkReport) else None
 
 
-def _measure(context: ReconcileContext, gang: GangSpec) -> LinkReport | Waiting | Failed:
-    """Return a gang's report once measured."""
+def _measure(context: ReconcileContext, discovery: DiscoveredDevices, gang: GangSpec) -> LinkReport | Waiting | Failed:
+    """Return a gang's report once measured, now or for a plan before."""
+    reused = reuse_links(context, discovery, gang)
+    if reused is not None:
+        return Waiting(actions=(reused,), progress=Progress(0, 1, "reusing measured links"))
     step = advance(context, gang)
     if step.result is None:
         return Waiting(

@@ -3,7 +3,7 @@
 Nodes that are gone, not usable any more or of other devices are planned without, once they have been so for
 `settlingSeconds`; with `replan: OnClusterChange` new nodes are planned with, also after the plan has its answer. While
 trials run, only the nodes that they use count. Each time the nodes are discovered anew, and what was measured and still
-holds is carried over.
+holds is carried over. The same nodes are discovered again where reused measurements turn out not to hold.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from trainwright_operator.flow.former_revision import (
     obsolete_maps,
 )
 from trainwright_operator.flow.gangs.kueue import explain_problem
+from trainwright_operator.flow.measurements.refutation import find_refutation
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import describe_excluded, find_lost_nodes, inspect_nodes, listed
 from trainwright_operator.flow.phases.links import measured_links_map
-from trainwright_operator.flow.phases.profiling import needed_runs, profile_map
+from trainwright_operator.flow.phases.profiling import needed_runs, stored_profiles
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
@@ -46,6 +47,10 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
     before = findings.discovery
     change = _find_change(context, before, _nodes_of_trials(context))
+    refuted = find_refutation(context, before)
+    if refuted is not None:
+        revised = _next_discovery(context, before, before, refuted.what, trial_device_seconds(context))
+        return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=refuted.what), actions=(revised,))
     cluster = before.status().model_copy(update={"revision": context.names.revision, "change": change})
     status = TrainingPlanStatus(cluster=cluster)
     if change is None or not _is_settled(context, change):
@@ -56,7 +61,7 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Waiting(explain(Reason.NO_USABLE_NODES, what=what), status=status, is_lacking=True)
     explanation = explain(Reason.NODES_CHANGED, what=change.what)
     seconds = trial_device_seconds(context)
-    return Waiting(explanation, status=status, actions=(_next_discovery(context, before, now, change, seconds),))
+    return Waiting(explanation, status=status, actions=(_next_discovery(context, before, now, change.what, seconds),))
 
 
 def replan(context: ReconcileContext) -> tuple[Action, ...]:
@@ -81,7 +86,7 @@ def _replan(context: ReconcileContext) -> tuple[Action, ...]:
     if change is not None and _is_settled(context, change):
         now = _present_devices(context, before)
         # Each answer may take as long as the first one.
-        return (_next_discovery(context, before, now, change, device_seconds=0.0),) if now.nodes else ()
+        return (_next_discovery(context, before, now, change.what, device_seconds=0.0),) if now.nodes else ()
     if change == cluster.change:
         return ()
     changed = cluster.model_copy(update={"change": change})
@@ -145,24 +150,31 @@ def _next_discovery(
     context: ReconcileContext,
     before: DiscoveredDevices,
     now: DiscoveredDevices,
-    change: ClusterChange,
+    change: str,
     device_seconds: float,
 ) -> CreateConfigMap:
     """Return the creation of the next revision's discovery, with what is carried over to it."""
+    refuted = find_refutation(context, before)
     former, winner = former_revision(context), context.plan.status.winner
-    measured = (
-        keep_profile(context, before, profile_map(context, before, one), one.dtype, one.run)
-        for one in needed_runs(context, before)
-    )
-    profiles = dict.fromkeys((*former.profiles, *(one for one in measured if one is not None)))
+    profiles = dict.fromkeys(former.profiles)
+    for one in needed_runs(context, before):
+        maps = stored_profiles(context, before, one)
+        found = [keep_profile(context, before, stored.name, one.dtype, one.run) for stored in maps]
+        whole = tuple(part for part in found if part is not None)
+        profiles |= dict.fromkeys(whole if len(whole) == len(maps) else ())
+    outdated = refuted.results if refuted is not None else frozenset[str]()
+    repeated = {(one.dtype, one.run) for one in profiles if one.config_map in outdated}
     # A measurement of samples is not carried over: nobody knows which kinds of links are left.
     is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
+    links = measured_links_map(context)
     carried = FormerRevision(
-        change=change.what,
+        change=change,
         device_seconds=device_seconds,
         running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
-        profiles=tuple(profiles),
-        links=measured_links_map(context) if is_covered else "",
+        profiles=tuple(one for one in profiles if (one.dtype, one.run) not in repeated),
+        links=links if is_covered and links not in outdated else "",
+        refuted_at=context.now if refuted is not None else former.refuted_at,
+        drifted=refuted.nodes if refuted is not None else former.drifted,
     )
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery

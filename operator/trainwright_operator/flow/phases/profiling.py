@@ -24,11 +24,12 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in
+from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in, stored_result
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.measurements.reuse import describe_reuse, missing_kinds, partial_result, reuse_layers
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -59,14 +60,13 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     open_runs: list[ProfilingRun] = []
     for one in needed:
         dtype, run = one.dtype, one.run
-        stored = context.snapshot.find(profile_map(context, findings.discovery, one))
-        result = result_in(stored) if stored is not None else None
-        if result is None:
+        stored = stored_profiles(context, findings.discovery, one)
+        if not stored:
             open_runs.append(one)
-        elif result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
-            where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
-            return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
-        else:
+        for result in map(result_in, stored):
+            if result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
+                where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
+                return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
             measured[dtype].extend(result.report.layers)
             too_large[dtype].extend(result.report.out_of_memory)
             if result.report.process_bytes is not None:
@@ -82,7 +82,8 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
     held = tuple(ProcessBytes(*one) for one in process_bytes.items())
     links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=held))
-    return _store_profiles(context, replace(findings, links=links), profiles)
+    reused = describe_reuse(stored for one in needed for stored in stored_profiles(context, findings.discovery, one))
+    return _store_profiles(context, replace(findings, links=links), profiles, reused)
 
 
 def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list[ProfilingRun]:
@@ -97,10 +98,18 @@ def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list
     return [ProfilingRun(f"profile-{number}", dtype, run) for number, (dtype, run) in enumerate(needed, start=1)]
 
 
-def profile_map(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun) -> str:
-    """Return the name of the ConfigMap with the run's result, of this revision or of one before."""
+def stored_profiles(
+    context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun
+) -> tuple[StoredConfigMap, ...]:
+    """Return the ConfigMaps with the run's result, of this revision or of one before; none before it is whole.
+
+    Two where a part was reused.
+    """
     accelerator = next(known for known in discovery.accelerators if known.name == one.run.accelerator)
-    return former_revision(context).profile_map(one.dtype, accelerator, one.run) or context.names.result(one.gang)
+    former = former_revision(context).profile_maps(one.dtype, accelerator, one.run)
+    names = former or (context.names.result(one.gang), context.names.result(partial_result(one.gang)))
+    found = [context.snapshot.find(name) for name in names]
+    return tuple(stored for stored in found if stored is not None) if found[0] is not None else ()
 
 
 def _advance_runs(
@@ -115,12 +124,14 @@ def _advance_runs(
     early = {one.gang: retry for one in open_runs if tasks[one.gang] is None
              and (retry := find_retry(context, one.gang)) is not None and context.now < retry.due_at}  # fmt: skip
     new = [one for one in open_runs if tasks[one.gang] is None and one.gang not in early]
-    new = new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
+    reused = {one.gang: creation for one in new if (creation := _reuse(context, discovery, one)) is not None}
+    new = [one for one in new if one.gang not in reused]
     # Started runs keep their nodes, pinned or not, unless only another node has a free device.
     node_of = {gang: _node_of(stored) for gang, stored in tasks.items() if stored is not None}
     runs_by_node = Counter(node_of.values())
-    steps: list[tuple[ProfilingRun, GangStep]] = []
-    for one in (*begun, *new):
+    steps = [(one, GangStep(reason=Reason.RUNNING, activity="reusing kept profiles", actions=(reused[one.gang],)))
+             for one in open_runs if one.gang in reused]  # fmt: skip
+    for one in (*begun, *new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]):
         node = _best_node(context, discovery, one.run.accelerator, runs_by_node)
         if one.gang in node_of and _may_move(context, one.gang, node_of[one.gang], node):
             # The task and its pods are deleted; the next pass creates them anew.
@@ -156,11 +167,12 @@ def _node_of(task_map: StoredConfigMap) -> str:
 
 
 def _best_node(context: ReconcileContext, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]) -> str:
-    """Return the accelerator's node with a free device, the fewest of our profiles, then the most free devices."""
+    """Return the accelerator's node with a free device, drifted, with the fewest of our profiles, then the most free devices."""
+    drifted = former_revision(context).drifted
 
-    def order(name: str) -> tuple[bool, int, int, str]:
+    def order(name: str) -> tuple[bool, bool, int, int, str]:
         free = _free_devices(context, name)
-        return free <= 0, taken[name], -free, name
+        return free <= 0, name not in drifted, taken[name], -free, name
 
     return min((node.name for node in discovery.nodes if node.accelerator == accelerator), key=order)
 
@@ -180,11 +192,24 @@ def _free_devices(context: ReconcileContext, name: str) -> int:
     return node.devices(context.spec.devices.resource_name) - context.snapshot.used_devices.get(name, 0)
 
 
+def _reuse(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun) -> CreateConfigMap | None:
+    node = next(node.name for node in discovery.nodes if node.accelerator == one.run.accelerator)
+    return reuse_layers(context, discovery, one.gang, _task(context, discovery, one, node))
+
+
 def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun, node: str) -> GangSpec:
+    """Return the gang that measures a run on a node, without the layers that are known."""
+    task, seconds = _task(context, discovery, one, node), context.spec.profiling.deadline_seconds
+    known = stored_result(context, partial_result(one.gang))
+    if known is not None and isinstance(known.report, ProfilingReport):
+        task = replace(task, kinds=missing_kinds(task, known.report))
+    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds)
+
+
+def _task(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun, node: str) -> ProfilingTask:
     limits = context.spec.profiling
-    seconds = limits.deadline_seconds
-    task = ProfilingTask(
-        gang=discovery.make_gang([(node, (0,))], run_seconds=seconds),
+    return ProfilingTask(
+        gang=discovery.make_gang([(node, (0,))], run_seconds=limits.deadline_seconds),
         model=model_from_spec(context.spec, one.dtype),
         tensor_degree=one.run.tensor_degree,
         rows=one.run.rows,
@@ -192,10 +217,11 @@ def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: P
         warmup_iterations=limits.warmup_iterations,
         iterations=limits.iterations,
     )
-    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds)
 
 
-def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles]) -> PhaseResult:
+def _store_profiles(
+    context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles], reused: str
+) -> PhaseResult:
     """Store the profiles of each number format in a ConfigMap, the first one's under the name of all former versions."""
     names = {dtype: context.names.profiles_in(dtype) if number else context.names.profiles
              for number, dtype in enumerate(profiles)}  # fmt: skip
@@ -214,7 +240,9 @@ def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Map
     lacking = "".join(_describe_too_large(found) for _, found in kept)
     return Done(
         replace(findings, profiles=kept),
-        explain(Reason.PROFILED, profiles=len(layers), accelerators=accelerators + chosen, lacking=lacking),
+        explain(
+            Reason.PROFILED, profiles=len(layers), accelerators=accelerators + chosen, lacking=lacking, reused=reused
+        ),
         status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
     )
 

@@ -19,6 +19,7 @@ from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.lifecycle import is_under_way
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.measurements.refutation import layer_checks
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext
@@ -39,18 +40,20 @@ def single_trial_gang(
     context: ReconcileContext, discovery: DiscoveredDevices, trial: PlannedTrial, gang: str, run_seconds: float
 ) -> GangSpec:
     """Return the gang of a single trial."""
-    plan, spec = trial.plan, context.spec
+    plan, spec, framework = trial.plan, context.spec, context.spec.trials.framework
+    pods = discovery.make_gang(places([plan]), run_seconds=run_seconds)
+    model = model_from_spec(spec, trial.dtype)
     task = TrialTask(
-        gang=discovery.make_gang(places([plan]), run_seconds=run_seconds),
-        model=model_from_spec(spec, trial.dtype),
+        gang=pods,
+        model=model,
         plan=plan,
         optimizer=spec.training.optimizer,
         warmup_iterations=spec.trials.warmup_iterations,
         iterations=spec.trials.iterations,
         fault=rehearsed_fault(context, trial),
         timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
+        checks=layer_checks(context, model.dtype, pods) if framework is None else (),
     )
-    framework = spec.trials.framework
     files = export_files(spec, task.model, plan, task.gang.nodes) if framework is not None else ()
     return GangSpec(gang, task, spec.trials.pending_deadline_seconds, run_seconds, framework=framework, files=files)
 
@@ -60,14 +63,17 @@ def series_gang(
 ) -> GangSpec:
     """Return the gang of several trials, on all devices that any of them uses. It is named after the first."""
     spec = context.spec
+    gang = discovery.make_gang(places([trial.plan for trial in trials]), run_seconds=run_seconds)
+    model = model_from_spec(spec, trials[0].dtype)
     task = TrialSeriesTask(
-        gang=discovery.make_gang(places([trial.plan for trial in trials]), run_seconds=run_seconds),
-        model=model_from_spec(spec, trials[0].dtype),
+        gang=gang,
+        model=model,
         plans=tuple(trial.plan for trial in trials),
         optimizer=spec.training.optimizer,
         warmup_iterations=spec.trials.warmup_iterations,
         iterations=spec.trials.iterations,
         timeline=spec.trials.timeline,
+        checks=layer_checks(context, model.dtype, gang),
     )
     parts = tuple(trial.name + SERIES_SUFFIX for trial in trials)
     return GangSpec(parts[0], task, spec.trials.pending_deadline_seconds, run_seconds, part_names=parts)

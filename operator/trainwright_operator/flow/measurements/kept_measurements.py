@@ -1,0 +1,184 @@
+"""ConfigMaps of kept measurements: what is written when a gang has measured, and how it is read again.
+
+Each holds the report, the image that measured it and its key, and expires. Its name is a digest of its content's key, so
+that whoever measures the same replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Generic, TypeVar
+
+from trainwright import documents
+from trainwright.worker_api import Gang, LinkReport, LinkTask, ProfilingReport, ProfilingTask, WorkerReport, WorkerTask
+from trainwright_operator.flow.actions import CreateConfigMap, DeleteConfigMap, StoredRole
+from trainwright_operator.flow.device_types import driver_version
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.child_metadata import plan_label
+from trainwright_operator.flow.gangs.outcome import REPORT_KEY
+from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, WorkerImage, measured_image
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.measurements.measurement_keys import (
+    KeptLinks,
+    KeptProfile,
+    LinkKey,
+    MeasuredNode,
+    ProfileKey,
+    digest,
+    layer_digest,
+)
+from trainwright_operator.flow.names import (
+    ACCELERATOR_LABEL,
+    DTYPE_LABEL,
+    EXPIRES_ANNOTATION,
+    MEASURED_BY_LABEL,
+    MEASUREMENT_LABEL,
+    TENSOR_DEGREE_LABEL,
+)
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.stored_times import stored_time
+
+KEY_KEY: Final = "key.json"
+_PROFILE: Final = "profile"
+_LINKS: Final = "links"
+_MOST_DELETED: Final = 20
+"""Limit on deletions in one pass."""
+
+Key = TypeVar("Key", KeptProfile, KeptLinks)
+Report = TypeVar("Report", ProfilingReport, LinkReport)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMeasurement(Generic[Key, Report]):
+    """Kept measurement that could be read."""
+
+    stored: StoredConfigMap
+    key: Key
+    report: Report
+    image: WorkerImage
+
+
+def keep(context: ReconcileContext, gang: str, task: WorkerTask, report: WorkerReport) -> tuple[CreateConfigMap, ...]:
+    """Return the creation of the ConfigMap that keeps a report, if it is one that a later plan may reuse."""
+    limits = context.spec.links if isinstance(task, LinkTask) else context.spec.profiling
+    seconds, key = limits.most_age_seconds, _key(context, task)
+    if key is None or not seconds:
+        return ()
+    kind = _PROFILE if isinstance(key, KeptProfile) else _LINKS
+    image = measured_image(context, gang)
+    expires_at = context.now.replace(microsecond=0) + timedelta(seconds=seconds)
+    creation = CreateConfigMap(
+        f"{_prefix(kind, key.key)}{digest(key, image)}",
+        StoredRole.MEASUREMENT,
+        {KEY_KEY: documents.dumps(key), REPORT_KEY: documents.dumps(report), IMAGE_KEY: documents.dumps(image)},
+        labels={MEASUREMENT_LABEL: kind, MEASURED_BY_LABEL: plan_label(context.plan)} | _labels(key),
+        annotations={EXPIRES_ANNOTATION: expires_at.isoformat()},
+    )
+    return (creation,)
+
+
+def _key(context: ReconcileContext, task: WorkerTask) -> KeptProfile | KeptLinks | None:
+    """Return the key of a task's measurement, or None where it is of another kind, or a node is gone."""
+    try:
+        discovery = context.stored_document(context.names.discovery, DiscoveredDevices)
+    except documents.DocumentError:
+        return None  # it was modified, as the plan's condition says
+    if discovery is None:
+        return None
+    if isinstance(task, ProfilingTask):
+        node = task.gang.nodes[0].name
+        key, model = profile_key(context, discovery, task, node), task.model
+        layers = ((kind.name, layer_digest(model, model.kind(kind.name))) for kind in task.layer_kinds)
+        return KeptProfile(key, tuple(layers), (node, context.nodes[node].uid)) if key is not None else None
+    nodes = measured_nodes(context, discovery, task.gang) if isinstance(task, LinkTask) else None
+    return KeptLinks(link_key(context, task), nodes) if isinstance(task, LinkTask) and nodes is not None else None
+
+
+def _labels(key: KeptProfile | KeptLinks) -> dict[str, str]:
+    """Return the labels that tell what was profiled; links have none."""
+    if isinstance(key, KeptLinks):
+        return {}
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", key.key.accelerator.name)[:63].strip("-_.")
+    return {ACCELERATOR_LABEL: name, DTYPE_LABEL: key.key.dtype, TENSOR_DEGREE_LABEL: str(key.key.tensor_degree)}
+
+
+def _prefix(kind: str, key: ProfileKey | LinkKey) -> str:
+    """Return the beginning of the names of all measurements with a key."""
+    return f"{kind}-{digest(key)}-"
+
+
+def profile_key(
+    context: ReconcileContext, discovery: DiscoveredDevices, task: ProfilingTask, node: str
+) -> ProfileKey | None:
+    """Return the key of a profiling task on a node, or None where the node or its accelerator is gone."""
+    facts, name = context.nodes.get(node), task.gang.nodes[0].accelerator
+    accelerator = next((known for known in discovery.accelerators if known.name == name), None)
+    if facts is None or accelerator is None:
+        return None
+    return ProfileKey.of(task, accelerator, driver_version(facts, context.snapshot.slice_devices), _pods(context))
+
+
+def link_key(context: ReconcileContext, task: LinkTask) -> LinkKey:
+    return LinkKey.of(task, _pods(context))
+
+
+def _pods(context: ReconcileContext) -> str:
+    """Return a digest of what the spec adds to the pods: variables, libraries, limits. Labels change no measurement."""
+    return digest(context.spec.worker.pod_template.spec)
+
+
+def measured_nodes(
+    context: ReconcileContext, discovery: DiscoveredDevices, gang: Gang
+) -> tuple[MeasuredNode, ...] | None:
+    """Return the nodes of a gang that measures links, or None where one of them is gone."""
+    locations = {node.name: place for node, place in zip(discovery.nodes, discovery.sampling.places, strict=True)}
+    found = []
+    for node in gang.nodes:
+        facts = context.nodes.get(node.name)
+        if facts is None or node.name not in locations:
+            return None
+        driver = driver_version(facts, context.snapshot.slice_devices)
+        found.append(MeasuredNode(node.name, facts.uid, node.slots, driver, str(locations[node.name])))
+    return tuple(found)
+
+
+def kept_profiles(
+    context: ReconcileContext, keys: Iterable[ProfileKey]
+) -> Iterator[KeptMeasurement[KeptProfile, ProfilingReport]]:
+    """Yield the kept profiles with one of the keys, the newest first."""
+    yield from _read(context, {_prefix(_PROFILE, key) for key in keys}, KeptProfile, ProfilingReport)
+
+
+def kept_links(context: ReconcileContext, key: LinkKey) -> Iterator[KeptMeasurement[KeptLinks, LinkReport]]:
+    """Yield the kept links with a key, the newest first."""
+    yield from _read(context, {_prefix(_LINKS, key)}, KeptLinks, LinkReport)
+
+
+def _read(
+    context: ReconcileContext, prefixes: set[str], key_type: type[Key], report_type: type[Report]
+) -> Iterator[KeptMeasurement[Key, Report]]:
+    """Yield measurements by the beginnings of their names; those of newer versions, or modified, count as none."""
+    found = [one for one in context.snapshot.measurements if one.name.startswith(tuple(prefixes))]
+    for stored in sorted(found, key=lambda one: (one.created_at, one.name), reverse=True):
+        with suppress(documents.DocumentError, NeedsNewerVersion):
+            yield KeptMeasurement(
+                stored,
+                parse_strict(stored.data.get(KEY_KEY, ""), key_type, stored.name),
+                parse_strict(stored.data.get(REPORT_KEY, ""), report_type, stored.name),
+                parse_strict(stored.data.get(IMAGE_KEY, ""), WorkerImage, stored.name),
+            )
+
+
+def expired_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
+    """Return the deletions of kept measurements whose time is over, a limited number at once."""
+    expired = (
+        one.name
+        for one in context.snapshot.measurements
+        if (until := stored_time(one.annotations.get(EXPIRES_ANNOTATION, ""))) is not None and until <= context.now
+    )
+    return tuple(DeleteConfigMap(name) for name in sorted(expired)[:_MOST_DELETED])

@@ -1,0 +1,157 @@
+"""Keys of kept measurements: what they depend on besides the worker's image, the layers and the nodes.
+
+An image is known by its digest only once a pod ran, a report holds several layers, and links between some nodes hold for
+fewer of them: these are compared one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from trainwright import documents
+from trainwright.cluster import Accelerator
+from trainwright.document_kind import document
+from trainwright.layer import Dtype, LayerKind
+from trainwright.measurement.link_kinds import Pair
+from trainwright.model import Model
+from trainwright.profiles import LayerProfile, LayerTooLarge
+from trainwright.worker_api import LinkTask, ProfilingReport, ProfilingTask
+
+_DIGEST_LENGTH: Final = 12
+_COUNTS: Final = ("layers", "decoder_layers", "depth", "expert_every", "kinds", "vocabulary_size", "classes")
+"""Fields of families that say how many layers of which kinds there are, or that show in the weights of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """Key of profiles: all that the figures of a layer depend on besides the layer and the image.
+
+    Attributes:
+        accelerator: without its price.
+        pods: digest of what `worker.podTemplate` gives the pods.
+    """
+
+    accelerator: Accelerator
+    driver: str
+    dtype: Dtype
+    tensor_degree: int
+    optimizer: str
+    warmup_iterations: int
+    iterations: int
+    pods: str
+
+    @classmethod
+    def of(cls, task: ProfilingTask, accelerator: Accelerator, driver: str, pods: str) -> ProfileKey:
+        return cls(
+            replace(accelerator, price_per_hour=None),
+            driver,
+            task.model.dtype,
+            task.tensor_degree,
+            task.optimizer,
+            task.warmup_iterations,
+            task.iterations,
+            pods,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKey:
+    """Key of links: all that they depend on besides their nodes and the image.
+
+    Attributes:
+        pairs: empty where all pairs were measured.
+        overlap_dtype: None where overlap was not measured.
+        pods: digest of what `worker.podTemplate` gives the pods.
+    """
+
+    message_bytes: tuple[int, ...]
+    repeats: int
+    collective_bytes: tuple[int, ...]
+    overlap_dtype: Dtype | None
+    pairs: tuple[Pair, ...]
+    pods: str
+
+    @classmethod
+    def of(cls, task: LinkTask, pods: str) -> LinkKey:
+        dtype = task.overlap_dtype if task.overlap else None
+        return cls(task.message_bytes, task.repeats, task.collective_bytes, dtype, task.pairs or (), pods)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNode:
+    """Node of measured links.
+
+    Attributes:
+        uid: of its object: a machine that took over the name of another is a new one.
+        slots: of its measured devices.
+        location: its machine and its place in the topology.
+    """
+
+    name: str
+    uid: str
+    slots: tuple[int, ...]
+    driver: str
+    location: str
+
+
+@document("KeptProfile")
+@dataclass(frozen=True, slots=True)
+class KeptProfile:
+    """Key of a kept `ProfilingReport`.
+
+    Attributes:
+        layers: kinds by name, each with its digest.
+        node: name of the node that was measured, and uid of its object.
+    """
+
+    key: ProfileKey
+    layers: tuple[tuple[str, str], ...]
+    node: tuple[str, str]
+
+
+@document("KeptLinks")
+@dataclass(frozen=True, slots=True)
+class KeptLinks:
+    """Key of a kept `LinkReport`, and the nodes that it is about."""
+
+    key: LinkKey
+    nodes: tuple[MeasuredNode, ...]
+
+    def covers(self, nodes: Iterable[MeasuredNode]) -> bool:
+        """Return whether the report holds for these nodes; samples stand for the links of exactly their own."""
+        wanted, measured = set(nodes), set(self.nodes)
+        return wanted == measured if self.key.pairs else wanted <= measured
+
+
+def digest(*parts: Any) -> str:
+    """Return a digest of plain data, dataclasses and texts, fit for the name of an object."""
+    text = json.dumps([_plain(part) for part in parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+def _plain(part: Any) -> Any:
+    return (
+        documents.adapter(type(part)).dump_python(part, mode="json") if hasattr(part, "__dataclass_fields__") else part
+    )
+
+
+def layer_digest(model: Model, kind: LayerKind) -> str:
+    """Return a digest of a layer kind: of its operators, and of its family's fields, of which operators may not tell."""
+    fields = _plain(model.family)
+    return digest({name: value for name, value in fields.items() if name not in _COUNTS}, kind)
+
+
+def known_layers(
+    report: ProfilingReport, kind: str, rows: Iterable[int]
+) -> tuple[tuple[LayerProfile, ...], tuple[LayerTooLarge, ...]] | None:
+    """Return a kind's profiles at these rows, and from which rows it did not fit; None where one of them is unknown."""
+    wanted = set(rows)
+    too_large = tuple(one for one in report.out_of_memory if one.kind == kind)
+    most = min((one.rows for one in too_large), default=max(wanted) + 1)
+    profiles = tuple(one for one in report.layers if one.kind == kind and one.rows in wanted)
+    is_complete = {one.rows for one in profiles} >= {row for row in wanted if row < most}
+    return (profiles, too_large) if is_complete else None

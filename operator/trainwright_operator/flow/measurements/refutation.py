@@ -1,0 +1,107 @@
+"""Refutation of reused measurements by pods of the plan: another image than was measured, or a node of another speed.
+
+What is refuted is measured anew in the plan's next revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainwright.layer import Dtype
+from trainwright.worker_api import Gang, LayerCheck, ProfilingReport, TrialReport
+from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.lifecycle import result_in
+from trainwright_operator.flow.gangs.retries import find_retry
+from trainwright_operator.flow.measurements.reuse import Reuse
+from trainwright_operator.flow.measurements.spot_check import MAX_DRIFT
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """Reused results that do not hold, and why.
+
+    Attributes:
+        results: names of the ConfigMaps.
+        nodes: those of another speed.
+    """
+
+    what: str
+    results: frozenset[str]
+    nodes: tuple[str, ...] = ()
+
+
+def find_refutation(context: ReconcileContext, discovery: DiscoveredDevices) -> Refutation | None:
+    """Return what pods of the plan have shown, or None. Raise DocumentError if a result was modified."""
+    reused = list(_reused(context))
+    if not reused:
+        return None
+    every = frozenset(stored.name for stored, _ in reused)
+    changed = next(_changed_images(context), None)
+    return Refutation(changed, every) if changed is not None else _find_drift(context, discovery, reused)
+
+
+def layer_checks(context: ReconcileContext, dtype: Dtype, gang: Gang) -> tuple[LayerCheck, ...]:
+    """Return the layers to check before a trial: one of each accelerator in it whose profiles were reused."""
+    used = {node.accelerator for node in gang.nodes}
+    known = (reuse.check for _, reuse in _reused(context))
+    found = {one.accelerator: LayerCheck(one.accelerator, one.kind, one.rows) for one in known
+             if one is not None and one.dtype is dtype and one.accelerator in used}  # fmt: skip
+    return tuple(found.values())
+
+
+def _reused(context: ReconcileContext) -> Iterator[tuple[StoredConfigMap, Reuse]]:
+    """Yield the results that were reused, also of former revisions."""
+    for stored in context.snapshot.stored:
+        if context.names.revision_of(stored.name) is not None and not stored.terminating:
+            reuse = Reuse.of(stored)
+            if reuse is not None:
+                yield stored, reuse
+
+
+def _changed_images(context: ReconcileContext) -> Iterator[str]:
+    """Yield why attempts ended whose pods ran another image than was measured; a framework's image measured nothing."""
+    others = GANG_PREFIXES if context.spec.trials.framework is not None else ()
+    for stored in context.snapshot.stored:
+        is_own = context.names.owns(stored.name) and not stored.gang.startswith(others)
+        if stored.role == StoredRole.ATTEMPT and is_own:
+            retry = find_retry(context, stored.gang)
+            if retry is not None and retry.lost.reason is Reason.IMAGE_CHANGED:
+                yield retry.lost.message.partition(";")[0]  # not what a plan that measured itself has to do
+
+
+def _find_drift(
+    context: ReconcileContext, discovery: DiscoveredDevices, reused: Sequence[tuple[StoredConfigMap, Reuse]]
+) -> Refutation | None:
+    """Return that nodes were of another speed in a trial than when they were profiled, or None."""
+    accelerators = {node.name: node.accelerator for node in discovery.nodes}
+    checks = (reuse.check for _, reuse in reused)
+    expected = {(check.accelerator, check.dtype): check for check in checks if check is not None}
+    drifts = {}
+    for stored in context.snapshot.stored:
+        is_result = expected and stored.role == StoredRole.RESULT and context.names.owns(stored.name)
+        report = result_in(stored).report if is_result else None
+        for one in report.checked if isinstance(report, TrialReport) else ():
+            known = expected.get((accelerators.get(one.node, ""), one.dtype))
+            if known is not None and (known.kind, known.rows) == (one.kind, one.rows):
+                drift = known.drift(one)
+                if abs(drift - 1.0) > MAX_DRIFT:
+                    drifts[one.node] = f"{one.node} takes {drift:.2f} times as long for {one.kind} as was kept"
+    if not drifts:
+        return None
+    changed = {accelerators[node] for node in drifts}
+    names = frozenset(stored.name for stored, _ in reused if _accelerators(stored) & changed)
+    return Refutation("; ".join(drifts.values()), names, tuple(drifts))
+
+
+def _accelerators(stored: StoredConfigMap) -> set[str]:
+    """Return the accelerator of a profiling result; none for links."""
+    report = result_in(stored).report
+    if not isinstance(report, ProfilingReport):
+        return set()
+    return {one.accelerator for one in report.layers} | {one.accelerator for one in report.out_of_memory}
