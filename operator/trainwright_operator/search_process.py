@@ -25,7 +25,9 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
-from trainwright.search.format_search import FormatAnswer, in_format, search_problems, slow_format
+from trainwright.search.candidates import DeviceSymmetry
+from trainwright.search.format_search import FormatAnswer, in_format, search_problems, slow_format, without
+from trainwright.search.node_worth import NodeWorth, node_worths
 from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
@@ -49,13 +51,47 @@ def search(request: PlanningRequest) -> str:
     found = _find(request, problems, control)
     problem = found.problem
     baselines = _baselines(problem, request.baselines, chooses_format=request.chooses_format)
+    baselines = _known(baselines, found)
     every = order_trials(list(found.candidates), baselines, problem.limits.objective)
     trials = fit_into_config_map(every)
     uncertainty = _uncertainty(problem, trials)
     seconds, stopped = time.monotonic() - started, control.budget_exhausted.is_set()
-    left, slow = len(every) - len(trials), _slow_words(found)
     free = next((one.unlimited_seconds for one in found.candidates if one.unlimited_seconds is not None), None)
-    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, left, slow, free))
+    return documents.dumps(
+        PlannedTrials(
+            planner=request.planner,
+            search_seconds=seconds,
+            trials=trials,
+            uncertainty=uncertainty,
+            stopped_by_budget=stopped,
+            without_room=len(every) - len(trials),
+            slow_format=_slow_words(found),
+            unlimited_seconds=free,
+            node_worth=_node_worth(request, problems, found, control),
+        )
+    )
+
+
+def _node_worth(
+    request: PlanningRequest, problems: Sequence[Problem], found: FormatAnswer, control: SearchControl
+) -> tuple[NodeWorth, ...]:
+    """Search without each accelerator in what the search left of its budget; for other objectives than time there is no answer."""
+    problem = max(problems, key=lambda one: len(one.accelerators))
+    if control.expired() or problem.limits.objective is not Objective.TIME:
+        return ()
+    best = min(found.candidates, key=lambda one: one.estimate.iteration_seconds)
+
+    def find(one: Problem, part: SearchControl) -> list[Candidate]:
+        return run(request.planner, one, top=1, control=part)
+
+    def find_without(name: str, part: SearchControl) -> float:
+        left = [
+            without(replace(one, preference=Preference()), [name]) for one in problems if {*one.accelerators} - {name}
+        ]
+        return search_problems(left, find, part, 1).candidates[0].estimate.iteration_seconds
+
+    used = {problem.cluster.node(node).accelerator for node in best.plan.nodes}
+    return tuple(node_worths(problem, best.estimate.iteration_seconds, used, find_without, control))
 
 
 def _find(request: PlanningRequest, problems: Sequence[Problem], control: SearchControl) -> FormatAnswer:
@@ -173,6 +209,13 @@ def _baselines(problem: Problem, count: int, *, chooses_format: bool) -> list[Ca
         )
     except NoFeasiblePlan:
         return []
+
+
+def _known(baselines: Sequence[Candidate], found: FormatAnswer) -> list[Candidate]:
+    """Return the baselines, those that are a candidate on other devices of the same kind as that candidate."""
+    symmetry = DeviceSymmetry(found.problem.cluster)
+    candidates = {(one.dtype, symmetry.canonical_key(one.plan)): one for one in found.candidates}
+    return [candidates.get((one.dtype, symmetry.canonical_key(one.plan)), one) for one in baselines]
 
 
 def order_trials(

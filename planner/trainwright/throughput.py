@@ -62,6 +62,11 @@ def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, clu
     )
 
 
+def tokens_per_second_per_device(found: Throughput, plan: Plan) -> float | None:
+    """Return a plan's tokens per second for each of its devices; None if rows are not sequences of tokens."""
+    return None if found.tokens_per_second is None else found.tokens_per_second / len(plan.devices)
+
+
 def flops_per_row(model: Model) -> float:
     """Return FLOPs of one row's forward and backward through all layers, 2 for each multiply-add."""
     return PASSES * sum(model.kind_of(layer).forward_flops_per_row for layer in range(len(model.layers)))

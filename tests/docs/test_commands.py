@@ -33,7 +33,7 @@ SHOWN = {
     "docs/library.md": ("today: ", "calibrated: ", "version "),
     "docs/cli.md": ("profiles estimated", "device times emulated", "sets the pace"),
     "docs/runtimes.md": ("Candidates of amp (profiles estimated)",),
-    "docs/exports.md": ("takes 221.6 ms (+41.8%)", "start 0 2,3  # ranks 0–1"),
+    "docs/exports.md": ("41.8% longer than the given plan's 221.6 ms", "start 0 2,3  # ranks 0–1"),
     "docs/trials-and-calibration.md": ("model FLOP", "Mean error of memory"),
     "docs/custom-models.md": ("Candidates of auto (profiles estimated)", "forwardFlopsPerRow"),
 }

@@ -173,6 +173,21 @@ class UnlimitedStatus(StatusModel):
     """Share of an iteration that it saves against the best candidate: 0.1 is ten per cent."""
 
 
+class NodeWorthStatus(StatusModel):
+    """Worth of the nodes of one type of device: the prediction without them."""
+
+    accelerator: Annotated[str, Field(max_length=128)]
+    """Type of device that is left out."""
+    devices: Annotated[int, Field(ge=1)]
+    """How many devices of that type there are."""
+    predicted_seconds: Figure | None = None
+    """Seconds per iteration that the cost model predicts for the best plan without them; absent where none fits."""
+    slowdown: Figure | None = None
+    """Share by which that is longer than with them: 0.05 is five per cent; absent where no plan fits."""
+    price_per_hour: Figure | None = None
+    """Price of all of them for an hour, by devices.pricesPerHour; absent where it is not given."""
+
+
 class TrialStatus(StatusModel):
     """A plan that is measured for real, and how."""
 
@@ -196,6 +211,8 @@ class TrialStatus(StatusModel):
     """Seconds of the longest of these iterations."""
     tokens_per_second: Figure | None = None
     """Tokens trained on in a second; absent where the model's rows hold none."""
+    tokens_per_second_per_device: Figure | None = None
+    """The same for each device of the plan."""
     model_flop_utilisation: Figure | None = None
     """FLOPs that the model needs, without what is computed twice, over the peak of the plan's devices in its number
     format: 0.4 is 40 per cent. Absent where a device's peak is not known."""
@@ -239,6 +256,12 @@ class Winner(StatusModel):
     """Seconds per iteration that were measured: the median after warm-up."""
     speedup_over_baseline: Figure | None = None
     """Measured seconds of the baseline divided by those of the winner: 1.5 is one and a half times as fast."""
+    tokens_per_second_per_device: Figure | None = None
+    """Tokens trained on in a second for each device of the plan, by the measured (or else predicted) seconds; absent where the
+    model's rows hold none."""
+    model_flop_utilisation: Figure | None = None
+    """FLOPs that the model needs over the peak of the plan's devices in its number format, by the same seconds: 0.4 is 40 per
+    cent. Absent where a device's peak is not known."""
     price_per_sample: Figure | None = None
     """Price of training on one sample, by devices.pricesPerHour and the measured (or else predicted) seconds."""
     emulated: bool = False
@@ -317,6 +340,9 @@ class TrainingPlanStatus(StatusModel):
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""
     unlimited: UnlimitedStatus | None = None
     """What plans that the trainer of search.expressibleBy cannot be told would gain; absent without that limit."""
+    node_worth: Annotated[tuple[NodeWorthStatus, ...], Field(max_length=64)] | None = None
+    """What each type of node is worth, by searches without it; absent where there is but one type, where search.objective is
+    Cost, and where search.budgetSeconds left no time for it."""
     trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Plans that are measured for real, in the order in which they are tried."""
     failed_version: Annotated[str, Field(max_length=64)] | None = None
@@ -325,4 +351,5 @@ class TrainingPlanStatus(StatusModel):
     winner: Winner | None = None
     """The answer: the fastest plan, or the cheapest where search.objective is Cost."""
     job: HandedOverJob | None = None
-    """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later."""
+    """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later. While the
+    condition Succeeded is not True, some of its objects may not be created yet."""

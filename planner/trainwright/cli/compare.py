@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from trainwright import report
-from trainwright.cli.framework import command, show_progress
+from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.options import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cli.plan import BASELINE, find_candidates, find_in_formats, has_enumerated, in_named_format
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, preload_search
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, preload_search
+from trainwright.search.format_search import FormatAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -41,31 +42,38 @@ def compare(  # noqa: PLR0913 - one group of options each
         preload_search(planner)
     search.check(chosen)
     problem = inputs.problem(limits, preferences.preference(inputs))
-    answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
+    answers: list[report.ComparisonRow] = []
+    for planner in dict.fromkeys(chosen):
+        with show_progress(f"searching with {planner}", search) as control:
+            answers.append(_answer(planner, inputs, problem, control))
+        if control.interrupted.is_set():
+            break
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
     fastest = min(answers, key=lambda answer: answer.seconds_per_row)
     assert fastest.candidate is not None
-    with show_progress(f"searching with {fastest.planner}", search) as control:
-        found = in_named_format(fastest.planner, inputs, fastest.problem, control, [fastest.candidate])
+    found = FormatAnswer(fastest.problem, (fastest.candidate,))
+    if not control.interrupted.is_set():
+        with show_progress(f"searching with {fastest.planner}", search) as control:
+            found = in_named_format(fastest.planner, inputs, fastest.problem, control, [fastest.candidate])
     if output is Output.JSON:
         show_json({**report.comparison_fields(answers, problem), **report.format_fields(found)})
     else:
         show(report.comparison_table(answers, problem), *report.format_sentences(found))
+    end_if_interrupted(control)
 
 
-def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOptions) -> report.ComparisonRow:
+def _answer(planner: str, inputs: Inputs, problem: Problem, control: SearchControl) -> report.ComparisonRow:
     started = time.perf_counter()
     reason, candidate = None, None
-    with show_progress(f"searching with {planner}", search) as control:
-        try:
-            if inputs.searches_format:
-                found = find_in_formats(planner, inputs, problem, control, 1)
-                problem, candidate = found.problem, found.candidates[0]
-            else:
-                candidate = find_candidates(planner, inputs, problem, control, 1)[0]
-        except NoFeasiblePlan as refusal:
-            reason = str(refusal)
+    try:
+        if inputs.searches_format:
+            found = find_in_formats(planner, inputs, problem, control, 1)
+            problem, candidate = found.problem, found.candidates[0]
+        else:
+            candidate = find_candidates(planner, inputs, problem, control, 1)[0]
+    except NoFeasiblePlan as refusal:
+        reason = str(refusal)
     return report.ComparisonRow(
         planner,
         time.perf_counter() - started,

@@ -73,6 +73,7 @@ def estimate(
                 "predicted_seconds": seconds,
                 **({} if cost_model == EXACT else {"cost_model": cost_model, "exact_seconds": found.iteration_seconds}),
                 "peak_memory_bytes": found.peak_memory_bytes,
+                **report.figure_fields(answer.candidates[0], problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "breakdown": asdict(found.breakdown),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
-from trainwright.cli.framework import command, show_progress
+from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
@@ -21,8 +21,8 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
-from trainwright.cli.plan import distance_sentences, find_in_formats, stopped_sentences
-from trainwright.search import preload_search
+from trainwright.cli.plan import distance_sentences, find_in_formats
+from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
 
@@ -60,7 +60,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     search.check([planner])
     if plan_file is not None and limits.memory_headroom is None:
         limits = replace(limits, memory_headroom=0.0)  # it is judged as `estimate` does
-    problem = inputs.problem(limits, preferences.preference(inputs))
+    problem, control = inputs.problem(limits, preferences.preference(inputs)), SearchControl()
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
             answer = find_in_formats(planner, inputs, problem, control, 2)
@@ -71,7 +71,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
             *distance_sentences(candidates[0], inputs, problem, control),
-            *stopped_sentences(control),
+            *report.stopped_sentences(control),
         ]
     else:
         answer = estimated_plan(plan_file, problem, inputs)
@@ -81,12 +81,12 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     sentences = [*told.sentences(), *behind]
     if output is Output.JSON:
         show_json({**_fields(told, sentences), **report.format_fields(answer)})
-        return
-    width = screen().width
-    picture = report.timeline(told.tracks, estimate.iteration_seconds, width)
-    spaced = "\n".join(sentences)
-    show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
-    show("", picture, "", report.breakdown_table(estimate, plan, problem))
+    else:
+        picture = report.timeline(told.tracks, estimate.iteration_seconds, screen().width)
+        spaced = "\n".join(sentences)
+        show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
+        show("", picture, "", report.breakdown_table(estimate, plan, problem))
+    end_if_interrupted(control)
 
 
 def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
@@ -97,6 +97,7 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
     return {
         "predicted_seconds": estimate.iteration_seconds,
         "peak_memory_bytes": estimate.peak_memory_bytes,
+        **report.figure_fields(Candidate(told.plan, estimate), told.problem),
         "feasible": estimate.feasible,
         "reason": estimate.reason,
         "sentences": sentences,

@@ -44,11 +44,11 @@ class PriceInputs:
         return Inputs(self.cluster, self.model, self.profiles, self.runtime)
 
     def training(self) -> Training | None:
-        """Return what is trained, in bfloat16 where the file leaves the number format open."""
+        """Return what is trained; None without a model."""
         if self.model is None:
             return None
-        training: Training = read(self.model, Training, absent=ANY_BATCH)
-        return training.in_format(Dtype.BFLOAT16) if training.dtype is RequestedDtype.AUTO else training
+        found: Training = read(self.model, Training, absent=ANY_BATCH)
+        return found
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class _Export:
 
     Attributes:
         price: of the given plan and of the one that is written; None if there is none.
+        is_format_open: the model file leaves the number format to a search, which there is none of without a price.
     """
 
     target: Target
@@ -65,6 +66,7 @@ class _Export:
     model: Model | None
     optimizer: Optimizer
     price: report.ExportPrice | None
+    is_format_open: bool = False
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -79,7 +81,16 @@ class _Export:
             price,
             self.target.remark,
         )
-        return self.target.files(ExportOrder(self.plan, self.model, self.optimizer, remarks))
+        order = ExportOrder(
+            self.plan,
+            self.model,
+            self.optimizer,
+            remarks,
+            overlaps_gradients=None if self.price is None else self.price.problem.runtime.overlaps_gradients,
+        )
+        if self.is_format_open:
+            order = replace(order, dtype_reason="assumed: the model file says auto; give --cluster to choose it")
+        return self.target.files(order)
 
 
 @app.command()
@@ -117,11 +128,17 @@ def export(
 def _exported(file: Path, target: Target, given: PriceInputs) -> _Export:
     inputs = given.inputs()
     if inputs is None:
+        if Inputs.is_shorthand_of_plan(file):
+            raise ValueError(
+                f"plan {str(file)!r}: words take the devices of a cluster; give --cluster and --model, or a file"
+            )
         plan: Plan = read(file, Plan)
         near, training = nearest_plan(plan, target.capabilities), given.training()
         if training is None:
             return _Export(target, plan, near, None, "adam", None)
-        return _Export(target, plan, near, training.model, training.optimizer, None)
+        is_open = training.dtype is RequestedDtype.AUTO
+        model = (training.in_format(Dtype.BFLOAT16) if is_open else training).model
+        return _Export(target, plan, near, model, training.optimizer, None, is_open)
     problem = inputs.problem()
     answer = estimated_plan(file, problem, inputs)
     original = answer.candidates[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NoReturn, get_type_hints
 
@@ -87,7 +89,7 @@ def report_errors(options: Collection[str] = ()) -> Iterator[None]:
             BAD_INPUT,
         )
     except KeyboardInterrupt:
-        _fail("interrupted; with --budget-seconds a search ends by itself and shows its best plan so far", INTERRUPTED)
+        _fail("interrupted before there was a plan to show", INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -109,15 +111,55 @@ def _fail(error: object, code: int) -> NoReturn:
 
 @contextmanager
 def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
-    """Yield the control of a search; a terminal shows its progress until it ends."""
+    """Yield the control of a search; a terminal shows its progress until it ends.
+
+    Ctrl-C ends the search with its best plans so far, a second one the command.
+    """
     if search.budget_seconds is not None and not search.budget_seconds >= 0:  # also refuses NaN
         raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
     if search.seed < 0:
         raise ValueError(f"--seed must be at least 0, got {search.seed}")
     _keep_imports()
-    if not sys.stderr.isatty():
-        yield SearchControl.with_budget(search.budget_seconds, seed=search.seed, effort=search.effort)
-        return
+    control = SearchControl.with_budget(search.budget_seconds, seed=search.seed, effort=search.effort)
+    with _interrupting(control):
+        if sys.stderr.isatty():
+            with _progress_bar(what) as report:
+                yield replace(control, report=report)
+        else:
+            yield control
+
+
+def end_if_interrupted(control: SearchControl) -> None:
+    """End the command with the status of an interruption if its search was interrupted: its answer is not complete."""
+    if control.interrupted.is_set():
+        raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _interrupting(control: SearchControl) -> Iterator[None]:
+    """Interrupt the search at the first Ctrl-C; the second one has its usual effect.
+
+    Nothing changes where Ctrl-C has another effect than Python's, or in a thread, which cannot set it.
+    """
+    usual = signal.default_int_handler
+    is_usual = signal.getsignal(signal.SIGINT) is usual and threading.current_thread() is threading.main_thread()
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, usual)
+        control.interrupted.set()
+
+    if is_usual:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if is_usual:
+            signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def _progress_bar(what: str) -> Iterator[Callable[[SearchProgress], None]]:
+    """Yield the callback of a bar on standard error."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=28),
@@ -132,7 +174,7 @@ def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
             best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
             bar.update(task, completed=step.done, total=step.total, best=best)
 
-        yield SearchControl.with_budget(search.budget_seconds, seed=search.seed, report=report, effort=search.effort)
+        yield report
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.cli.framework import command, show_progress
+from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
@@ -24,10 +24,11 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl, preload_search, run
+from trainwright.search import Candidate, Objective, Preference, Problem, SearchControl, preload_search, run
 from trainwright.search.baselines import baselines
 from trainwright.search.batch_size import best_batch_size
-from trainwright.search.format_search import FormatAnswer, search_formats, slow_format, without
+from trainwright.search.format_search import FormatAnswer, search_formats, search_problems, slow_format, without
+from trainwright.search.node_worth import NodeWorth, node_worths
 
 app = typer.Typer(add_completion=False)
 
@@ -63,46 +64,69 @@ def plan(  # noqa: PLR0913 - one group of options each
     search.check([planner])
     check_writable(answer.write_plan)
     problem = inputs.problem(limits, preferences.preference(inputs))
+    if answer.node_worth:
+        _check_node_worth(inputs, problem)
     started = time.perf_counter()
     with show_progress(f"searching with {planner}", search) as control:
-        found = find_in_formats(planner, inputs, problem, control, answer.top)
-    problem, candidates = found.problem, found.candidates
-    search_seconds = time.perf_counter() - started
-    if answer.write_plan is not None:
-        write_document(candidates[0].plan, answer.write_plan)
-    worth = _node_worth(planner, inputs, problem, search, candidates[0]) if answer.node_worth else []
+        first = control.part(1 + len(problem.accelerators) if answer.node_worth else 1)
+        found = find_in_formats(planner, inputs, problem, first, answer.top)
+        search_seconds = time.perf_counter() - started
+        if answer.write_plan is not None:
+            write_document(found.candidates[0].plan, answer.write_plan)
+        worth = _node_worth(planner, inputs, problem, found, control) if answer.node_worth else ()
+    told = _Told(planner, inputs, found, first, search_seconds, worth)
     if answer.output is Output.JSON:
-        head: dict[str, Any] = {"planner": planner, "search_seconds": search_seconds}
-        if control.budget_exhausted.is_set():
-            head["stopped_by_budget"] = True
-        show_json(
-            {
-                **head,
-                **report.work_bound_fields(candidates[0], problem),
-                **report.error_range_fields(candidates[0], problem),
-                **report.format_fields(found),
-                **report.unlimited_fields(candidates[0]),
-                **(report.worth_fields(worth) if worth else {}),
-                **candidate_fields(candidates, problem),
-            }
-        )
-        return
-    show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
-    if problem.limits.objective is Objective.PARETO:
-        show("", _front(candidates, answer.top))
-    if worth:
-        show("", report.worth_table(worth, candidates[0], problem))
-    told = [
-        *report.error_range_sentences(candidates[0], problem),
-        *report.format_sentences(found),
-        *_baseline_sentences(planner, inputs, problem, candidates[0]),
-        *report.preference_sentences(candidates, problem),
-        *report.unlimited_sentences(candidates[0]),
-        *distance_sentences(candidates[0], inputs, problem, control),
-        *stopped_sentences(control),
-    ]
-    if told:
-        show("", *told)
+        show_json(told.fields())
+    else:
+        told.show(answer)
+    end_if_interrupted(control)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Answer of `plan` as it is shown."""
+
+    planner: str
+    inputs: Inputs
+    found: FormatAnswer
+    control: SearchControl
+    search_seconds: float
+    worth: Sequence[NodeWorth]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the answer for JSON output."""
+        problem, best = self.found.problem, self.found.candidates[0]
+        return {
+            "planner": self.planner,
+            "search_seconds": self.search_seconds,
+            **report.stopped_fields(self.control),
+            **report.work_bound_fields(best, problem),
+            **report.error_range_fields(best, problem),
+            **report.format_fields(self.found),
+            **report.unlimited_fields(best),
+            **(report.worth_fields(self.worth) if self.worth else {}),
+            **candidate_fields(self.found.candidates, problem),
+        }
+
+    def show(self, answer: PlanAnswer) -> None:
+        """Print the tables, and what there is to say of the best plan."""
+        problem, candidates = self.found.problem, self.found.candidates
+        show(report.candidate_table(candidates, problem, planner=self.planner, searched=self.search_seconds))
+        if problem.limits.objective is Objective.PARETO:
+            show("", _front(candidates, answer.top))
+        if self.worth:
+            show("", report.worth_table(self.worth, problem))
+        sentences = [
+            *report.error_range_sentences(candidates[0], problem),
+            *report.format_sentences(self.found),
+            *_baseline_sentences(self.planner, self.inputs, problem, candidates[0]),
+            *report.preference_sentences(candidates, problem),
+            *report.unlimited_sentences(candidates[0]),
+            *distance_sentences(candidates[0], self.inputs, problem, self.control),
+            *report.stopped_sentences(self.control),
+        ]
+        if sentences:
+            show("", *sentences)
 
 
 def _baseline_sentences(planner: str, inputs: Inputs, problem: Problem, candidate: Candidate) -> list[str]:
@@ -112,27 +136,29 @@ def _baseline_sentences(planner: str, inputs: Inputs, problem: Problem, candidat
     return report.baseline_sentences(candidate, baselines(problem), problem)
 
 
-def _node_worth(
-    planner: str, inputs: Inputs, problem: Problem, search: SearchOptions, best: Candidate
-) -> list[report.NodeWorth]:
-    """Search without each accelerator; one that the best plan leaves idle is worth nothing. Empty if there is but one."""
+def _check_node_worth(inputs: Inputs, problem: Problem) -> None:
     if problem.limits.objective is not Objective.TIME or inputs.searches_batch:
         raise ValueError(
             "--node-worth compares iterations of one batch; leave out --objective and --global-batch-size search"
         )
+
+
+def _node_worth(
+    planner: str, inputs: Inputs, problem: Problem, found: FormatAnswer, control: SearchControl
+) -> tuple[NodeWorth, ...]:
+    best = min(found.candidates, key=lambda one: one.estimate.iteration_seconds)
+    alone = replace(problem, preference=Preference())
+
+    def find(one: Problem, part: SearchControl) -> list[Candidate]:
+        return find_candidates(planner, inputs, one, part, 1)
+
+    def find_without(name: str, part: SearchControl) -> float:
+        other = without(alone, [name])
+        answer = search_formats(other, find, part) if inputs.searches_format else search_problems([other], find, part)
+        return answer.candidates[0].estimate.iteration_seconds
+
     used = {problem.cluster.node(node).accelerator for node in best.plan.nodes}
-    found = []
-    for name in problem.accelerators if len(problem.accelerators) > 1 else ():
-        seconds: float | None = best.estimate.iteration_seconds
-        if name in used:
-            with show_progress(f"searching without {name}", search) as control:
-                try:
-                    other = find_in_formats(planner, inputs, without(problem, [name]), control, 1)
-                    seconds = other.candidates[0].estimate.iteration_seconds
-                except NoFeasiblePlan:
-                    seconds = None
-        found.append(report.NodeWorth.of(problem, name, seconds))
-    return found
+    return tuple(node_worths(problem, best.estimate.iteration_seconds, used, find_without, control))
 
 
 def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
@@ -140,15 +166,6 @@ def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
     if len(candidates) == 1 < top:
         return "One plan is both the fastest and the cheapest that was found."
     return report.pareto_plot(candidates, screen().width)
-
-
-def stopped_sentences(control: SearchControl) -> list[str]:
-    """Return a sentence if the budget stopped the search, else nothing."""
-    return (
-        ["The search was stopped by its budget; it may have left better plans out."]
-        if control.budget_exhausted.is_set()
-        else []
-    )
 
 
 def distance_sentences(candidate: Candidate, inputs: Inputs, problem: Problem, control: SearchControl) -> list[str]:
@@ -223,6 +240,7 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             "rank": number,
             "predicted_seconds": candidate.estimate.iteration_seconds,
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+            **report.figure_fields(candidate, problem),
             **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
             **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
             **report.preference_fields(candidate, problem),

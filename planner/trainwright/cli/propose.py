@@ -11,7 +11,7 @@ import typer
 
 from trainwright import documents
 from trainwright.calibration import Trials
-from trainwright.cli.framework import command, show_progress
+from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, LimitOptions, PlannerOption, SearchOptions, read
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
@@ -21,7 +21,7 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.report.format_sentences import slow_format_fields, slow_sentence
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
-from trainwright.search import Candidate, Problem, preload_search
+from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.format_search import in_format, slow_format_of
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
@@ -39,6 +39,10 @@ class ListedCandidate:
     rank: int | None = None
     predicted_seconds: float | None = None
     peak_memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    tokens_per_second_per_device: float | None = None
+    rows_per_second_per_device: float | None = None
+    model_flop_utilisation: float | None = None
     price_per_row: float | None = None
     traded: str | None = None
     moved_bytes: float | None = None
@@ -59,6 +63,7 @@ class Candidates:
     planner: str | None = None
     search_seconds: float | None = None
     stopped_by_budget: bool = False
+    interrupted: bool = False
     work_bound_seconds: float | None = None
     estimated_range: dict[str, Any] | None = None
     profiles: str | None = None
@@ -66,6 +71,8 @@ class Candidates:
     gap: float | None = None
     dtype: Dtype | None = None
     slow_format: dict[str, Any] | None = None
+    unlimited_seconds: float | None = None
+    node_worth: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ def propose_trial(
     problem, rule = inputs.problem(limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
     candidates: Sequence[Candidate | ListedCandidate]
+    control = SearchControl()
     if choosing.candidates is None:
         with show_progress(f"searching with {planner}", search) as control:
             found = find_in_formats(planner, inputs, problem, control, min(choosing.top, MOST_CANDIDATES))
@@ -131,10 +139,11 @@ def propose_trial(
     slow = None if chosen is None else slow_format_of(problem, study.plans[chosen])
     if choosing.output is Output.JSON:
         show_json({**proposal_fields(answer, study, problem), **slow_format_fields(slow)})
-        return
-    show(proposal_report(answer, study, problem, rule))
-    if slow is not None:
-        show(slow_sentence(slow, problem.cluster))
+    else:
+        show(proposal_report(answer, study, problem, rule))
+        if slow is not None:
+            show(slow_sentence(slow, problem.cluster))
+    end_if_interrupted(control)
 
 
 def _chosen(answer: Proposal) -> int | None:

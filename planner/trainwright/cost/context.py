@@ -5,11 +5,11 @@ A row is one sample of a micro-batch (a sequence or an image); a layer run is co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,13 @@ from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
+if TYPE_CHECKING:
+    from trainwright.cost.memory import MemoryParts
+    from trainwright.cost.time_terms import StageWorker
+
 Counts = TypeVar("Counts", int, Array)
+MAX_KNOWN_STAGES: Final = 20_000
+"""Number of stages above which those that are known are forgotten, to bound memory."""
 
 
 class SeriesEnds(NamedTuple):
@@ -326,6 +332,16 @@ class CostContext:
             if name is not None:
                 found.setdefault(name, layer)
         return found
+
+    @cached_property
+    def known_workers(self) -> dict[Hashable, tuple[StageWorker, ...]]:
+        """Workers of stages in plans costed so far (`PlanTimes`)."""
+        return {}
+
+    @cached_property
+    def known_memory(self) -> dict[Hashable, tuple[MemoryParts, ...]]:
+        """Memory of stages in plans costed so far (`stage_memory`)."""
+        return {}
 
     @cached_property
     def _series_ends(self) -> dict[tuple[int, int, int], SeriesEnds]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.cost.context import CostContext
+from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext
 from trainwright.cost.memory_terms import (
     InFlightBytes,
     StateBytes,
@@ -67,10 +67,27 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
     micro_batches: int,
     mixed_sharding_layers: frozenset[int] = frozenset(),
 ) -> tuple[MemoryParts, ...]:
-    """Return the peak memory of every device of a stage, in order.
+    """Return the peak memory of every device of a stage, in order; stages that plans share are computed once.
 
     `mixed_sharding_layers` are the layers that pipelines split differently.
     """
+    known, accumulates = context.known_memory, context.keeps_whole_gradients(micro_batches)
+    key = layouts[0].members, stage.layers, in_flight_count, accumulates, mixed_sharding_layers
+    if key not in known:
+        if len(known) > MAX_KNOWN_STAGES:
+            known.clear()
+        known[key] = _stage_memory(stage, layouts, context, in_flight_count, micro_batches, mixed_sharding_layers)
+    return known[key]
+
+
+def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
+    stage: Stage,
+    layouts: tuple[RankLayout[str], ...],
+    context: CostContext,
+    in_flight_count: int,
+    micro_batches: int,
+    mixed_sharding_layers: frozenset[int],
+) -> tuple[MemoryParts, ...]:
     state = _state_bytes(stage, layouts, context, micro_batches, mixed_sharding_layers)
     gathered = _gathered_bytes(stage, context)
     is_last = stage.end == len(context.model.layers)

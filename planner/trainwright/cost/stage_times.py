@@ -9,11 +9,13 @@ from itertools import pairwise
 
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
-from trainwright.cost.context import CostContext, SeriesEnds
+from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext, SeriesEnds
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
 from trainwright.cost.time_terms import (
     LayerPass,
     LayerTerms,
+    PassTime,
+    StageWorker,
     TensorGroupClass,
     layer_terms,
     overlapped_pass_seconds,
@@ -26,43 +28,6 @@ from trainwright.rank_layout import RankLayout, node_layouts
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassTime:
-    """Seconds of one forward, or one backward, of a micro-batch.
-
-    Attributes:
-        sync_seconds: tensor all-reduces.
-        sharding_seconds: all-gathers of sharded weights that computation does not hide, and its slow-down by the hidden ones.
-        redistribution_seconds: moving rows between layer runs with different rank layouts.
-    """
-
-    compute_seconds: float
-    sync_seconds: float = 0.0
-    sharding_seconds: float = 0.0
-    redistribution_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.compute_seconds + self.sync_seconds + self.sharding_seconds + self.redistribution_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class StageWorker:
-    """Worker: replicas that run in lock step, or a whole stage that does.
-
-    Attributes:
-        last_backward_seconds: backward of the last micro-batch, which gradient reductions may overlap.
-        unfinished_reduce_seconds: seconds of these reductions that are left when it ends.
-        first_gather_seconds: by which the first forward takes longer, to gather weights that later passes find gathered.
-    """
-
-    forward: PassTime
-    backward: PassTime
-    last_backward_seconds: float
-    unfinished_reduce_seconds: float = 0.0
-    first_gather_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +75,8 @@ class StageTimesBuilder:
         self.context = plan_times.context
         self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
 
-    def build(self) -> StageTimes:
+    def workers(self) -> tuple[StageWorker, ...]:
+        """Return the workers of the stage."""
         layouts = self.layouts
         same_layout = all(layouts[0].is_equivalent(other) for other in layouts[1:])
         if not same_layout or self._is_synchronous:
@@ -118,12 +84,12 @@ class StageTimesBuilder:
                 list(dict.fromkeys(self._replica_keys(one).values()))
                 for one in (layouts[:1] if same_layout else layouts)
             ]
-            return StageTimes(self.stage, layouts, (self._worker(each * len(layouts) if same_layout else each),))
+            return (self._worker(each * len(layouts) if same_layout else each),)
         members = self._replica_keys(layouts[0])
         made = {member: self._worker([[member]] * len(layouts)) for member in dict.fromkeys(members.values())}
         worker_of = {replica: made[member] for replica, member in members.items()}
         replicas = zip(layouts[0].rows, layouts[0].tensor_groups, strict=True)
-        return StageTimes(self.stage, layouts, tuple(map(worker_of.__getitem__, replicas)))
+        return tuple(map(worker_of.__getitem__, replicas))
 
     def _replica_keys(self, layout: RankLayout[str]) -> dict[tuple[int, Nodes], _ReplicaKey]:
         """Return the key of each distinct (rows, tensor group nodes) of the replicas."""
@@ -297,6 +263,14 @@ StageKey = tuple[int, int]
 """(pipeline, stage)."""
 
 
+def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:
+    """Return whether collectives of a pass leave their nodes, so that those of other stages slow them down."""
+    groups = layout.tensor_groups if run.tensor > 1 else ()
+    if run.sharding is Sharding.ZERO3 and run.data > 1:
+        groups += layout.data_groups
+    return any(len(set(nodes)) > 1 for nodes in groups)
+
+
 @dataclass(frozen=True)
 class PlanTimes:
     """Times of all stages of a plan."""
@@ -315,10 +289,20 @@ class PlanTimes:
 
     @cached_property
     def stages(self) -> dict[StageKey, StageTimes]:
-        return {
-            key: StageTimesBuilder(self, self.plan.pipelines[key[0]].stages[key[1]], layouts).build()
-            for key, layouts in self.layouts.items()
-        }
+        stages = {key: self.plan.pipelines[key[0]].stages[key[1]] for key in self.layouts}
+        return {key: StageTimes(stages[key], one, self._workers(stages[key], one)) for key, one in self.layouts.items()}
+
+    def _workers(self, stage: Stage, layouts: tuple[RankLayout[str], ...]) -> tuple[StageWorker, ...]:
+        """Return the workers of a stage; those that depend on no other stage are computed once for all plans."""
+        if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
+            return StageTimesBuilder(self, stage, layouts).workers()
+        known = self.context.known_workers
+        key = layouts[0].members, stage.layers, tuple(self.reduced_separately)
+        if key not in known:
+            if len(known) > MAX_KNOWN_STAGES:
+                known.clear()
+            known[key] = StageTimesBuilder(self, stage, layouts).workers()
+        return known[key]
 
     @cached_property
     def reduced_separately(self) -> dict[str, tuple[StageKey, ...]]:

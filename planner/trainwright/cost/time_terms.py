@@ -297,3 +297,40 @@ def overlapped_pass_seconds(passes: Sequence[LayerPass], slowdown_ratio: float) 
             pending_reduce_seconds = 0.0
         pending_reduce_seconds += step.reduce_seconds
     return seconds, pending_reduce_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Seconds of one forward, or one backward, of a micro-batch.
+
+    Attributes:
+        sync_seconds: tensor all-reduces.
+        sharding_seconds: all-gathers of sharded weights that computation does not hide, and its slow-down by the hidden ones.
+        redistribution_seconds: moving rows between layer runs with different rank layouts.
+    """
+
+    compute_seconds: float
+    sync_seconds: float = 0.0
+    sharding_seconds: float = 0.0
+    redistribution_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.sync_seconds + self.sharding_seconds + self.redistribution_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StageWorker:
+    """Worker: replicas that run in lock step, or a whole stage that does.
+
+    Attributes:
+        last_backward_seconds: backward of the last micro-batch, which gradient reductions may overlap.
+        unfinished_reduce_seconds: seconds of these reductions that are left when it ends.
+        first_gather_seconds: by which the first forward takes longer, to gather weights that later passes find gathered.
+    """
+
+    forward: PassTime
+    backward: PassTime
+    last_backward_seconds: float
+    unfinished_reduce_seconds: float = 0.0
+    first_gather_seconds: float = 0.0

@@ -52,7 +52,7 @@ def _module(order: ExportOrder) -> str:
         (f"gradient_accumulation_steps={shape.micro_batches},", "micro-batches of an iteration"),
     ]
     if order.model is not None:
-        options.append((f'mixed_precision="{PRECISION[order.model.dtype]}",', "number format of the plan"))
+        options.append((f'mixed_precision="{PRECISION[order.model.dtype]}",', order.dtype_reason))
     plugin, recompute = "", "Nothing is recomputed."
     if sharded:
         always = shape.sharding is Sharding.ZERO3
@@ -63,7 +63,7 @@ def _module(order: ExportOrder) -> str:
             ("fsdp_version=2,", ""),
             (f"reshard_after_forward={always},", why),
             (f"activation_checkpointing={shape.recomputed_blocks > 0},", "recompute of all blocks, or none"),
-            ('auto_wrap_policy="transformer_based_wrap",', "block by block, as predicted"),
+            ('auto_wrap_policy="transformer_based_wrap",', "block by block"),
         ]
         plugin = f"    plugin = FullyShardedDataParallelPlugin(\n{explained(arguments, ' ' * 8)}    )\n"
         options.append(("fsdp_plugin=plugin,", ""))

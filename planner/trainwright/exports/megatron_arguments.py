@@ -16,7 +16,6 @@ from trainwright.exports.target import ExportFile, ExportOrder, counted, explain
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
-from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright.training import Optimizer
 
@@ -39,7 +38,11 @@ class Megatron:
     remark = "The data set, the tokenizer and the learning rate are yours."
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
-        arguments = [*parallel_arguments(order.shape), *_model_arguments(order.model), *_run_arguments(order.optimizer)]
+        arguments = [
+            *parallel_arguments(order.shape, order.overlaps_gradients),
+            *_model_arguments(order),
+            *_run_arguments(order.optimizer),
+        ]
         before = f"arguments=(\n{explained(arguments)})\n"
         if order.shape.tensor > 1 and order.shape.sharding not in STRATEGIES:
             before += (
@@ -62,9 +65,13 @@ def layout(shape: UniformShape) -> str:
     return "|".join(stages)
 
 
-def parallel_arguments(shape: UniformShape) -> Arguments:
-    """Yield the arguments that say how the model is trained on the devices."""
+_OVERLAP: Final = {True: ", as predicted", False: "; predicted without, so it may be faster", None: ""}
+
+
+def parallel_arguments(shape: UniformShape, overlaps_gradients: bool | None = None) -> Arguments:
+    """Yield the arguments that say how the model is trained on the devices, with what is predicted of gradients."""
     stages = len(shape.ends)
+    overlap = f"gradients are reduced during the last backward{_OVERLAP[overlaps_gradients]}"
     yield f"--tensor-model-parallel-size {shape.tensor}", "devices that share each layer"
     if shape.sequence_parallel:
         yield "--sequence-parallel", "activations divided along the sequence outside of products"
@@ -79,10 +86,10 @@ def parallel_arguments(shape: UniformShape) -> Arguments:
     )
     if shape.sharding is Sharding.NONE:
         if shape.data > 1:
-            yield "--overlap-grad-reduce", "gradients are reduced during the last backward, as predicted"
+            yield "--overlap-grad-reduce", overlap
     elif shape.sharding is Sharding.ZERO1:
         yield "--use-distributed-optimizer", f"ZeRO-1: optimizer state over {counted(shape.data, 'replica')}"
-        yield "--overlap-grad-reduce", "gradients are reduced during the last backward, as predicted"
+        yield "--overlap-grad-reduce", overlap
     else:
         strategy = STRATEGIES[shape.sharding]
         yield "--use-megatron-fsdp", f"{shape.sharding} over {counted(shape.data, 'replica')}"
@@ -106,7 +113,8 @@ def _recompute_arguments(shape: UniformShape) -> Arguments:
         yield f"--recompute-num-layers {count}", "blocks of each stage"
 
 
-def _model_arguments(model: Model | None) -> Arguments:
+def _model_arguments(order: ExportOrder) -> Arguments:
+    model = order.model
     if model is None or not isinstance(model.family, Gpt | Llama | Moe):
         what = (
             "the model was not given (--model)" if model is None else f"Megatron's arguments of {model.family.family}"
@@ -129,8 +137,8 @@ def _model_arguments(model: Model | None) -> Arguments:
     if isinstance(family, Moe):
         yield from _expert_arguments(family)
     if model.dtype is not Dtype.FLOAT32:
-        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", "number format of the plan"
-        yield "--accumulate-allreduce-grads-in-fp32", "gradients are float32 in the prediction"
+        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", order.dtype_reason
+        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
     yield f"--vocab-size {family.vocabulary_size - 1}", "NullTokenizer adds one"
     yield "--make-vocab-size-divisible-by 1", "the vocabulary is that of the plan"
 
@@ -159,7 +167,7 @@ def _expert_arguments(family: Moe) -> Arguments:
 
 
 def _run_arguments(optimizer: Optimizer) -> Arguments:
-    yield f"--optimizer {optimizer}", "as predicted"
+    yield f"--optimizer {optimizer}", "optimizer of the model file"
     yield "--lr 1e-4", "yours"
     yield "--train-iters 100", "yours"
     yield "--mock-data", "yours: --data-path"

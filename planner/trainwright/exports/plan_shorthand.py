@@ -17,20 +17,20 @@ _LAYERS: Final = re.compile(r"\[([0-9 ]+)\]")
 
 
 def is_shorthand(text: str) -> bool:
-    """Return whether a text begins with a degree, as no file does that anybody means by it."""
-    return _DEGREE.fullmatch(text.split(maxsplit=1)[0] if text.split() else "") is not None
+    """Return whether a text begins with a degree, in any case, as no file does that anybody means by it."""
+    return _DEGREE.fullmatch(text.lower().split(maxsplit=1)[0] if text.split() else "") is not None
 
 
 def plan_of_shorthand(text: str, devices: Sequence[Device], layers: int, batch: int) -> Plan:
     """Return the plan on the first devices in their order. Raises ValueError with one sentence.
 
     `mb` is the rows of a micro-batch on one replica (Megatron's micro-batch size), by default 1. Without `dp`, all devices are
-    used. Without layers, stages share the blocks evenly, and the first and the last one have the embedding and the head as well.
+    used. Case does not matter. Without layers, stages share the blocks evenly, and the first and the last one have the embedding and the head as well.
     """
     sizes = _LAYERS.search(text)
     found: dict[str, int] = {}
     flags: set[str] = set()
-    for word in _LAYERS.sub(" ", text).split():
+    for word in _LAYERS.sub(" ", text.lower()).split():
         degree = _DEGREE.fullmatch(word)
         if degree is not None and degree[1] not in found:
             found[degree[1]] = int(degree[2])

@@ -21,12 +21,16 @@ class ExportOrder:
     Attributes:
         model: what is trained; None if it was not given.
         remarks: sentences for the head of the first file: where the plan is from, what was lost, what it costs.
+        dtype_reason: why the model is in its number format.
+        overlaps_gradients: whether the prediction reduces gradients during the last backward; None without a prediction.
     """
 
     plan: Plan
     model: Model | None = None
     optimizer: Optimizer = "adam"
     remarks: tuple[str, ...] = ()
+    dtype_reason: str = "number format of the plan"
+    overlaps_gradients: bool | None = None
 
     @property
     def shape(self) -> UniformShape:

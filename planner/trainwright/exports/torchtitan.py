@@ -59,7 +59,7 @@ def _recipe(order: ExportOrder) -> str:
         (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
         (f"seq_len={'SEQUENCE' if model is None else _sequence(model)},", "model"),
         ("steps=100,", "yours"),
-        *_formats(model),
+        *_formats(order),
         *([("disable_cuda_graphs=True,", "torchtitan has none with stages")] if stages > 1 else []),
     ]
     return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}from torchtitan.components.loss import CrossEntropyLoss
@@ -119,7 +119,7 @@ def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
             f"{shape.sharding} (FSDP2)" if sharded else "no FSDP",
         ),
         (f"tensor_parallel_degree={shape.tensor},", "devices that share each layer"),
-        (f"enable_sequence_parallel={shape.sequence_parallel},", "activations along the sequence, as predicted"),
+        (f"enable_sequence_parallel={shape.sequence_parallel},", "activations along the sequence, as planned"),
         (f"pipeline_parallel_degree={len(shape.ends)},", "stages"),
     ]
     if sharded:
@@ -151,16 +151,13 @@ def _quoted(names: list[str]) -> str:
     return "[" + ", ".join([*before, inner, *after]) + "]"
 
 
-def _formats(model: Model | None) -> list[tuple[str, str]]:
-    if model is None:
+def _formats(order: ExportOrder) -> list[tuple[str, str]]:
+    if order.model is None:
         return []
-    if model.dtype is Dtype.FLOAT32:
-        return [('mixed_precision_param="float32",', "number format of the plan")]
-    why = (
-        "number format of the plan"
-        if model.dtype is Dtype.BFLOAT16
-        else "torchtitan has no float16, which the plan is in"
-    )
+    dtype = order.model.dtype
+    if dtype is Dtype.FLOAT32:
+        return [('mixed_precision_param="float32",', order.dtype_reason)]
+    why = order.dtype_reason if dtype is Dtype.BFLOAT16 else "torchtitan has no float16, which the plan is in"
     return [('mixed_precision_param="bfloat16",', why)]
 
 

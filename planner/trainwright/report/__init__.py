@@ -10,8 +10,8 @@ from trainwright.report.comparison import (
     preference_fields,
     preference_sentences,
     runner_up,
-    unlimited_fields,
-    unlimited_sentences,
+    stopped_fields,
+    stopped_sentences,
     work_bound_fields,
     work_bound_sentences,
 )
@@ -27,16 +27,22 @@ from trainwright.report.format_sentences import (
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
+from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
-from trainwright.report.worth import NodeWorth, baseline_sentences, worth_fields, worth_table
+from trainwright.report.worth import (
+    baseline_sentences,
+    unlimited_fields,
+    unlimited_sentences,
+    worth_fields,
+    worth_table,
+)
 
 __all__ = [
     "ComparisonRow",
     "Explanation",
     "ExportPrice",
-    "NodeWorth",
     "accelerator_table",
     "baseline_sentences",
     "breakdown_table",
@@ -50,6 +56,7 @@ __all__ = [
     "error_range_sentences",
     "export_sentences",
     "export_table",
+    "figure_fields",
     "format_fields",
     "format_sentences",
     "machine_table",
@@ -65,6 +72,8 @@ __all__ = [
     "sheet_lines",
     "slow_format_fields",
     "slow_sentence",
+    "stopped_fields",
+    "stopped_sentences",
     "timeline",
     "trial_fields",
     "trial_table",

@@ -14,9 +14,9 @@ from trainwright import documents
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan, Schedule
 from trainwright.report import plan_summary, tables
-from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns
+from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
-from trainwright.search import Candidate, Limits, Problem
+from trainwright.search import Candidate, Limits, Problem, SearchControl
 from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
 ALIKE = 0.0005
@@ -29,7 +29,7 @@ class ComparisonRow:
 
     Attributes:
         problem: in the number format of the candidate.
-        stopped: the search ended because its budget was spent.
+        stopped: the search ended because its budget was spent or it was interrupted.
         enumerated: the search covered every plan that `enumeration_sentence` names.
     """
 
@@ -80,18 +80,19 @@ def enumeration_sentence(plan: Plan, problem: Problem) -> str:
     return f"This plan is at least as fast as all {plans}."
 
 
-def unlimited_sentences(candidate: Candidate) -> list[str]:
-    """Return what the best plan would take without the limit to one trainer; nothing without such a limit."""
-    free = candidate.unlimited_seconds
-    if free is None:
+def stopped_sentences(control: SearchControl) -> list[str]:
+    """Return a sentence if an interruption or the budget stopped the search, else nothing."""
+    if not control.budget_exhausted.is_set():
         return []
-    gain = 1 - free / candidate.estimate.iteration_seconds
-    return [f"Without --expressible-by an iteration takes {tables.seconds(free)}, {gain:.1%} less."]
+    by = "interrupted" if control.interrupted.is_set() else "stopped by its budget"
+    return [f"The search was {by}; it may have left better plans out."]
 
 
-def unlimited_fields(candidate: Candidate) -> dict[str, Any]:
-    """Return that time for JSON output."""
-    return {} if candidate.unlimited_seconds is None else {"unlimited_seconds": candidate.unlimited_seconds}
+def stopped_fields(control: SearchControl) -> dict[str, Any]:
+    """Return what stopped the search for JSON output; empty if it came to its end."""
+    if not control.budget_exhausted.is_set():
+        return {}
+    return {"interrupted": True} if control.interrupted.is_set() else {"stopped_by_budget": True}
 
 
 def runner_up(candidates: Sequence[Candidate]) -> list[str]:
@@ -144,6 +145,7 @@ def _fields(answer: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, 
         "predicted_seconds": candidate.estimate.iteration_seconds,
         "relative_seconds": _relative(answer, baseline),
         "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+        **figure_fields(candidate, answer.problem),
         **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
         "price_per_row": candidate.price_per_row,
         **work_bound_fields(candidate, answer.problem),
@@ -203,7 +205,7 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
         caption += f"; {COST}"
     refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
     cut_short = [
-        Text(f"{answer.planner}: stopped by its budget; it may have left better plans out")
+        Text(f"{answer.planner}: stopped before its end; it may have left better plans out")
         for answer in answers
         if answer.stopped
     ]

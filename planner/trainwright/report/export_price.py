@@ -37,13 +37,15 @@ class ExportPrice:
             told = f"Predicted: {seconds(now.iteration_seconds)} an iteration, as planned."
         else:
             told = (
-                f"Predicted: {seconds(now.iteration_seconds)} an iteration; the given plan takes "
-                f"{seconds(before.iteration_seconds)} ({self.change_words()})."
+                f"Predicted: {seconds(now.iteration_seconds)} an iteration, {self.change_words()} the given plan's "
+                f"{seconds(before.iteration_seconds)}."
             )
         return told if now.reason is None else f"{told} It does not fit: {now.reason}."
 
     def change_words(self) -> str:
-        return "as long" if abs(self.change) < SAME else f"{self.change:+.1%}"
+        if abs(self.change) < SAME:
+            return "as long as"
+        return f"{abs(self.change):.1%} {'longer' if self.change > 0 else 'shorter'} than"
 
     def fields(self) -> dict[str, Any]:
         """Return the price for JSON output."""

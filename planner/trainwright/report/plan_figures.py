@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Final
+from math import inf, isfinite
+from typing import Any, Final
 
 from trainwright.layer import Dtype
 from trainwright.report.units import rate, seconds
@@ -21,7 +21,7 @@ class PlanFigures:
     """Figures of one plan.
 
     Attributes:
-        rate: tokens per second and GPU; rows where they are not sequences of tokens.
+        rate: tokens per second and GPU; rows where they are not sequences of tokens; infinite if an iteration takes no time.
         utilisation: model FLOPs over the peak of the plan's GPUs in its number format; None if a peak is not known.
         peak_bytes, limit_bytes: of the device that is fullest.
     """
@@ -82,6 +82,17 @@ def figure_columns(problem: Problem) -> Sequence[Column]:
         ("memory", lambda one: one.memory),
         ("format", lambda one: SHORT_FORMATS[one.dtype]),
     )
+
+
+def figure_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
+    """Return the figures for JSON output, without those that are not known."""
+    one = PlanFigures.of(candidate, problem)
+    unit = "rows" if tokens_per_row(problem.model.family) is None else "tokens"
+    return {
+        **({f"{unit}_per_second_per_device": one.rate} if isfinite(one.rate) else {}),
+        **({} if one.utilisation is None else {"model_flop_utilisation": one.utilisation}),
+        "memory_limit_bytes": one.limit_bytes,
+    }
 
 
 FIGURES: Final = "MFU: model FLOPs of the GPUs' peak; memory: peak GiB of the limit, on the fullest device"

@@ -1,9 +1,9 @@
-"""Worth of a plan beside the heuristic that a person would use, and of each type of node."""
+"""Worth of a plan beside the heuristic that a person would use, of each type of node, and of leaving the limit to one trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group
@@ -13,6 +13,7 @@ from trainwright.report.tables import add_row, new_table, titled
 from trainwright.report.units import money, seconds
 from trainwright.search import Candidate, Problem
 from trainwright.search.baselines import Baselines
+from trainwright.search.node_worth import NodeWorth
 
 
 def baseline_sentences(candidate: Candidate, found: Baselines, problem: Problem) -> list[str]:
@@ -31,39 +32,16 @@ def baseline_sentences(candidate: Candidate, found: Baselines, problem: Problem)
     return [f"Megatron's heuristic takes {' and '.join(parts)}; this plan is {times:.2f} times as fast as {which}."]
 
 
-@dataclass(frozen=True)
-class NodeWorth:
-    """Answer without the nodes of one accelerator.
-
-    Attributes:
-        without_seconds: iteration of the best plan without them; None if none fits.
-        price_per_hour: of all of them; None if it is not known.
-    """
-
-    accelerator: str
-    devices: int
-    without_seconds: float | None
-    price_per_hour: float | None
-
-    @classmethod
-    def of(cls, problem: Problem, accelerator: str, without_seconds: float | None) -> NodeWorth:
-        nodes = [problem.cluster.node(name) for name in problem.nodes]
-        devices = sum(node.devices for node in nodes if node.accelerator == accelerator)
-        price = next(one.price_per_hour for one in problem.cluster.accelerators if one.name == accelerator)
-        return cls(accelerator, devices, without_seconds, None if price is None else price * devices)
-
-
-def worth_table(found: Sequence[NodeWorth], candidate: Candidate, problem: Problem) -> Group:
+def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
     """Return the iteration without each type of node, and the price of these nodes per hour."""
     table = new_table([("without", "whole"), ("iteration", "right"), ("longer by", "right"), ("price/h", "right")])
-    names, now = short_names(problem.cluster), candidate.estimate.iteration_seconds
+    names = short_names(problem.cluster)
     for one in found:
-        longer = "no plan fits" if one.without_seconds is None else f"{max(one.without_seconds / now - 1, 0):.1%}"
         add_row(
             table,
             f"{one.devices} {names[one.accelerator]}",
             "" if one.without_seconds is None else seconds(one.without_seconds),
-            longer,
+            "no plan fits" if one.slowdown is None else f"{one.slowdown:.1%}",
             "?" if one.price_per_hour is None else money(one.price_per_hour),
         )
     return titled(
@@ -73,14 +51,18 @@ def worth_table(found: Sequence[NodeWorth], candidate: Candidate, problem: Probl
 
 def worth_fields(found: Sequence[NodeWorth]) -> dict[str, Any]:
     """Return the answers for JSON output."""
-    return {
-        "node_worth": [
-            {
-                "accelerator": one.accelerator,
-                "devices": one.devices,
-                "without_seconds": one.without_seconds,
-                "price_per_hour": one.price_per_hour,
-            }
-            for one in found
-        ]
-    }
+    return {"node_worth": [asdict(one) for one in found]}
+
+
+def unlimited_sentences(candidate: Candidate) -> list[str]:
+    """Return what the best plan would take without the limit to one trainer; nothing without such a limit."""
+    free = candidate.unlimited_seconds
+    if free is None:
+        return []
+    gain = 1 - free / candidate.estimate.iteration_seconds
+    return [f"Without --expressible-by an iteration takes {seconds(free)}, {gain:.1%} less."]
+
+
+def unlimited_fields(candidate: Candidate) -> dict[str, Any]:
+    """Return that time for JSON output."""
+    return {} if candidate.unlimited_seconds is None else {"unlimited_seconds": candidate.unlimited_seconds}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainwright.search.candidates import one_of_each_shape
 from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
@@ -14,7 +15,7 @@ from trainwright.search.preference.candidate_order import (
     in_search_order,
     order_by_preference,
 )
-from trainwright.search.preference.error_band_order import is_ordered_over_band, order_over_band
+from trainwright.search.preference.error_band_order import TOLERANCE, is_ordered_over_band, order_over_band
 from trainwright.search.problem import (
     UNKNOWN_MEMORY_RATIO,
     Candidate,
@@ -34,6 +35,8 @@ SEARCHES: Mapping[str, Search] = {name: LazySearch(place) for name, place in SEA
 MAY_LEAVE_DEVICES_IDLE = frozenset({"auto"})
 """Searches that already choose how many devices to use; a search for cost runs them on fewer subclusters."""
 FEW_SUBCLUSTERS = 16
+REPEAT_SHAPES = frozenset({"amp-annealing", "random"})
+"""Searches whose best plans are often of one shape, and that return no more of them than they are asked for."""
 
 __all__ = [
     "SEARCHES",
@@ -70,8 +73,9 @@ def run(
 ) -> list[Candidate]:
     """Return at most `top` candidates of a search, best by objective and preference first.
 
-    Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. If both time and cost are the
-    objective, return their Pareto front; preferences do not apply to it. Raises ValueError for an unknown search or, if cost
+    Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
+    that the estimate does not tell apart are one candidate (`one_of_each_shape`). If both time and cost are the objective,
+    return their Pareto front; preferences do not apply to it. Raises ValueError for an unknown search or, if cost
     is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
     """
     _check_known(planner)
@@ -87,9 +91,16 @@ def run(
         # The running plan, adapted to the devices, may be feasible although the search found nothing.
         if not (adapted := order_by_preference([], problem)):
             raise
-        return adapted[:top]
+        return _first(adapted, problem, top)
     order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
-    return order(found, problem)[:top]
+    return _first(order(found, problem), problem, top)
+
+
+def _first(ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
+    """Return the first candidates of different shapes; all candidates if `top` is None."""
+    if top is None:
+        return ordered
+    return one_of_each_shape(ordered, max(TOLERANCE, problem.preference.tolerance))[:top]
 
 
 def _run_search(
@@ -116,7 +127,10 @@ def _search(planner: str, problem: Problem) -> Search:
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:
-    """Return how many candidates to request, so that a preference has some to choose from; None for all."""
-    if top is None or not (problem.preference.is_active or is_ordered_over_band(planner, problem)):
+    """Return how many candidates to request, so that preferences and shapes have some to choose from; None for all."""
+    if top is None or problem.limits.objective is Objective.PARETO:
         return top
-    return None if planner in MAY_LEAVE_DEVICES_IDLE else max(top, MIN_CANDIDATES)
+    if planner in MAY_LEAVE_DEVICES_IDLE:
+        return None
+    repeats = top > 1 and (planner in REPEAT_SHAPES or problem.limits.expressible_by is not None)
+    return max(top, MIN_CANDIDATES) if repeats or problem.preference.is_active else top

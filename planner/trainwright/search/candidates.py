@@ -1,8 +1,9 @@
-"""Candidates from lazily evaluated plans in the order of their bounds, without plans that are equal up to device symmetry."""
+"""Candidates from lazily evaluated plans in the order of their bounds; what makes plans equal, and what gives them one shape."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +12,7 @@ from operator import attrgetter
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
-from trainwright.plan import Plan
+from trainwright.plan import Pipeline, Plan, Sharding, Stage
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
 
@@ -160,3 +161,54 @@ class _BoundOrderedEvaluation:
         if candidate is not None:
             incumbent = self.found.get(choice)
             self.found[choice] = candidate if incumbent is None else fastest_first([incumbent, candidate])[0]
+
+
+_STRENGTH = tuple(Sharding)
+"""Shardings, the one that shards most last."""
+
+
+def plan_shape(plan: Plan) -> Hashable:
+    """Return a key that plans share whose differences hardly change an iteration.
+
+    It holds the schedule, the micro-batches, how many stages have which degrees, the strongest sharding, and whether anything
+    is recomputed. Left out are the order of the stages, their layers and devices, the rows by replica, and how many layers are
+    sharded or recomputed.
+    """
+    return plan.schedule, tuple(map(_pipeline_shape, plan.pipelines))
+
+
+def _pipeline_shape(pipeline: Pipeline) -> Hashable:
+    runs = [run for stage in pipeline.stages for run in stage.layers]
+    return (
+        pipeline.micro_batches,
+        pipeline.micro_batch_size,
+        tuple(sorted(map(_degrees, pipeline.stages))),
+        max((run.sharding for run in runs), key=_STRENGTH.index),
+        any(run.recompute for run in runs),
+    )
+
+
+def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
+    return tuple(dict.fromkeys((run.data, run.tensor) for run in stage.layers))
+
+
+def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:
+    """Return the candidates in their order, without those that an earlier one stands for.
+
+    A candidate stands for later ones of its shape and number format whose iteration differs by at most `tolerance`, a share:
+    the estimate does not tell them apart, so a trial of a second one teaches little, and the trial of another shape may teach
+    much. Since they come in the order of objective and preference, the one that stays is the best by the estimate or, where
+    several count as equally good, the simplest of them. The first candidate always stays, and no plan that is faster than
+    those that stay by more than `tolerance` is lost. Plans of one shape that differ by more all stay.
+    """
+    kept: list[Candidate] = []
+    seconds_of_shape: dict[Hashable, list[float]] = defaultdict(list)
+    for candidate in candidates:
+        known, seconds = (
+            seconds_of_shape[candidate.dtype, plan_shape(candidate.plan)],
+            candidate.estimate.iteration_seconds,
+        )
+        if all(abs(seconds - other) > tolerance * min(seconds, other) for other in known):
+            known.append(seconds)
+            kept.append(candidate)
+    return kept

@@ -254,9 +254,11 @@ class SearchControl:
 
     Attributes:
         seed: of random searches, which are deterministic for a given seed.
-        deadline_seconds: on the clock `time.monotonic`; None: no limit.
+        deadline_seconds: on `clock`; None: no limit.
         report: callback for progress.
         effort: multiple of the usual number of plans that `auto` evaluates.
+        clock: seconds on the clock of the deadline.
+        interrupted: set from outside to end the search, as a spent budget does.
         budget_exhausted: set once `expired` was true, so that the search may have left plans out.
         enumerated: set once `auto` has completed its enumeration of all plans, which it runs for tiny problems only.
     """
@@ -265,6 +267,8 @@ class SearchControl:
     deadline_seconds: float | None = None
     report: Callable[[SearchProgress], None] | None = None
     effort: float = 1.0
+    clock: Callable[[], float] = field(default=time.monotonic, compare=False, repr=False)
+    interrupted: Event = field(default_factory=Event, compare=False, repr=False)
     budget_exhausted: Event = field(default_factory=Event, compare=False, repr=False)
     enumerated: Event = field(default_factory=Event, compare=False, repr=False)
 
@@ -276,10 +280,11 @@ class SearchControl:
         seed: int = 0,
         report: Callable[[SearchProgress], None] | None = None,
         effort: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> SearchControl:
         """Return a control whose budget starts now."""
-        deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-        return cls(seed, deadline, report, effort)
+        deadline = None if budget_seconds is None else clock() + budget_seconds
+        return cls(seed, deadline, report, effort, clock)
 
     def part(self, parts: int) -> SearchControl:
         """Return the control of the next of `parts` searches in sequence: an equal share of the time that is left.
@@ -288,17 +293,18 @@ class SearchControl:
         """
         deadline = self.deadline_seconds
         if deadline is not None:
-            now = time.monotonic()
+            now = self.clock()
             deadline = now + max(deadline - now, 0.0) / parts
         return replace(self, deadline_seconds=deadline, enumerated=Event())
 
     def apart(self) -> SearchControl:
-        """Return the control of a search whose end says nothing of this one's: same deadline, own events."""
+        """Return the control of a search whose end says nothing of this one's: same deadline and interruption, own events."""
         return replace(self, budget_exhausted=Event(), enumerated=Event())
 
     def expired(self) -> bool:
-        """Return whether the budget is spent; a search then stops."""
-        if self.deadline_seconds is None or time.monotonic() < self.deadline_seconds:
+        """Return whether the budget is spent or the search interrupted; it then stops."""
+        is_spent = self.deadline_seconds is not None and self.clock() >= self.deadline_seconds
+        if not is_spent and not self.interrupted.is_set():
             return False
         self.budget_exhausted.set()
         return True

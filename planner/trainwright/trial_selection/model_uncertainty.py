@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -12,6 +12,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Breakdown, Estimate, estimate_with_context
 from trainwright.plan import Plan
 from trainwright.runtime import ComputeRatio, Runtime
+from trainwright.search.candidates import plan_shape
 from trainwright.trial_selection.posterior import Vector
 
 
@@ -30,7 +31,7 @@ class ModelUncertainty:
         part: of each part of an iteration other than computation: tensor all-reduces, gradient reductions, pipelines'
             messages and bubbles.
         constant: of an iteration's seconds that no part accounts for, as a share of the fastest plan's.
-        same_degrees: of the error that plans share if only the layers and devices of their stages differ.
+        same_shape: of the error that plans of one shape (`plan_shape`) share.
         own: of the error of a single plan.
         noise: of measured seconds around the truth.
         memory: of the error of peak memory that all plans share.
@@ -43,7 +44,7 @@ class ModelUncertainty:
     row_growth: float = 0.2
     part: float = 0.05
     constant: float = 0.01
-    same_degrees: float = 0.015
+    same_shape: float = 0.015
     own: float = 0.025
     noise: float = 0.015
     memory: float = 0.06
@@ -108,24 +109,10 @@ def loadings_of(
     return FactorLoadings(names, np.array(spreads), np.array(columns, dtype=np.float64).T)
 
 
-def same_degrees_matrix(plans: Sequence[Plan]) -> Vector:
-    """Return `[plan, plan]`: 1 where two plans have the same degrees and micro-batches, else 0."""
-    kinds = [_kind(plan) for plan in plans]
-    return np.array([[float(one == other) for other in kinds] for one in kinds], dtype=np.float64)
-
-
-def _kind(plan: Plan) -> Hashable:
-    return tuple(
-        (
-            len(pipeline.stages),
-            pipeline.micro_batches,
-            pipeline.micro_batch_size,
-            frozenset(
-                (run.tensor, run.data, run.sharding, run.recompute) for stage in pipeline.stages for run in stage.layers
-            ),
-        )
-        for pipeline in plan.pipelines
-    )
+def same_shape_matrix(plans: Sequence[Plan]) -> Vector:
+    """Return `[plan, plan]`: 1 where two plans have the same shape (`plan_shape`), else 0."""
+    shapes = [plan_shape(plan) for plan in plans]
+    return np.array([[float(one == other) for other in shapes] for one in shapes], dtype=np.float64)
 
 
 def _changes(context: CostContext, doubts: ModelUncertainty) -> dict[str, tuple[Change, float]]:

@@ -16,7 +16,7 @@ from trainwright.trial_selection.model_uncertainty import (
     FactorLoadings,
     ModelUncertainty,
     loadings_of,
-    same_degrees_matrix,
+    same_shape_matrix,
 )
 
 
@@ -59,7 +59,7 @@ class TrialHistory:
     ) -> TrialHistory:
         """Estimate the plans and condition on the trials.
 
-        log(measured / predicted) is a sum of shared factors, of an error shared by plans with the same degrees, and of
+        log(measured / predicted) is a sum of shared factors, of an error shared by plans of one shape, and of
         a plan's own. Every plan is estimated a dozen times. Raises ValueError for a plan that does not belong to the
         context.
         """
@@ -74,9 +74,7 @@ class TrialHistory:
         estimates = tuple(_estimate(plan, number, context) for number, plan in enumerate(plans))
         loadings = loadings_of(plans, estimates, context, doubts)
         covariance = (
-            loadings.covariance
-            + doubts.same_degrees**2 * same_degrees_matrix(plans)
-            + doubts.own**2 * np.eye(len(plans))
+            loadings.covariance + doubts.same_shape**2 * same_shape_matrix(plans) + doubts.own**2 * np.eye(len(plans))
         )
         before = TrialPosterior.before_trials(
             [estimate.iteration_seconds for estimate in estimates],

@@ -95,12 +95,14 @@ def test_late_seed_is_refined_when_it_is_better(
     assert offered(seconds * 2) == seconds
 
 
-def test_alpa_runs_last_when_it_did_not_run_first(
+def test_alpa_runs_last_at_higher_effort_when_it_did_not_run_first(
     monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
 ) -> None:
     many = make_problem(make_cluster((("fast", 4), ("slow", 4), ("fast", 2))), layers=4, batch=8)
     few = make_problem(make_cluster((("fast", 4), ("slow", 2))), layers=4, batch=8)
-    found = seeds.late_candidates(many, SearchControl(), lambda: False)
-    assert found == run("alpa", many, top=2)
-    assert seeds.late_candidates(few, SearchControl(), lambda: False) == []
-    assert seeds.late_candidates(many, SearchControl(), lambda: True) == []
+    thorough = SearchControl(effort=1.5)
+    found = seeds.late_candidates(many, thorough, lambda: False)
+    assert found == run("alpa", many, top=None)[:2]
+    assert seeds.late_candidates(many, SearchControl(), lambda: False) == []
+    assert seeds.late_candidates(few, thorough, lambda: False) == []
+    assert seeds.late_candidates(many, thorough, lambda: True) == []

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from trainwright import documents
 from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
+from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl, run
+from trainwright.search.amp import amp
 
 MODEL = """
 gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -68,7 +70,8 @@ def test_plan_writes_readable_candidates_best_first(
     expected = run(planner, make_problem(), top=3)
     assert [c["rank"] for c in answer["candidates"]] == [1, 2, 3]
     for found, candidate in zip(answer["candidates"], expected, strict=True):
-        assert list(found) == ["rank", "predicted_seconds", "peak_memory_bytes", "plan"]
+        figures = ["tokens_per_second_per_device", "model_flop_utilisation", "memory_limit_bytes"]
+        assert list(found) == ["rank", "predicted_seconds", "peak_memory_bytes", *figures, "plan"]
         assert found["predicted_seconds"] == candidate.estimate.iteration_seconds
         assert found["peak_memory_bytes"] == candidate.estimate.peak_memory_bytes
         assert documents.parse(found["plan"], Plan) == candidate.plan
@@ -108,7 +111,7 @@ def test_name_that_looks_like_markup_is_shown_verbatim(files: Path) -> None:
         (files / file).write_text(re.sub(r"node-(\d)", r"[/\1]:smile:", content))
     result = call(files, "estimate", "--plan", "plan.json")
     assert result.exit_code == 0, result.output
-    assert re.search(r"on \[/\d\]:smile::\d", " ".join(result.stdout.split()))
+    assert re.search(r"time: of \[/\d\]:smile::\d", " ".join(result.stdout.split()))
 
 
 def test_command_ends_in_one_sentence_when_the_answer_cannot_be_written(
@@ -354,6 +357,34 @@ def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(SEARCHES, "amp", interrupted)
     assert "trainwright: interrupted" in refused(call(files, "plan"), 130)
+
+
+def test_ctrl_c_shows_the_best_plans_so_far(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        signal.raise_signal(signal.SIGINT)
+        assert control.expired()
+        return amp(problem, control, top)
+
+    monkeypatch.setitem(SEARCHES, "amp", interrupted)
+    for command in ("plan", "explain"):
+        shown = call(files, command)
+        assert shown.exit_code == 130
+        assert "The search was interrupted; it may have left better plans out." in " ".join(shown.stdout.split())
+    compared = call(files, "compare", "amp", "megatron")
+    assert compared.exit_code == 130
+    assert "amp" in compared.stdout
+    assert "megatron  " not in compared.stdout
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_ctrl_c_ends_at_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> list[object]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError
+
+    monkeypatch.setitem(SEARCHES, "amp", interrupted)
+    assert "interrupted before there was a plan" in refused(call(files, "plan"), 130)
 
 
 def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:

@@ -296,7 +296,7 @@ def test_plan_reports_when_the_budget_stopped_the_search(
     answer = json.loads(answered(call(files, "compare", "amp", "--budget-seconds", "0", "--output", "json")))
     assert answer["planners"][0]["stopped_by_budget"] is True
     shown = answered(call(files, "compare", "megatron", "amp", "--budget-seconds", "0"))
-    assert "amp: stopped by its budget; it may have left better plans out" in shown
+    assert "amp: stopped before its end; it may have left better plans out" in shown
     planned = answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "0"))
     assert "The search was stopped by its budget" in planned
     ample = json.loads(answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "600", "--output", "json")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def stage(first: int, count: int, *devices: Device) -> Stage:
 
 
 def export(folder: Path, *options: str) -> Result:
-    words = [str(folder / word) if (folder / word).is_file() else word for word in ("plan.json", *options)]
+    plan = () if options[0].startswith("pp") else ("plan.json",)
+    words = [str(folder / word) if (folder / word).is_file() else word for word in (*plan, *options)]
     return CliRunner().invoke(app, ["export", *words])
 
 
@@ -75,6 +77,31 @@ def test_export_with_the_model_alone_writes_its_sizes(folder: Path) -> None:
     assert "--num-layers 12 " in export(folder, "--to", "megatron", "--model", "model.yaml").stdout
 
 
+def test_export_says_of_its_arguments_only_what_is_predicted(folder: Path, problem: Problem) -> None:
+    two = problem.devices[:2]
+    replicas = Plan(14, 16, (Pipeline(4, 4, (Stage(two, (LayerRun(0, 14, 1, 2, (2, 2)),)),)),))
+    (folder / "plan.json").write_text(documents.dumps(replicas))
+    reasons = {
+        ("--model", "model.yaml"): "the last backward\n",
+        PRICED: "the last backward, as predicted",
+        (*PRICED, "--runtime", "megatron"): "the last backward; predicted without, so it may be faster",
+    }
+    for options, reason in reasons.items():
+        assert reason in export(folder, "--to", "megatron", *options).stdout
+    unpriced, priced = (
+        export(folder, "--to", "megatron", *options).stdout for options in (("--model", "model.yaml"), PRICED)
+    )
+    assert "assumed: the model file says auto" in unpriced
+    assert "--bf16" in unpriced
+    assert "assumed" not in priced
+
+
+def test_price_says_which_plan_takes_longer(folder: Path) -> None:
+    answer = export(folder, "--to", "megatron", *PRICED)
+    told = " ".join(answer.stderr.split())
+    assert re.search(r"Predicted: \S+ m?s an iteration, \S+% (longer|shorter) than the given plan's \S+ m?s\.", told)
+
+
 def test_export_writes_its_files_into_a_folder(folder: Path) -> None:
     result = export(folder, "--to", "deepspeed", *PRICED, "--into", str(folder / "new" / "ds"))
     assert result.exit_code == 0, result.output
@@ -88,6 +115,10 @@ def test_export_writes_its_files_into_a_folder(folder: Path) -> None:
         (("--to", "jax"), "--to must be one of megatron, "),
         (("--to", "torchrun", "--into", "."), "which is read; write into another folder"),
         (("--to", "megatron", "--cluster", "cluster.json"), "--cluster needs --model"),
+        (
+            ("pp2 dp2", "--to", "megatron", "--model", "model.yaml"),
+            "words take the devices of a cluster; give --cluster",
+        ),
     ],
 )
 def test_export_refuses_what_it_cannot_do(folder: Path, options: tuple[str, ...], words: str) -> None:

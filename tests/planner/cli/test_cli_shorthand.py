@@ -58,6 +58,12 @@ def test_shorthand_gives_the_plan_that_it_says(pp: int, dp: int, tp: int, mb: in
     assert shape.devices == devices[: pp * dp * tp]
 
 
+def test_shorthand_is_read_in_any_case(folder: Path) -> None:
+    words = "PP2 DP2 TP2 mb1 ZeRO1 Recompute"
+    assert plan_of_shorthand(words, DEVICES, 6, 32) == plan_of_shorthand(words.lower(), DEVICES, 6, 32)
+    assert call(folder, "estimate", "--plan", words).exit_code == 0
+
+
 def test_shorthand_takes_layers_by_stage() -> None:
     plan = plan_of_shorthand("pp2 [4 2] mb2", DEVICES, 6, 32)
     assert plan.summary() == "pp2 dp4 tp1 mb2×4 [4 2]"

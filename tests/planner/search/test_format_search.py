@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -160,9 +159,8 @@ def test_front_of_several_formats_keeps_its_cheapest_plan_when_it_is_shortened()
     assert [one.estimate.iteration_seconds for one in found] == [1.0, 3.0]
 
 
-def test_each_format_gets_an_equal_share_of_the_budget_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_format_gets_an_equal_share_of_the_budget_that_is_left() -> None:
     now, shares, spent = [100.0], list[float](), iter((1.0, 4.0, 0.0))
-    monkeypatch.setattr("trainwright.search.problem.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def find(problem: Problem, control: SearchControl) -> list[Candidate]:
         assert control.deadline_seconds is not None
@@ -171,7 +169,7 @@ def test_each_format_gets_an_equal_share_of_the_budget_that_is_left(monkeypatch:
         now[0] += next(spent)
         return found
 
-    control = SearchControl.with_budget(9.0)
+    control = SearchControl.with_budget(9.0, clock=lambda: now[0])
     search_problems(problems_for(Objective.COST, *Dtype), find, control)
     assert shares == pytest.approx([3.0, 4.0, 4.0])
     assert not control.budget_exhausted.is_set()

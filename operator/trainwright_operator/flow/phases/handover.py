@@ -57,10 +57,10 @@ def hand_over(
 
     `status`: what a wait shows. A dry run tries the job first; what the API server refuses later is tried again.
     """
-    if context.plan.status.job is not None:
-        return context.plan.status.job
     name = handover_name(context.plan.name, context.plan.uid)
-    stored, job = context.snapshot.find(name), context.spec.job
+    stored, job, handed_over = context.snapshot.find(name), context.spec.job, context.plan.status.job
+    if handed_over is not None and (stored is None or JOBS_CREATED_ANNOTATION in stored.annotations):
+        return handed_over
     creating = explain(Reason.RUNNING, what=f"handing the winner over as the job {name}")
     if stored is None:
         if context.spec.apply is Apply.NEVER or job is None:
@@ -72,11 +72,13 @@ def hand_over(
         data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
         return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
     manifests = _stored_manifests(stored, context.snapshot.pod_template_rule)
+    names = tuple(one["metadata"]["name"] for one in manifests)
+    created_job = HandedOverJob(kind=LauncherKind(manifests[0]["kind"]), names=names, config_map=name)
     if JOBS_CREATED_ANNOTATION not in stored.annotations:
         created = AnnotateConfigMap(name, {JOBS_CREATED_ANNOTATION: context.now.isoformat()})
+        status = status.model_copy(update={"job": created_job})  # what is created of it is the user's already
         return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
-    kind = LauncherKind(manifests[0]["kind"])
-    return HandedOverJob(kind=kind, names=tuple(one["metadata"]["name"] for one in manifests), config_map=name)
+    return created_job
 
 
 def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | None:

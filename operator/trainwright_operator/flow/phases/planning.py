@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from trainwright import documents
+from trainwright.search.node_worth import NodeWorth
 from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import AUTO, Baseline
-from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus, UnlimitedStatus
+from trainwright_operator.api.status import ConfigMapReference, NodeWorthStatus, TrainingPlanStatus, UnlimitedStatus
 from trainwright_operator.flow.actions import (
     Action,
     AnnotateConfigMap,
@@ -75,7 +76,19 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if planned.unlimited_seconds is not None:
         gain = UnlimitedStatus(predicted_seconds=planned.unlimited_seconds, gain=planned.unlimited_gain)
         status = status.model_copy(update={"unlimited": gain})
+    if planned.node_worth:
+        status = status.model_copy(update={"node_worth": tuple(map(_worth_status, planned.node_worth))})
     return Done(replace(findings, planned=planned), explanation, status=status)
+
+
+def _worth_status(worth: NodeWorth) -> NodeWorthStatus:
+    return NodeWorthStatus(
+        accelerator=worth.accelerator,
+        devices=worth.devices,
+        predicted_seconds=worth.without_seconds,
+        slowdown=worth.slowdown,
+        price_per_hour=worth.price_per_hour,
+    )
 
 
 def _unlimited_sentence(planned: PlannedTrials) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -34,7 +36,7 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
     """
     discovery, best = findings.discovery, findings.planned.best
     if context.spec.trials.top_k == 0:
-        status = TrainingPlanStatus(winner=_winner(context, discovery, best))
+        status = TrainingPlanStatus(winner=_winner(context, findings, best))
         return best, status, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds)
     is_cost = context.spec.search.objective is Objective.COST
 
@@ -55,7 +57,7 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
         speedup=f", {speedup:.2f} × as fast as the baseline" if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
-    status = TrainingPlanStatus(winner=_winner(context, discovery, winner, seconds, speedup))
+    status = TrainingPlanStatus(winner=_winner(context, findings, winner, seconds, speedup))
     return winner, status, explanation
 
 
@@ -72,25 +74,28 @@ def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -
 
 def _winner(
     context: ReconcileContext,
-    discovery: DiscoveredDevices,
+    findings: Findings,
     trial: PlannedTrial,
-    seconds: float | None = None,
+    measured_seconds: float | None = None,
     speedup: float | None = None,
 ) -> Winner:
+    discovery, plan = findings.discovery, trial.plan
+    seconds = trial.predicted_seconds if measured_seconds is None else measured_seconds
+    found = throughput([seconds], plan, model_from_spec(context.spec, trial.dtype), findings.links.cluster)
     return Winner(
-        trial=trial.name if seconds is not None else None,
+        trial=trial.name if measured_seconds is not None else None,
         summary=trial.summary[:512],
         dtype=trial.dtype,
         predicted_rank=trial.overall_rank,
         predicted_seconds=trial.predicted_seconds,
-        measured_seconds=seconds,
+        measured_seconds=measured_seconds,
         speedup_over_baseline=speedup,
-        price_per_sample=price_per_sample(
-            trial.plan, trial.predicted_seconds if seconds is None else seconds, discovery
-        ),
+        tokens_per_second_per_device=tokens_per_second_per_device(found, plan),
+        model_flop_utilisation=found.utilisation,
+        price_per_sample=price_per_sample(plan, seconds, discovery),
         emulated=bool(discovery.emulations()),
         revision=context.names.revision,
-        plan=documents.dump(trial.plan),
+        plan=documents.dump(plan),
     )
 
 

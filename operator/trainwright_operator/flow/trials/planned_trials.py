@@ -12,6 +12,7 @@ from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Positio
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
+from trainwright.search.node_worth import NodeWorth
 from trainwright_operator.api.frameworks import FrameworkSpec
 
 BASELINE_COUNT = 2
@@ -101,6 +102,7 @@ class PlannedTrials:
         slow_format: where the number format by name is emulated, and what it costs; empty if it is native.
         without_room: number of plans dropped because one ConfigMap cannot hold them.
         unlimited_seconds: predicted iteration of the best plan found without search.expressibleBy; None without that limit.
+        node_worth: of each accelerator; empty where there is but one, and where the budget or the objective left no search for it.
     """
 
     planner: str
@@ -111,6 +113,7 @@ class PlannedTrials:
     without_room: int = 0
     slow_format: str = ""
     unlimited_seconds: Annotated[IterationSeconds | None, OMITTED_DEFAULT] = None
+    node_worth: Annotated[tuple[NodeWorth, ...], OMITTED_DEFAULT] = ()
 
     def __post_init__(self) -> None:
         count, known = len(self.trials), self.uncertainty

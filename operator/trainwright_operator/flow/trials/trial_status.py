@@ -7,7 +7,7 @@ from statistics import median
 
 from trainwright.cluster import Cluster
 from trainwright.model import Model
-from trainwright.throughput import throughput
+from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.status import ConfigMapReference, TrialRole, TrialState, TrialStatus
 from trainwright_operator.flow.gangs.lifecycle import GangStep
@@ -109,6 +109,7 @@ def _figures(trial: PlannedTrial, report: TrialReport, model: Model, cluster: Cl
         "shortest_seconds": min(report.iteration_seconds),
         "longest_seconds": max(report.iteration_seconds),
         "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_per_device": tokens_per_second_per_device(found, trial.plan),
         "model_flop_utilisation": found.utilisation,
         "prediction_error": (trial.predicted_seconds - measured) / measured,
         "peak_memory_bytes": max((rank.peak_bytes for rank in report.memory), default=None),

@@ -72,7 +72,8 @@ class _Search:
         for done, rows in enumerate(sizes, start=1):
             batch = MicroBatchSearch(self.problem, self._degree_pass, rows, self.spans)
             solutions = self._solutions(batch)
-            if self._has_operator_graphs and (solutions or not self.found):
+            is_late = bool(solutions or self.found) and self.control.expired()
+            if self._has_operator_graphs and (solutions or not self.found) and not is_late:
                 solutions += self._solutions(batch.combined_with(self._operator_pass))
             before = self._least_seconds
             self._evaluate_exactly(solutions)
@@ -109,10 +110,12 @@ class _Search:
         return OperatorOptions(self.problem, self.spans, self._devices)
 
     def _solutions(self, batch: MicroBatchSearch) -> list[MicroBatchSolution]:
-        """Return the best pipelines over all block orders, plus the best few of each order."""
+        """Return the best pipelines over all block orders, plus the best few of each order; of fewer once the budget is spent."""
         found: list[MicroBatchSolution] = []
         each: list[MicroBatchSolution] = []
         for line in self._chains:
+            if (found or self.found) and self.control.expired():
+                break
             limit = self.best_seconds * (1 + ALL_SIZES_SLACK_RATIO)
             solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=SAME_SIZE_SLACK_RATIO)
             self.best_seconds = min([self.best_seconds, *(one.seconds for one in solved)])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import takewhile
 from operator import attrgetter
 
 from trainwright.plan import Plan
@@ -81,20 +82,25 @@ class SolutionPool:
 
     def __post_init__(self) -> None:
         self._symmetry = DeviceSymmetry(self.problem.cluster)
-        self._quick = sorted((table.quick_bound(), number) for number, table in enumerate(self.tables))
+        bounds = (0.0 if self.control.expired() else table.quick_bound() for table in self.tables)
+        self._quick = sorted((bound, number) for number, bound in enumerate(bounds))
 
     def run(self, explore: SolutionGenerator) -> None:
-        """Explore splits in the order of their bounds, until the rest cannot be close to the best."""
+        """Explore splits in the order of their bounds, until the rest cannot be close to the best.
+
+        Once the budget is spent, splits are not bounded any more, and the first plan that fits ends the search.
+        """
         ends = self.done + len(self.tables)
         further = 0
         for table in self._by_bound():
-            if self.found and self.control.expired():
+            is_late = self.control.expired()
+            if self.found and is_late:
                 break
-            if table.lower_bound > self._limit:
+            if not is_late and table.lower_bound > self._limit:
                 further += 1
                 if further > MAX_SPLITS_BEYOND_LIMIT or table.lower_bound > (self._best_seconds or math.inf):
                     break
-            self._add(table.split, explore(table, self._limit))
+            self._add(table.split, (balanced_solutions if is_late else explore)(table, self._limit))
             self.report_progress(self.done + 1)
         self.report_progress(ends)
 
@@ -104,7 +110,7 @@ class SolutionPool:
         for quick, number in self._quick:
             while waiting and waiting[0][0] < quick:
                 yield self.tables[heappop(waiting)[1]]
-            heappush(waiting, (self.tables[number].lower_bound, number))
+            heappush(waiting, (quick if self.control.expired() else self.tables[number].lower_bound, number))
         while waiting:
             yield self.tables[heappop(waiting)[1]]
 
@@ -171,7 +177,8 @@ def improve_partitions(pool: SolutionPool) -> None:
         for neighbourhood in (neighbours, layer_moves):
             improves = True
             while improves and len(pool.found) < most and not pool.control.expired():
-                found = [_evaluate(pool, best, ends) for ends in neighbourhood(best.solution.ends)]
+                within = takewhile(lambda _: not pool.control.expired(), neighbourhood(best.solution.ends))
+                found = [_evaluate(pool, best, ends) for ends in within]
                 fastest = min((item for item in found if item), key=attrgetter("exact_seconds"), default=best)
                 improves = fastest.exact_seconds < best.exact_seconds * (1 - _ROUNDING)
                 best = fastest if improves else best

@@ -1,0 +1,66 @@
+"""Worth of each type of node: the answer without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from trainwright.bounds import Count, IterationSeconds
+from trainwright.search.problem import NoFeasiblePlan, Problem, SearchControl
+
+FindWithout = Callable[[str, SearchControl], float]
+"""Search without an accelerator; returns the seconds of the best plan, or raises NoFeasiblePlan."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWorth:
+    """Answer without the nodes of one accelerator.
+
+    Attributes:
+        without_seconds: iteration of the best plan without them; None if none fits.
+        slowdown: share by which that is longer than with them; None if none fits.
+        price_per_hour: of all of them; None if it is not known.
+    """
+
+    accelerator: str
+    devices: Count
+    without_seconds: IterationSeconds | None
+    slowdown: float | None
+    price_per_hour: float | None
+
+
+def node_worths(
+    problem: Problem, best_seconds: float, used: Collection[str], find_without: FindWithout, control: SearchControl
+) -> Iterator[NodeWorth]:
+    """Yield what each accelerator is worth, at effort 1 or less; nothing if there is but one.
+
+    One that the best plan does not use (`used`) is worth nothing. Each search gets an equal share of the budget that is left;
+    one that the budget stops is left out, since its plan says too little.
+    """
+    names = problem.accelerators if len(problem.accelerators) > 1 else ()
+    searched = [name for name in names if name in used]
+    for name in names:
+        if name not in used:
+            yield _worth(problem, name, best_seconds, best_seconds)
+            continue
+        part = control.part(len(searched) - searched.index(name)).apart()
+        part = replace(part, effort=min(part.effort, 1.0))
+        try:
+            seconds: float | None = find_without(name, part)
+        except NoFeasiblePlan:
+            seconds = None
+        if not part.budget_exhausted.is_set():
+            yield _worth(problem, name, best_seconds, seconds)
+
+
+def _worth(problem: Problem, accelerator: str, best_seconds: float, without_seconds: float | None) -> NodeWorth:
+    nodes = [problem.cluster.node(name) for name in problem.nodes]
+    devices = sum(node.devices for node in nodes if node.accelerator == accelerator)
+    price = next(one.price_per_hour for one in problem.cluster.accelerators if one.name == accelerator)
+    return NodeWorth(
+        accelerator,
+        devices,
+        without_seconds,
+        None if without_seconds is None else max(without_seconds / best_seconds - 1, 0.0),
+        None if price is None else price * devices,
+    )

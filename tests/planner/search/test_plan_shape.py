@@ -1,0 +1,115 @@
+"""Shape of plans, and the candidates that stand for others of their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.layer import Dtype
+from trainwright.plan import LayerRun, Plan, Schedule, Sharding, split_rows
+from trainwright.search import Candidate, Problem, run
+from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape
+from trainwright.search.preference.error_band_order import TOLERANCE
+
+MakePlan = Callable[..., Plan]
+
+
+def with_runs(plan: Plan, **changes: object) -> Plan:
+    """Return the plan with changed first layer runs, split off the rest of their stages where they have several layers."""
+
+    def split(run: LayerRun) -> tuple[LayerRun, ...]:
+        first = replace(run, count=1, **changes)  # type: ignore[arg-type]
+        return (first,) if run.count == 1 else (first, replace(run, first=run.first + 1, count=run.count - 1))
+
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(part for run in stage.layers for part in split(run)))
+    )
+
+
+def with_degrees(plan: Plan, *tensor: int) -> Plan:
+    """Return the plan with a tensor degree for each stage of two devices."""
+    degree = dict(zip(plan.stages, tensor, strict=True))
+    rows = plan.pipelines[0].micro_batch_size
+
+    def changed(run: LayerRun, tensor: int) -> LayerRun:
+        data = run.tensor * run.data // tensor
+        return replace(run, tensor=tensor, data=data, rows=split_rows(rows, data))
+
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(changed(run, degree[stage]) for run in stage.layers))
+    )
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem: Callable[..., Problem]) -> Problem:
+    return make_problem(layers=6)
+
+
+def test_shape_is_what_a_trial_would_tell_apart(problem: Problem, make_plan: MakePlan) -> None:
+    plan = make_plan(problem, (4, 4), data=2, rows=2)
+    devices = problem.cluster.devices
+    alike = [
+        make_plan(problem, (5, 3), data=2, rows=2),
+        make_plan(problem, (4, 4), data=2, rows=2, devices=devices[4:]),
+    ]
+    assert {plan_shape(one) for one in alike} == {plan_shape(plan)}
+    assert plan_shape(with_degrees(plan, 1, 2)) == plan_shape(with_degrees(plan, 2, 1)) != plan_shape(plan)
+    partly = with_runs(plan, sharding=Sharding.ZERO1)
+    wholly = with_runs(make_plan(problem, (1, 7), data=2, rows=2), sharding=Sharding.ZERO1)
+    assert plan_shape(partly) == plan_shape(wholly)
+    others = [
+        plan,
+        partly,
+        with_runs(plan, sharding=Sharding.ZERO3),
+        with_runs(plan, recompute=True),
+        replace(plan, schedule=Schedule.GPIPE),
+        make_plan(problem, (4, 4), data=2, rows=1),
+        make_plan(problem, (4, 4), data=1, tensor=2, rows=4),
+        make_plan(problem, (2, 3, 3), data=2, rows=2),
+    ]
+    assert len({plan_shape(one) for one in others}) == len(others)
+
+
+@given(seconds=st.lists(st.floats(1.0, 1.1), min_size=1, max_size=12), tolerance=st.floats(0.0, 0.05))
+def test_first_of_a_shape_stands_for_all_within_the_tolerance(
+    problem: Problem, make_plan: MakePlan, seconds: list[float], tolerance: float
+) -> None:
+    two, one = (candidate_of(problem, make_plan(problem, layers)) for layers in ((4, 4), (8,)))
+    given_candidates = [
+        replace(shape, estimate=replace(shape.estimate, iteration_seconds=each))
+        for number, each in enumerate(seconds)
+        for shape in [two if number % 3 else one]
+    ]
+    kept = one_of_each_shape(given_candidates, tolerance)
+    assert kept[0] is given_candidates[0]
+    numbers = [next(n for n, candidate in enumerate(given_candidates) if candidate is stays) for stays in kept]
+    assert numbers == sorted(numbers)
+
+    def stands_for(kept_one: Candidate, other: Candidate) -> bool:
+        first, second = sorted((kept_one.estimate.iteration_seconds, other.estimate.iteration_seconds))
+        return plan_shape(kept_one.plan) == plan_shape(other.plan) and second - first <= tolerance * first
+
+    for number, candidate in enumerate(given_candidates):
+        earlier = [one for one in given_candidates[:number] if any(one is stays for stays in kept)]
+        assert any(candidate is stays for stays in kept) != any(stands_for(stays, candidate) for stays in earlier)
+
+
+def test_number_formats_are_told_apart(problem: Problem, make_plan: MakePlan) -> None:
+    candidate = candidate_of(problem, make_plan(problem, (4, 4)))
+    formats = [replace(candidate, dtype=dtype) for dtype in Dtype]
+    assert one_of_each_shape([*formats, *formats], TOLERANCE) == formats
+
+
+@pytest.mark.parametrize("planner", ["amp-annealing", "random", "auto"])
+def test_top_candidates_differ_in_shape_or_by_more_than_the_error(
+    make_problem: Callable[..., Problem], planner: str
+) -> None:
+    problem = make_problem()
+    found, every = run(planner, problem, top=4), run(planner, problem, top=None)
+    assert len(found) == 4
+    assert found[0].plan == every[0].plan
+    assert one_of_each_shape(found, TOLERANCE) == found
