@@ -48,7 +48,7 @@ class UniformPlan:
             parts.append(f"tensor {self.tensor}")
         if self.along_sequence:
             parts.append("sequence parallel")
-        return ", ".join(parts)
+        return ", ".join(parts) or "1 process"
 
     @property
     def processes(self) -> int:
@@ -89,6 +89,7 @@ class UniformPlan:
 DATA_PARALLEL = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3)
 PLANS = {
+    1: (UniformPlan(1, 1),),
     2: (
         *(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL),
         UniformPlan(2, 1),
@@ -107,4 +108,4 @@ PLANS = {
     ),
     8: tuple(UniformPlan(2, 2, sharding, tensor=2, along_sequence=True) for sharding in FULLY_SHARDED),
 }
-"""Plans by number of processes."""
+"""Plans by number of processes; that of one process shows how much the layers differ."""

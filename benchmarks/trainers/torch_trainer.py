@@ -21,10 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainers.plans import FULLY_SHARDED, ROWS, UniformPlan
 from trainers.torch_models import StageModel
+from trainwright.families import Gpt, Llama
 from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright_worker.executor.executor import TrainingConfig
-from trainwright_worker.layers.layer import Data
+from trainwright_worker.layers.layer import Data, FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
 
 
@@ -48,17 +49,14 @@ class TorchTrainer:
         self._pipeline = _Pipeline(module, plan, mesh, self._loss_factor) if plan.stages > 1 else None
         self._optimizer = make_optimizer(module, plan, mesh["replica"], training.learning_rate)
 
+    @staticmethod
+    def knows(plan: UniformPlan, model: Model) -> bool:
+        """Return whether torch's parts train the model under the plan; DTensor knows no ZeRO-1."""
+        return isinstance(model.family, Gpt | Llama) and (plan.tensor == 1 or plan.sharding is not Sharding.ZERO1)
+
     def make_batch(self, iteration: int) -> Data:
         """Return this rank's rows of all micro-batches, the same as the executor's."""
-        count = self._plan.replica_rows
-        parts = [
-            self._family.rows(
-                ("tokens", "targets"), seed=self._seed, iteration=iteration, first=first + self._replica * count,
-                count=count,
-            )
-            for first in range(0, ROWS, count * self._plan.data)
-        ]  # fmt: skip
-        return {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
+        return make_rows(self._family, self._plan, self._replica, self._seed, iteration)
 
     def run_iteration(self, batch: Data) -> float:
         """Run one iteration. Returns this rank's contribution to the mean loss over the batch's rows."""
@@ -78,6 +76,18 @@ class TorchTrainer:
         loss: Tensor = self._module(batch["tokens"], batch["targets"]).sum() * self._loss_factor
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+def make_rows(family: FamilyLayers, plan: UniformPlan, replica: int, seed: int, iteration: int) -> Data:
+    """Return a replica's rows of all micro-batches, in their order."""
+    count = plan.replica_rows
+    parts = [
+        family.rows(
+            ("tokens", "targets"), seed=seed, iteration=iteration, first=first + replica * count, count=count
+        )
+        for first in range(0, ROWS, count * plan.data)
+    ]  # fmt: skip
+    return {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
 
 
 class _Pipeline:
@@ -113,8 +123,9 @@ class _Pipeline:
 
     def sum_tied_gradient(self, weight: nn.Parameter) -> None:
         """Sum the gradient of a weight that first and last stage share; torch's pipeline leaves that to its user."""
-        gradient = weight.grad
-        dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._ends)
+        if isinstance(weight, DTensor):  # an embedding leaves each rank the gradient of the whole vocabulary
+            weight.grad = weight.grad.redistribute(placements=weight.placements)
+        dist.all_reduce(weight.grad.to_local() if isinstance(weight, DTensor) else weight.grad, group=self._ends)
 
 
 def reduce_over_replicas(stage: StageModel, plan: UniformPlan, mesh: DeviceMesh) -> nn.Module:
