@@ -22,7 +22,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "trainers.csv"
 def main() -> int:
     """Compare the trainers. Returns 1 if a plan's losses differ."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trainer", choices=TRAINERS, default="torch", help="the other trainer (default torch's parts)")
+    parser.add_argument(
+        "--trainer", choices=TRAINERS, default="torch", help="the other trainer (default torch's parts)"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="timed iterations of each trainer (default 15)")
     parser.add_argument("--processes", type=int, choices=PLANS, help="only plans of this many processes")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

@@ -59,9 +59,7 @@ def rank_correlation(compared: Sequence[TrainerComparison]) -> float | None:
 def show(compared: Sequence[TrainerComparison], console: Console) -> None:
     """Print a table of each model and number of processes, and the rank correlation of its plans."""
     for trainer, model, processes in dict.fromkeys((one.trainer, one.model, one.processes) for one in compared):
-        alike = [
-            one for one in compared if (one.trainer, one.model, one.processes) == (trainer, model, processes)
-        ]
+        alike = [one for one in compared if (one.trainer, one.model, one.processes) == (trainer, model, processes)]
         table = Table(title=f"{model}, processes of one thread: {processes}")
         for name in ("plan", "ours, s", f"{trainer}, s", f"ours over {trainer}", "loss error"):
             table.add_column(name, justify="left" if name == "plan" else "right")

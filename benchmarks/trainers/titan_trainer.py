@@ -7,8 +7,8 @@ have attention kernels of GPUs only. Its parts do: ParallelDims, the model with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,7 +48,11 @@ class TitanTrainer:
     """Trainer of a plan on this rank of the world group."""
 
     def __init__(self, plan: UniformPlan, model: Model, training: OurTraining) -> None:
+        llama = model.family
+        if not isinstance(llama, Llama):
+            raise TypeError(f"this trainer of torchtitan trains Llama, not {llama.family}")
         self._plan, self._seed, self._family = plan, training.seed, make_family_layers(model)
+        self._sequence = llama.sequence_length
         parallelism = _parallelism(plan, model)
         dims = ParallelDims.from_config(parallelism, plan.processes)
         dims.build_mesh()
@@ -56,8 +60,8 @@ class TitanTrainer:
         replica, tensor = dims.get_optional_mesh("batch"), dims.get_optional_mesh("tp")
         self._replica = replica.get_local_rank() if replica else 0
         self._counts_loss = tensor is None or tensor.get_local_rank() == 0
-        self._tokens = torch.tensor(ROWS * self._family.hidden[0])
-        self._build(_llama_config(model.family, parallelism), dims, parallelism)
+        self._tokens = torch.tensor(ROWS * self._sequence)
+        self._build(_llama_config(llama, parallelism), dims, parallelism)
         for module in self._part.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(enable=True)  # gloo has no other reduction
@@ -76,7 +80,7 @@ class TitanTrainer:
             "parallel_dims": dims,
             "parallelism": parallelism,
             "training": TrainingConfig(
-                local_batch_size=ROWS // self._plan.data, seq_len=self._family.hidden[0],
+                local_batch_size=ROWS // self._plan.data, seq_len=self._sequence,
                 mixed_precision_param="float32", disable_cuda_graphs=True,
             ),
             "compile_config": CompileConfig(),
@@ -166,7 +170,7 @@ def _llama_config(llama: Llama, parallelism: ParallelismConfig) -> Any:
         lm_head=Linear.Config(in_features=width, out_features=vocabulary, param_init=_INITIAL),
         layers=[_block_config(llama) for _ in range(llama.layers)],
     )
-    config.update_from_config(config=_Configured(parallelism))
+    config.update_from_config(config=SimpleNamespace(parallelism=parallelism))
     return config
 
 
@@ -196,14 +200,7 @@ def _block_config(llama: Llama) -> Any:
     )  # fmt: skip
 
 
-class _Configured:
-    """What a model's configuration reads of the whole one."""
-
-    def __init__(self, parallelism: ParallelismConfig) -> None:
-        self.parallelism = parallelism
-
-
-def _named_weights(layers: list[Layer]) -> Mapping[str, Tensor]:
+def _named_weights(layers: list[Layer]) -> dict[str, Any]:
     """Return the executor's weights by torchtitan's names."""
     embedding, *blocks, head = layers
     found = {"tok_embeddings": embedding.get_parameter("tokens"), "norm": head.get_parameter("norm_weight")}

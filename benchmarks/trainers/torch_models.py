@@ -42,18 +42,19 @@ class Embedding(nn.Module):
         self.register_buffer("places", torch.arange(family.sequence_length), persistent=False)
         self.positions = nn.Embedding(family.sequence_length, family.hidden_size) if isinstance(family, Gpt) else None
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         """Return where the executor's weights belong."""
-        found = {self.tokens.weight: layer.get_parameter("tokens")}
-        return found if self.positions is None else {**found, self.positions.weight: layer.get_parameter("positions")}
+        found: dict[Tensor, Tensor] = {self.tokens.weight: layer.get_parameter("tokens")}
+        if self.positions is not None:
+            found[self.positions.weight] = layer.get_parameter("positions")
+        return found
 
-    @staticmethod
-    def styles(*, along_sequence: bool) -> Styles:
+    def styles(self, *, along_sequence: bool) -> Styles:
         """Return how a tensor group divides the modules: the vocabulary, and the positions likewise."""
-        layouts = (Shard(1), Shard(0)) if along_sequence else (Replicate(), Replicate())
+        layouts = {"tokens": Shard(1), "positions": Shard(0)} if along_sequence else {}
         return {
-            name: RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)
-            for name, layout in zip(("tokens", "positions"), layouts, strict=True)
+            name: RowwiseParallel(input_layouts=Replicate(), output_layouts=layouts.get(name, Replicate()))
+            for name, _ in self.named_children()
         }
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class GptAttention(nn.Module):
         self.head_size = width // gpt.heads
         self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         return {
             self.qkv.weight: self._by_head(layer.get_parameter("qkv_weight")),
             self.qkv.bias: self._by_head(layer.get_parameter("qkv_bias")),
@@ -80,7 +81,7 @@ class GptAttention(nn.Module):
 
     def _by_head(self, weight: Tensor) -> Tensor:
         """Rearrange (3, heads × size, …) into (heads × 3 × size, …)."""
-        return weight.unflatten(1, (-1, self.head_size)).transpose(0, 1).flatten(0, 2)
+        return torch.unflatten(weight, 1, (-1, self.head_size)).transpose(0, 1).flatten(0, 2)
 
     def forward(self, normed: Tensor) -> Tensor:
         joint = self.qkv(normed).unflatten(-1, (-1, 3, self.head_size))
@@ -96,7 +97,7 @@ class GptFeedForward(nn.Module):
         width = gpt.hidden_size
         self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         return {
             getattr(getattr(self, part), name): layer.get_parameter(f"{part}_{name}")
             for part in ("expand", "contract")
@@ -126,7 +127,7 @@ class LlamaAttention(nn.Module):
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         parts = {self.query: "query", self.key: "key", self.value: "value", self.output: "attention"}
         return {part.weight: layer.get_parameter(f"{name}_weight") for part, name in parts.items()}
 
@@ -149,7 +150,7 @@ class LlamaFeedForward(nn.Module):
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.contract = nn.Linear(inner, width, bias=False)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         gate, up = layer.get_parameter("expand_weight")
         contract = layer.get_parameter("contract_weight")
         return {self.gate.weight: gate, self.up.weight: up, self.contract.weight: contract}
@@ -173,8 +174,11 @@ class Block(nn.Module):
         else:
             self.attention, self.feed_forward = LlamaAttention(family), LlamaFeedForward(family)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
-        return {**self.attention.weights(layer), **self.feed_forward.weights(layer)}  # normalisations start with 1 and 0
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
+        return {
+            **self.attention.weights(layer),
+            **self.feed_forward.weights(layer),
+        }  # normalisations start with 1 and 0
 
     def styles(self, *, along_sequence: bool) -> Styles:
         """Return how a tensor group divides the modules: heads, and the inner width of the feed-forward."""
@@ -191,8 +195,9 @@ class Block(nn.Module):
         return found
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        attended: Tensor = hidden + self.attention(self.attention_norm(hidden))
+        output: Tensor = self.feed_forward(self.feed_forward_norm(attended))
+        return attended + output
 
 
 class Head(nn.Module):
@@ -203,7 +208,7 @@ class Head(nn.Module):
         self.norm = make_norm(family)
         self.output = nn.Linear(family.hidden_size, family.vocabulary_size, bias=False)
 
-    def weights(self, layer: Layer) -> dict[nn.Parameter, Tensor]:
+    def weights(self, layer: Layer) -> dict[Tensor, Tensor]:
         return {self.output.weight: layer.get_parameter("tokens")}
 
     @staticmethod
@@ -250,7 +255,7 @@ class StageModel(nn.Module):
         return [part for part in self.parts.values() if isinstance(part, Block)]
 
     @property
-    def tied_weight(self) -> nn.Parameter | None:
+    def tied_weight(self) -> Tensor | None:
         """Weight that the model's first and last layer share, if this rank has either."""
         found = [part.tokens.weight for part in self.parts.values() if isinstance(part, Embedding)]
         found += [part.output.weight for part in self.parts.values() if isinstance(part, Head)]
@@ -264,8 +269,7 @@ class StageModel(nn.Module):
     def divide(self, mesh: DeviceMesh, *, along_sequence: bool) -> None:
         """Divide the modules over a tensor group with DTensor; the parts of tied weights stay tied."""
         for part in self.parts.values():
-            styles = part.styles(along_sequence=along_sequence)  # type: ignore[operator]
-            parallelize_module(part, mesh, {name: style for name, style in styles.items() if _has(part, name)})
+            parallelize_module(part, mesh, part.styles(along_sequence=along_sequence))  # type: ignore[operator]
         self._tie()
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -275,11 +279,7 @@ class StageModel(nn.Module):
         return hidden
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    return getattr(module, name.split(".")[0]) is not None
-
-
-def _copy(weights: Mapping[nn.Parameter, Tensor]) -> None:
+def _copy(weights: Mapping[Tensor, Tensor]) -> None:
     with torch.no_grad():
         for parameter, values in weights.items():
             parameter.copy_(values)

@@ -121,11 +121,14 @@ class _Pipeline:
             self._schedule.step(return_outputs=False)
         return sum(float(loss.detach()) for loss in losses)
 
-    def sum_tied_gradient(self, weight: nn.Parameter) -> None:
+    def sum_tied_gradient(self, weight: Tensor) -> None:
         """Sum the gradient of a weight that first and last stage share; torch's pipeline leaves that to its user."""
-        if isinstance(weight, DTensor):  # an embedding leaves each rank the gradient of the whole vocabulary
-            weight.grad = weight.grad.redistribute(placements=weight.placements)
-        dist.all_reduce(weight.grad.to_local() if isinstance(weight, DTensor) else weight.grad, group=self._ends)
+        gradient = weight.grad
+        if isinstance(weight, DTensor) and isinstance(gradient, DTensor):
+            # An embedding leaves each rank of a tensor group the gradient of the whole vocabulary.
+            weight.grad = gradient.redistribute(placements=weight.placements)
+            gradient = weight.grad.to_local()
+        dist.all_reduce(gradient, group=self._ends)
 
 
 def reduce_over_replicas(stage: StageModel, plan: UniformPlan, mesh: DeviceMesh) -> nn.Module:

@@ -111,10 +111,8 @@ def to_torch(source: Path, target: Path) -> TrainingState:
 def to_worker(source: Path, target: Path, training: Training, *, iteration: int | None = None) -> TrainingState:
     """Write a checkpoint of torch's trainers as one of the worker, in float32.
 
-    Without a state of the optimizer in it, that of a new one is written. Raises CheckpointError with one sentence.
-
-    Args:
-        iteration: completed iterations; by default the updates that torch's Adam counted.
+    Without a state of the optimizer in it, that of a new one is written. `iteration` is the number of completed iterations, by
+    default that of the updates of torch's Adam. Raises CheckpointError with one sentence.
     """
     new = _NewCheckpoint(source, torch.float32)
     has_state = any(name.startswith(f"{OPTIMIZER}.") for name in new.stored)

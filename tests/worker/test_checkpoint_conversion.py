@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from gang_answers import answers_of
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+from typer.testing import CliRunner
 
 from trainwright import documents
+from trainwright.cli import app
 from trainwright.model import Model
 from trainwright.training import Training
 from trainwright_worker.checkpoint_conversion import named_weights, to_torch, to_worker
+from trainwright_worker.executor.checkpoint import STATE_FILE
 from trainwright_worker.executor.checkpoint_chunks import CheckpointError
 
 pytestmark = [
@@ -23,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
 
+runner = CliRunner()
 GANG = Path(__file__).with_name("conversion_gang.py")
 SIZES = {"layers": 4, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 38}
 CASES = {
@@ -96,7 +101,7 @@ def test_weights_alone_get_the_state_of_a_new_optimizer(answers: dict, folder: P
     ],
 )
 def test_checkpoint_of_another_model_is_refused(answers: dict, folder: Path, changes: dict, told: str) -> None:
-    with pytest.raises(CheckpointError, match="^[^\n]*$") as refusal:
+    with pytest.raises(CheckpointError, match=r"^[^\n]*$") as refusal:
         to_worker(folder / "tied, adam" / "torch", folder / "refused", training("tied, adam", **changes))
     assert told in str(refusal.value)
     assert not (folder / "refused").exists()
@@ -104,7 +109,7 @@ def test_checkpoint_of_another_model_is_refused(answers: dict, folder: Path, cha
 
 def test_state_of_another_optimizer_is_refused(answers: dict, folder: Path) -> None:
     document = {"dtype": "float32", **CASES["untied, sgd"]["model"], "optimizer": "adam", "global_batch_size": 8}
-    with pytest.raises(CheckpointError, match="optim.state.layers.0.tokens.exp_avg is not in the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"optim.state.layers.0.tokens.exp_avg is not in the checkpoint"):
         to_worker(folder / "untied, sgd" / "torch", folder / "refused", documents.parse(document, Training))
 
 
@@ -113,7 +118,7 @@ def test_tensor_that_the_model_lacks_is_refused(answers: dict, folder: Path) -> 
     weights = torch.load(folder / "lacking.pt")["model"]
     torch.save({"model": {**weights, "layers.1.adapter": torch.ones(2)}}, folder / "more.pt")
     torch_save_to_dcp(folder / "more.pt", folder / "more")
-    with pytest.raises(CheckpointError, match="model.layers.1.adapter is in the checkpoint, but not in the model"):
+    with pytest.raises(CheckpointError, match=r"model.layers.1.adapter is in the checkpoint, but not in the model"):
         to_worker(folder / "more", folder / "refused", training("tied, adam"))
 
 
@@ -121,8 +126,27 @@ def test_existing_and_missing_folders_are_refused_in_one_sentence(answers: dict,
     source = folder / "tied, adam" / "worker"
     with pytest.raises(CheckpointError, match="already exists; save each checkpoint to a folder of its own"):
         to_torch(source, folder / "tied, adam" / "torch")
-    with pytest.raises(CheckpointError, match="not a checkpoint of torch.distributed.checkpoint: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of torch.distributed.checkpoint: .*No such file"):
         to_worker(folder / "nowhere", folder / "refused", training("tied, adam"))
+
+
+def test_command_converts_there_and_back(answers: dict, folder: Path) -> None:
+    model, worker = folder / "model.yaml", folder / "tied, adam" / "worker"
+    model.write_text(json.dumps(CASES["tied, adam"]["model"]), encoding="utf-8")
+    there, back = folder / "by-command", folder / "back-by-command"
+    told = runner.invoke(app, ["checkpoint", "convert", str(worker), str(there)])
+    assert (told.exit_code, told.stdout) == (0, f"{there}: gpt after 2 iterations, for torch's trainers\n")
+    told = runner.invoke(app, ["checkpoint", "convert", str(there), str(back), f"--model={model}"])
+    assert (told.exit_code, told.stdout) == (0, f"{back}: gpt after 2 iterations, for the worker\n")
+    assert (back / STATE_FILE).read_text(encoding="utf-8") == (worker / STATE_FILE).read_text(encoding="utf-8")
+    for arguments, sentence in (
+        ([there, folder / "other"], "not a checkpoint of the worker; if it is of torch's trainers, give --model"),
+        ([worker, folder / "other", f"--model={model}"], "says what it trains; leave out --model and --iteration"),
+        ([worker, there], "already exists; save each checkpoint to a folder of its own"),
+    ):
+        told = runner.invoke(app, ["checkpoint", "convert", *map(str, arguments)])
+        assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
+        assert sentence in told.stderr
 
 
 def test_each_weight_has_one_name_in_the_worker() -> None:

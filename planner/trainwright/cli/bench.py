@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.framework import command
-from trainwright.cli.optional_package import load_module
+from trainwright.cli.framework import command, load_module
 from trainwright.cli.output import Output, OutputOption
 from trainwright.cli.overwriting import WRITTEN
 

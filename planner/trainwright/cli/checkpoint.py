@@ -7,23 +7,24 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.framework import command
-from trainwright.cli.optional_package import load_module
+from trainwright.cli.framework import command, load_module
 from trainwright.cli.options import ANY_BATCH, read
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.training import Training
 
 WORKER = "trainwright_worker"
 REMEDY = "install `trainwright[worker]`, or run this command in the worker's image"
 
 app = typer.Typer(
-    add_completion=False, help="Convert checkpoints between the worker and torch's own trainers.", no_args_is_help=True
+    add_completion=False,
+    help="Convert checkpoints between the worker and torch's own trainers.",
+    invoke_without_command=True,
 )
 
 
 @app.callback()
-def _group() -> None:
-    """Make `convert` a command of its own, although it is the only one."""
+def _without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
 
 
 @app.command()
@@ -33,7 +34,7 @@ def convert(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Folder of a checkpoint, of the worker or of torch's trainers.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="New folder, of the other kind."), WRITTEN],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="New folder, of the other kind.")],
     model: Annotated[
         Path | None, typer.Option(help="What the worker trains; needed where SOURCE is of torch's trainers.")
     ] = None,
@@ -52,7 +53,9 @@ def convert(
     conversion = load_module(f"{WORKER}.checkpoint_conversion", (WORKER, "torch"), REMEDY)
     if conversion.is_of_worker(source):
         if model is not None or iteration is not None:
-            raise ValueError(f"{source}: a checkpoint of the worker says what it trains; leave out --model and --iteration")
+            raise ValueError(
+                f"{source}: a checkpoint of the worker says what it trains; leave out --model and --iteration"
+            )
         state, kind = conversion.to_torch(source, target), "torch's trainers"
     elif model is None:
         raise ValueError(f"{source}: not a checkpoint of the worker; if it is of torch's trainers, give --model")
