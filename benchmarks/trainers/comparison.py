@@ -36,12 +36,13 @@ class TrainerComparison:
         return max(abs(ours / theirs - 1) for ours, theirs in zip(self.our_losses, self.their_losses, strict=True))
 
     @property
-    def our_median(self) -> float:
-        return statistics.median(self.our_seconds)
+    def our_least(self) -> float:
+        """Return the seconds of our fastest iteration, which other load of the machine met least."""
+        return min(self.our_seconds)
 
     @property
-    def their_median(self) -> float:
-        return statistics.median(self.their_seconds)
+    def their_least(self) -> float:
+        return min(self.their_seconds)
 
     @property
     def ratio(self) -> float:
@@ -52,8 +53,8 @@ class TrainerComparison:
 
 
 def rank_correlation(compared: Sequence[TrainerComparison]) -> float | None:
-    """Return Spearman's correlation of the plans' medians; None for fewer than three plans."""
-    return spearman([one.our_median for one in compared], [one.their_median for one in compared])
+    """Return Spearman's correlation of the plans' least seconds; None for fewer than three plans."""
+    return spearman([one.our_least for one in compared], [one.their_least for one in compared])
 
 
 def show(compared: Sequence[TrainerComparison], console: Console) -> None:
@@ -65,7 +66,7 @@ def show(compared: Sequence[TrainerComparison], console: Console) -> None:
             table.add_column(name, justify="left" if name == "plan" else "right")
         for one in alike:
             table.add_row(
-                one.plan, f"{one.our_median:.3f}", f"{one.their_median:.3f}", f"{one.ratio:.3f}", f"{one.loss_error:.1e}"
+                one.plan, f"{one.our_least:.3f}", f"{one.their_least:.3f}", f"{one.ratio:.3f}", f"{one.loss_error:.1e}"
             )  # fmt: skip
         console.print(table)
         correlation = rank_correlation(alike)
@@ -83,7 +84,7 @@ def keep(compared: Sequence[TrainerComparison], path: Path) -> None:
         lines = [line for line in csv.DictReader(file) if (line["trainer"], line["processes"]) not in made]
     for one in compared:
         values = (
-            one.trainer, one.model, one.processes, one.plan, f"{one.our_median:.4f}", f"{one.their_median:.4f}",
+            one.trainer, one.model, one.processes, one.plan, f"{one.our_least:.4f}", f"{one.their_least:.4f}",
             f"{one.ratio:.4f}", f"{one.loss_error:.2e}",
         )  # fmt: skip
         lines.append(dict(zip(COLUMNS, map(str, values), strict=True)))
