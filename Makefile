@@ -13,7 +13,7 @@ IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
 TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
-SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py layer_bench.py gangs.py gang_failures.py)
+SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
 .PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
