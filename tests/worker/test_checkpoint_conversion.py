@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from gang_answers import answers_of
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from typer.testing import CliRunner
 
@@ -82,14 +81,18 @@ def test_one_file_of_torch_has_nested_names_and_tied_weights_twice(answers: dict
     assert state["optim"]["state"][HEAD]["step"] == 2
 
 
-def test_weights_alone_get_the_state_of_a_new_optimizer(answers: dict, folder: Path) -> None:
+def test_weights_alone_in_half_precision_get_the_state_of_a_new_optimizer(answers: dict, folder: Path) -> None:
     dcp_to_torch_save(folder / "tied, adam" / "torch", folder / "whole.pt")
-    torch.save({"model": torch.load(folder / "whole.pt")["model"]}, folder / "weights.pt")
+    halves = {name: values.bfloat16() for name, values in torch.load(folder / "whole.pt")["model"].items()}
+    torch.save({"model": halves}, folder / "weights.pt")
     torch_save_to_dcp(folder / "weights.pt", folder / "weights")
     state = to_worker(folder / "weights", folder / "new", training("tied, adam"))
     assert (state.iteration, state.updates) == (0, 0)
-    stored = FileSystemReader(folder / "new").read_metadata().state_dict_metadata
-    assert stored["mean/token_embedding"].size == stored["weights/token_embedding"].size
+    dcp_to_torch_save(folder / "new", folder / "new.pt")
+    stored = torch.load(folder / "new.pt")
+    assert {values.dtype for values in stored.values()} == {torch.float32}
+    assert torch.equal(stored["weights/token_embedding"], halves[EMBEDDING].float())
+    assert not stored["mean/token_embedding"].any()
 
 
 @pytest.mark.parametrize(
