@@ -88,6 +88,7 @@ def keep(compared: Sequence[TrainerComparison], path: Path) -> None:
             f"{one.ratio:.4f}", f"{one.loss_error:.2e}",
         )  # fmt: skip
         lines.append(dict(zip(COLUMNS, map(str, values), strict=True)))
+    lines.sort(key=lambda line: (line["trainer"], int(line["processes"])))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

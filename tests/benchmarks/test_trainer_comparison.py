@@ -39,7 +39,7 @@ def test_lines_of_other_trainers_and_processes_are_kept(tmp_path):
     keep([compared((4.0,), (2.0,))], file)
     with file.open(encoding="utf-8") as lines:
         found = [(line["trainer"], line["processes"], line["ratio"]) for line in csv.DictReader(lines)]
-    assert found == [("torch", "4", "0.5000"), ("torchtitan", "2", "0.5000"), ("torch", "2", "2.0000")]
+    assert found == [("torch", "2", "2.0000"), ("torch", "4", "0.5000"), ("torchtitan", "2", "0.5000")]
 
 
 PLANS_ONCE = {str(plan): plan for plans in PLANS.values() for plan in plans}

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from trainwright import documents
 from trainwright.cli import app
-from trainwright.model import Model
 from trainwright.training import Training
 from trainwright_worker.checkpoint_conversion import named_weights, to_torch, to_worker
 from trainwright_worker.executor.checkpoint import STATE_FILE
@@ -150,11 +149,3 @@ def test_command_converts_there_and_back(answers: dict, folder: Path) -> None:
         told = runner.invoke(app, ["checkpoint", "convert", *map(str, arguments)])
         assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
         assert sentence in told.stderr
-
-
-def test_each_weight_has_one_name_in_the_worker() -> None:
-    for name in CASES:
-        model = Model.of(training(name).family)
-        weights = named_weights(model)
-        assert len({weight.name for weight in weights}) == len(weights)
-        assert sum(torch.Size(weight.shape).numel() for weight in weights) == model.parameters
