@@ -11,8 +11,9 @@ SERIAL = (cluster or apiserver or torch_processes)
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
+TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
-SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py layer_bench.py gangs.py gang_failures.py)
+SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
 .PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
@@ -54,8 +55,11 @@ test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md:
 bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
 	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials
 
-bench-trainers: venv  ## The executor beside torch's own parts on the same plans: losses and seconds, on the CPU (WRITE=1: write the table)
+bench-trainers: venv  ## The executor beside torch's own parts and torchtitan's on the same plans: losses and seconds, on the CPU (WRITE=1: write the table)
 	PYTHONPATH=benchmarks $(PYTHON) benchmarks/trainers $(if $(WRITE),--write)
+	if read -r _ titan < <(deploy/development/trainer_venvs.sh $(TITAN)); then \
+	  PYTHONPATH=benchmarks:planner:profiler-image $$titan benchmarks/trainers --trainer torchtitan $(if $(WRITE),--write); \
+	fi
 
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)

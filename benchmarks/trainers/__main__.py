@@ -1,7 +1,7 @@
-"""Iteration times of the executor beside those of torch's own parts, on the CPU over gloo, from the same weights.
+"""Iteration times of the executor beside those of trainers that are not ours, on the CPU over gloo, from the same weights.
 
-`python benchmarks/trainers [--rounds 15] [--processes 2] [--write]`. Both sides run on the project's torch. Seconds depend
-on the machine's load; ratios are of iterations that follow each other in one run.
+`python benchmarks/trainers [--trainer torch] [--rounds 15] [--processes 2] [--write]`. Both run in the same processes, on
+the torch of this environment. Seconds depend on the machine's load; ratios are of iterations that follow each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trainers.comparison import MAX_LOSS_ERROR, keep, show
-from trainers.gang import compare_trainers
+from trainers.gang import TRAINERS, compare_trainers
 from trainers.plans import PLANS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "trainers.csv"
@@ -22,15 +22,17 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "trainers.csv"
 def main() -> int:
     """Compare the trainers. Returns 1 if a plan's losses differ."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--trainer", choices=TRAINERS, default="torch", help="the other trainer (default torch's parts)"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="timed iterations of each trainer (default 15)")
     parser.add_argument("--processes", type=int, choices=PLANS, help="only plans of this many processes")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     console = Console(width=120) if not sys.stdout.isatty() else Console()
-    console.print("not compared yet: torchtitan, and plans with a tensor degree (DTensor)")
     compared = []
     for processes in [arguments.processes] if arguments.processes else PLANS:
-        compared += compare_trainers(processes, arguments.rounds)
+        compared += compare_trainers(arguments.trainer, processes, arguments.rounds)
     show(compared, console)
     if arguments.write:
         keep(compared, RESULTS)

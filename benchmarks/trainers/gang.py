@@ -1,4 +1,4 @@
-"""Processes that run every plan with both trainers in turn: first their losses, then seconds of iterations.
+"""Processes that run every plan with the executor and another trainer in turn: first losses, then seconds of iterations.
 
 Both trainers are in the same processes and take turns in every round, so other load of the machine meets both.
 """
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import time
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -18,7 +19,6 @@ import torch.distributed as dist
 
 from trainers.comparison import TrainerComparison
 from trainers.plans import MODELS, PLANS, UniformPlan
-from trainers.torch_trainer import TorchTrainer
 from trainwright.model import Model
 from trainwright_worker.device import barrier
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
@@ -31,6 +31,10 @@ LOSS_ITERATIONS = 3
 TRAINING = TrainingConfig(optimizer="adam", learning_rate=1e-3, seed=1)
 
 
+TRAINERS = {"torch": "trainers.torch_trainer:TorchTrainer", "torchtitan": "trainers.titan_trainer:TitanTrainer"}
+"""Classes of the trainers that the executor is compared with; torchtitan is installed in an environment of its own."""
+
+
 class Trainer(Protocol):
     """Trainer of one plan on one rank."""
 
@@ -41,14 +45,24 @@ class Trainer(Protocol):
         """Run one iteration. Returns this rank's contribution to the mean loss."""
 
 
-def compare_trainers(processes: int, rounds: int) -> list[TrainerComparison]:
+class OtherTrainer(Trainer, Protocol):
+    """Trainer that the executor is compared with."""
+
+    def __init__(self, plan: UniformPlan, model: Model, training: TrainingConfig) -> None: ...
+
+    @staticmethod
+    def knows(plan: UniformPlan, model: Model) -> bool:
+        """Return whether it trains the model under the plan."""
+
+
+def compare_trainers(trainer: str, processes: int, rounds: int) -> list[TrainerComparison]:
     """Run all plans of that many processes, in one gang. Raises RuntimeError if a process fails."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     members = [
-        context.Process(target=_run_rank, args=(rank, processes, store.port, rounds, sender), daemon=True)
+        context.Process(target=_run_rank, args=(rank, trainer, processes, store.port, rounds, sender), daemon=True)
         for rank in range(processes)
     ]
     for member in members:
@@ -63,13 +77,17 @@ def compare_trainers(processes: int, rounds: int) -> list[TrainerComparison]:
     return found
 
 
-def _run_rank(rank: int, processes: int, port: int, rounds: int, sender: Connection) -> None:
+def _run_rank(  # noqa: PLR0913, PLR0917 (the arguments of a process)
+    rank: int, trainer: str, processes: int, port: int, rounds: int, sender: Connection
+) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=TIMEOUT)
+    module, name = TRAINERS[trainer].split(":")
+    other: type[OtherTrainer] = getattr(import_module(module), name)
     found = []
-    for name, model in MODELS.items():
-        found += _compare_on_model(name, model, PLANS[processes], rounds)
+    for model in MODELS:
+        found += _compare_on_model(trainer, other, model, processes, rounds)
         gc.collect()
     if rank == 0:
         sender.send(found)
@@ -78,14 +96,18 @@ def _run_rank(rank: int, processes: int, port: int, rounds: int, sender: Connect
     dist.destroy_process_group()
 
 
-def _compare_on_model(name: str, model: Model, plans: tuple[UniformPlan, ...], rounds: int) -> list[TrainerComparison]:
+def _compare_on_model(
+    trainer: str, other: type[OtherTrainer], model_name: str, processes: int, rounds: int
+) -> list[TrainerComparison]:
     """Compare the trainers of all plans; a round runs one iteration of each, every second round in reverse order."""
+    model = MODELS[model_name]
+    plans = [plan for plan in PLANS[processes] if other.knows(plan, model)]
     groups = [ProcessGroups(TIMEOUT) for _ in plans]
     trainers: list[Trainer] = []
     for plan, own_groups in zip(plans, groups, strict=True):
         context = RankContext(dist.get_rank(), CPU)
         trainers.append(PlanExecutor(plan.plan(model), model, TRAINING, context, own_groups))
-        trainers.append(TorchTrainer(plan, model, TRAINING))
+        trainers.append(other(plan, model, TRAINING))
     losses: list[list[float]] = [[] for _ in trainers]
     seconds: list[list[float]] = [[] for _ in trainers]
     gc.collect()
@@ -102,7 +124,7 @@ def _compare_on_model(name: str, model: Model, plans: tuple[UniformPlan, ...], r
         one.close()
     return [
         TrainerComparison(
-            name, str(plan), plan.processes, tuple(losses[2 * place]), tuple(losses[2 * place + 1]),
+            trainer, model_name, str(plan), processes, tuple(losses[2 * place]), tuple(losses[2 * place + 1]),
             tuple(seconds[2 * place]), tuple(seconds[2 * place + 1]),
         )
         for place, plan in enumerate(plans)

@@ -10,11 +10,11 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
 
 MODELS = {
-    "GPT": Model.of(Gpt(layers=4, hidden_size=256, heads=4, sequence_length=128, vocabulary_size=512)),
+    "GPT": Model.of(Gpt(layers=4, hidden_size=256, heads=8, sequence_length=128, vocabulary_size=512)),
     "Llama": Model.of(
         Llama(
-            layers=4, hidden_size=256, heads=4, sequence_length=128, vocabulary_size=512, intermediate_size=688,
-            key_value_heads=2,
+            layers=4, hidden_size=256, heads=8, sequence_length=128, vocabulary_size=512, intermediate_size=688,
+            key_value_heads=4,
         )
     ),
 }  # fmt: skip
@@ -26,11 +26,17 @@ MICRO_BATCHES = 4
 
 @dataclass(frozen=True)
 class UniformPlan:
-    """Plan whose stages are equal: `stages` × `data` processes, each with one device of one node."""
+    """Plan whose stages are equal: `stages` × `data` × `tensor` processes, each with one device of one node.
+
+    Attributes:
+        along_sequence: whether tensor groups divide activations along the sequence (sequence parallelism).
+    """
 
     stages: int
     data: int
     sharding: Sharding = Sharding.NONE
+    tensor: int = 1
+    along_sequence: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.stages} stages"] if self.stages > 1 else []
@@ -38,11 +44,15 @@ class UniformPlan:
             parts.append(f"{self.data} replicas")
         if self.sharding is not Sharding.NONE:
             parts.append(f"ZeRO-{self.sharding[-1]}")
-        return ", ".join(parts)
+        if self.tensor > 1:
+            parts.append(f"tensor {self.tensor}")
+        if self.along_sequence:
+            parts.append("sequence parallel")
+        return ", ".join(parts) or "1 process"
 
     @property
     def processes(self) -> int:
-        return self.stages * self.data
+        return self.stages * self.data * self.tensor
 
     @property
     def micro_batches(self) -> int:
@@ -61,26 +71,41 @@ class UniformPlan:
         return range(first, first + counts[stage] + extra)
 
     def plan(self, model: Model) -> Plan:
-        """Return the executor's plan; rank r of the group is replica r mod `data` of stage r div `data`."""
-        devices = tuple(Device("node", slot) for slot in range(self.processes))
+        """Return the executor's plan; its ranks run over the tensor group first, then the replicas, then the stages."""
+        devices, size = tuple(Device("node", slot) for slot in range(self.processes)), self.data * self.tensor
         stages = []
         for number in range(self.stages):
             layers = self.layers_of(number, model)
             rows = (self.replica_rows,) * self.data
-            run = LayerRun(layers.start, len(layers), 1, self.data, rows, sharding=self.sharding)
-            stages.append(Stage(devices[number * self.data : (number + 1) * self.data], (run,)))
+            run = LayerRun(
+                layers.start, len(layers), self.tensor, self.data, rows, sharding=self.sharding,
+                sequence_parallel=self.along_sequence,
+            )  # fmt: skip
+            stages.append(Stage(devices[number * size : (number + 1) * size], (run,)))
         pipeline = Pipeline(self.micro_batches, self.replica_rows * self.data, tuple(stages))
         return Plan(len(model.layers), ROWS, (pipeline,))
 
 
 DATA_PARALLEL = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3)
 PLANS = {
-    2: (*(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL), UniformPlan(2, 1)),
+    1: (UniformPlan(1, 1),),
+    2: (
+        *(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL),
+        UniformPlan(2, 1),
+        UniformPlan(1, 1, tensor=2),
+        UniformPlan(1, 1, tensor=2, along_sequence=True),
+    ),
     4: (
         *(UniformPlan(1, 4, sharding) for sharding in DATA_PARALLEL),
-        UniformPlan(2, 2),
-        UniformPlan(2, 2, Sharding.ZERO1),
+        *(UniformPlan(2, 2, sharding) for sharding in DATA_PARALLEL),
         UniformPlan(4, 1),
+        UniformPlan(1, 1, tensor=4, along_sequence=True),
+        UniformPlan(1, 2, tensor=2, along_sequence=True),
+        *(UniformPlan(1, 2, sharding, tensor=2, along_sequence=True) for sharding in FULLY_SHARDED),
+        UniformPlan(2, 1, tensor=2),
+        UniformPlan(2, 1, tensor=2, along_sequence=True),
     ),
+    8: tuple(UniformPlan(2, 2, sharding, tensor=2, along_sequence=True) for sharding in FULLY_SHARDED),
 }
-"""Plans by number of processes."""
+"""Plans by number of processes; that of one process shows how much the layers differ."""

@@ -1,61 +1,32 @@
-"""Trainers of torch's own parts: DistributedDataParallel, ZeroRedundancyOptimizer, FSDP2 and the 1F1B pipeline.
+"""Trainer of torch's own parts: DistributedDataParallel, ZeroRedundancyOptimizer, FSDP2, DTensor and the 1F1B pipeline.
 
-The layers are the executor's classes with the executor's initial weights, so only the trainer differs. The optimizer is
-torch's fused Adam.
+The optimizer is torch's fused Adam.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.plans import ROWS, UniformPlan
+from trainers.plans import FULLY_SHARDED, ROWS, UniformPlan
+from trainers.torch_models import StageModel
+from trainwright.families import Gpt, Llama
 from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright_worker.executor.executor import TrainingConfig
-from trainwright_worker.layers.layer import Boundary, Data, Layer, SharedWeights
+from trainwright_worker.layers.layer import Data, FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
-from trainwright_worker.layers.tensor_parallel import TensorShard
-
-
-class StackedModel(nn.Module):
-    """Consecutive layers of a model, unsharded, as one module."""
-
-    def __init__(self, model: Model, layers: Sequence[int], seed: int) -> None:
-        super().__init__()
-        family = make_family_layers(model)
-        shared: SharedWeights = {}
-        self.layers = nn.ModuleList(
-            family.make(layer, seed=seed, shard=TensorShard(), shared=shared) for layer in layers
-        )
-
-    @property
-    def tied_weights(self) -> list[nn.Parameter]:
-        """Return the weights that the model's first and last layer share, each once."""
-        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
-        return list({layer.get_parameter(name) for layer in layers for name in layer.shared_weights})
-
-    def forward(self, received: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the last layer's hidden states, or after the head the sum over rows of their losses, shape (1,).
-
-        A model's first layer receives tokens (rows, sequence), others hidden states (rows, sequence, hidden).
-        """
-        data = {"tokens": received} if targets is None else {"tokens": received, "targets": targets}
-        boundary: Boundary = (received,)
-        loss: Tensor | None = None
-        for layer in self.layers:
-            boundary, loss = layer(boundary, data)
-        return boundary[0] if loss is None else loss.view(1)
 
 
 class TorchTrainer:
@@ -63,43 +34,60 @@ class TorchTrainer:
 
     def __init__(self, plan: UniformPlan, model: Model, training: TrainingConfig) -> None:
         self._plan, self._seed, self._family = plan, training.seed, make_family_layers(model)
-        mesh = init_device_mesh("cpu", (plan.stages, plan.data), mesh_dim_names=("stage", "replica"))
-        self._stage, self._replica = mesh.get_local_rank("stage"), mesh.get_local_rank("replica")
-        stacked = StackedModel(model, plan.layers_of(self._stage, model), training.seed)
-        self._tied_weights = stacked.tied_weights
-        self._module = shard_data(stacked, plan, mesh["replica"])
+        mesh = init_device_mesh(
+            "cpu", (plan.stages, plan.data, plan.tensor), mesh_dim_names=("stage", "replica", "tensor")
+        )
+        self._replica = mesh.get_local_rank("replica")
+        self._counts_loss = mesh.get_local_rank("tensor") == 0
+        self._stage_model = StageModel(model, plan.layers_of(mesh.get_local_rank("stage"), model), training.seed)
+        if plan.tensor > 1:
+            self._stage_model.divide(mesh["tensor"], along_sequence=plan.along_sequence)
+        module = reduce_over_replicas(self._stage_model, plan, mesh["replica"])
         # DistributedDataParallel averages the replicas' gradients.
-        self._loss_factor = (plan.data if isinstance(self._module, DistributedDataParallel) else 1) / ROWS
-        self._pipeline = _Pipeline(self._module, plan, mesh, self._loss_factor) if plan.stages > 1 else None
-        self._optimizer = make_optimizer(self._module, plan, mesh["replica"], training.learning_rate)
+        self._loss_factor = (plan.data if isinstance(module, DistributedDataParallel) else 1) / ROWS
+        self._module = module
+        self._pipeline = _Pipeline(module, plan, mesh, self._loss_factor) if plan.stages > 1 else None
+        self._optimizer = make_optimizer(module, plan, mesh["replica"], training.learning_rate)
+
+    @staticmethod
+    def knows(plan: UniformPlan, model: Model) -> bool:
+        """Return whether torch's parts train the model under the plan; DTensor knows no ZeRO-1."""
+        return isinstance(model.family, Gpt | Llama) and (plan.tensor == 1 or plan.sharding is not Sharding.ZERO1)
 
     def make_batch(self, iteration: int) -> Data:
         """Return this rank's rows of all micro-batches, the same as the executor's."""
-        count = self._plan.replica_rows
-        parts = [
-            self._family.rows(
-                ("tokens", "targets"), seed=self._seed, iteration=iteration, first=first + self._replica * count,
-                count=count,
-            )
-            for first in range(0, ROWS, count * self._plan.data)
-        ]  # fmt: skip
-        return {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
+        return make_rows(self._family, self._plan, self._replica, self._seed, iteration)
 
     def run_iteration(self, batch: Data) -> float:
         """Run one iteration. Returns this rank's contribution to the mean loss over the batch's rows."""
-        if self._pipeline is None:
-            loss = float(self._run_at_once(batch))
-        else:
-            loss = self._pipeline.run(batch)
-            self._pipeline.sum_tied_gradients(self._tied_weights)
+        with self._divided_loss():
+            loss = float(self._run_at_once(batch)) if self._pipeline is None else self._pipeline.run(batch)
+        if self._pipeline is not None and self._stage_model.tied_weight is not None:
+            self._pipeline.sum_tied_gradient(self._stage_model.tied_weight)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return loss / ROWS / self._loss_factor
+        return loss / ROWS / self._loss_factor if self._counts_loss else 0.0
+
+    def _divided_loss(self) -> AbstractContextManager[None]:
+        """Return the context in which the loss is computed of logits that a tensor group divides."""
+        return loss_parallel() if self._plan.tensor > 1 else nullcontext()
 
     def _run_at_once(self, batch: Data) -> Tensor:
         loss: Tensor = self._module(batch["tokens"], batch["targets"]).sum() * self._loss_factor
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+def make_rows(family: FamilyLayers, plan: UniformPlan, replica: int, seed: int, iteration: int) -> Data:
+    """Return a replica's rows of all micro-batches, in their order."""
+    count = plan.replica_rows
+    parts = [
+        family.rows(
+            ("tokens", "targets"), seed=seed, iteration=iteration, first=first + replica * count, count=count
+        )
+        for first in range(0, ROWS, count * plan.data)
+    ]  # fmt: skip
+    return {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
 
 
 class _Pipeline:
@@ -115,10 +103,11 @@ class _Pipeline:
 
     @staticmethod
     def _group_of_ends(mesh: DeviceMesh) -> dist.ProcessGroup:
-        """Return the group of this replica's first and last stage, which hold a tied weight."""
-        ends = [[int(ranks[0]), int(ranks[-1])] for ranks in mesh.mesh.T]
+        """Return the group of the first and last stage's ranks with this rank's part of a tied weight."""
+        ends = mesh.mesh[[0, -1]].flatten(1).T.tolist()
         groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in ends]
-        return groups[mesh.get_local_rank("replica")]
+        _, _, tensor = mesh.mesh.shape
+        return groups[mesh.get_local_rank("replica") * tensor + mesh.get_local_rank("tensor")]
 
     def run(self, batch: Data) -> float:
         """Compute the gradients of all micro-batches. Returns the sum of the losses that the schedule saw."""
@@ -132,51 +121,45 @@ class _Pipeline:
             self._schedule.step(return_outputs=False)
         return sum(float(loss.detach()) for loss in losses)
 
-    def sum_tied_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Sum the gradients of weights that first and last stage share; torch's pipeline leaves that to its user."""
-        for weight in weights:
-            dist.all_reduce(weight.grad, group=self._ends)
+    def sum_tied_gradient(self, weight: Tensor) -> None:
+        """Sum the gradient of a weight that first and last stage share; torch's pipeline leaves that to its user."""
+        gradient = weight.grad
+        if isinstance(weight, DTensor) and isinstance(gradient, DTensor):
+            # An embedding leaves each rank of a tensor group the gradient of the whole vocabulary.
+            weight.grad = gradient.redistribute(placements=weight.placements)
+            gradient = weight.grad.to_local()
+        dist.all_reduce(gradient, group=self._ends)
 
 
-def shard_data(stacked: StackedModel, plan: UniformPlan, mesh: DeviceMesh) -> nn.Module:
+def reduce_over_replicas(stage: StageModel, plan: UniformPlan, mesh: DeviceMesh) -> nn.Module:
     """Return the module with the reduction over replicas that the plan's sharding asks for."""
     if plan.data == 1:
-        return stacked
-    if plan.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
-        return shard_fully(stacked, plan, mesh)
-    return DistributedDataParallel(stacked, process_group=mesh.get_group(), gradient_as_bucket_view=True)
-
-
-def shard_fully(stacked: StackedModel, plan: UniformPlan, mesh: DeviceMesh) -> StackedModel:
-    """Apply FSDP2 to each block, and to embedding and head together.
-
-    Stacked weights such as (3, hidden, hidden) are split along their first dimension that the replicas divide.
-    """
-
-    def placement(parameter: nn.Parameter) -> Shard:
-        return Shard(next(place for place, size in enumerate(parameter.shape) if size % plan.data == 0))
-
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": plan.sharding is Sharding.ZERO3,
-        "shard_placement_fn": placement,
-    }
-    for block in stacked.layers[1:-1]:
-        fully_shard(block, **options)
-    fully_shard(stacked, **options)
-    for module in stacked.modules():
+        return stage
+    if plan.sharding in FULLY_SHARDED:
+        for module in (*stage.blocks, stage):
+            fully_shard(module, mesh=mesh, reshard_after_forward=plan.sharding is Sharding.ZERO3)
+    elif plan.tensor > 1:  # DistributedDataParallel knows no DTensor
+        for module in (*stage.blocks, stage):
+            replicate(module, mesh=mesh)
+    else:
+        return DistributedDataParallel(stage, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+    for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # sums, as the executor does
             module.set_force_sum_reduction_for_comms(enable=True)
-    return stacked
+    return stage
 
 
 def make_optimizer(
     module: nn.Module, plan: UniformPlan, mesh: DeviceMesh, learning_rate: float
 ) -> torch.optim.Optimizer:
+    """Return the optimizer; parameters of one mesh are updated together."""
     if plan.sharding is Sharding.ZERO1:
         return ZeroRedundancyOptimizer(
             module.parameters(), optimizer_class=torch.optim.Adam, process_group=mesh.get_group(),
             parameters_as_bucket_view=True, lr=learning_rate, fused=True,
         )  # fmt: skip
-    return torch.optim.Adam(module.parameters(), lr=learning_rate, fused=True)
+    by_mesh: dict[object, list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return torch.optim.Adam([{"params": found} for found in by_mesh.values()], lr=learning_rate, fused=True)

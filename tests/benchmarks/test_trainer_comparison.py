@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
-from trainers.comparison import TrainerComparison, rank_correlation
-from trainers.plans import MODELS, ROWS, UniformPlan
+from trainers.comparison import TrainerComparison, keep, rank_correlation
+from trainers.plans import MODELS, PLANS, ROWS
 
 
-def compared(our_seconds, torch_seconds, our_losses=(1.0,), torch_losses=(1.0,)):
-    return TrainerComparison("GPT", "2 replicas", 2, our_losses, torch_losses, our_seconds, torch_seconds)
+def compared(our_seconds, their_seconds, our_losses=(1.0,), their_losses=(1.0,), *, trainer="torch", processes=2):
+    return TrainerComparison(
+        trainer, "GPT", "2 replicas", processes, our_losses, their_losses, our_seconds, their_seconds
+    )
 
 
 def test_ratio_is_that_of_rounds_so_load_that_meets_both_trainers_cancels():
@@ -26,10 +30,27 @@ def test_plans_in_the_same_order_correlate_fully():
     assert rank_correlation(plans[:2]) is None
 
 
-@pytest.mark.parametrize(("stages", "data"), [(1, 2), (2, 1), (2, 2), (4, 1)])
-def test_uniform_plans_compute_the_same_batch(stages, data):
+def test_lines_of_other_trainers_and_processes_are_kept(tmp_path):
+    file = tmp_path / "trainers.csv"
+    file.write_text("trainer,processes\n", encoding="utf-8")
+    seconds = ((1.0,), (2.0,))
+    keep([compared(*seconds), compared(*seconds, processes=4)], file)
+    keep([compared(*seconds, trainer="torchtitan")], file)
+    keep([compared((4.0,), (2.0,))], file)
+    with file.open(encoding="utf-8") as lines:
+        found = [(line["trainer"], line["processes"], line["ratio"]) for line in csv.DictReader(lines)]
+    assert found == [("torch", "2", "2.0000"), ("torch", "4", "0.5000"), ("torchtitan", "2", "0.5000")]
+
+
+PLANS_ONCE = {str(plan): plan for plans in PLANS.values() for plan in plans}
+
+
+@pytest.mark.parametrize("name", PLANS_ONCE)
+def test_uniform_plans_compute_the_same_batch_on_all_devices(name):
+    uniform = PLANS_ONCE[name]
     for model in MODELS.values():
-        plan = UniformPlan(stages, data).plan(model)
+        plan = uniform.plan(model)
         (pipeline,) = plan.pipelines
         assert plan.global_batch_size == pipeline.micro_batches * pipeline.micro_batch_size == ROWS
-        assert len(plan.devices) == stages * data
+        assert len(plan.devices) == uniform.processes
+        assert model.max_tensor_degree % uniform.tensor == 0

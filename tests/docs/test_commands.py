@@ -35,6 +35,10 @@ SHOWN = {
     "docs/runtimes.md": ("Candidates of amp (profiles estimated)",),
     "docs/exports.md": ("41.8% longer than the given plan's 221.6 ms", "start 0 2,3  # ranks 0–1"),
     "docs/trials-and-calibration.md": ("model FLOP", "Mean error of memory"),
+    "docs/checkpoints.md": (
+        "llama after 1 iterations, for the worker",
+        "llama after 1 iterations, for torch's trainers",
+    ),
     "docs/custom-models.md": ("Candidates of auto (profiles estimated)", "forwardFlopsPerRow"),
 }
 """Parts of what the commands of a page print."""

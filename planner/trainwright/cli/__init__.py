@@ -33,6 +33,7 @@ COMMANDS = {
     "accelerators": "List the data sheets of accelerators.",
     "runtimes": "List the presets of training runtimes.",
     "profiles": "Import, estimate or merge layer profiles.",
+    "checkpoint": "Convert checkpoints between the worker and torch's own trainers.",
     "bench": "Compare estimates with published figures.",
     "schema": "Print the JSON schema of a document.",
 }
@@ -52,6 +53,7 @@ MODULES = {
     "accelerators": "hardware",
     "runtimes": "hardware",
     "profiles": "profiles",
+    "checkpoint": "checkpoint",
     "bench": "bench",
     "schema": "schema",
 }

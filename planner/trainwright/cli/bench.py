@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.framework import command
+from trainwright.cli.framework import command, load_module
 from trainwright.cli.output import Output, OutputOption
 from trainwright.cli.overwriting import WRITTEN
 
 PACKAGE = "trainwright_papers"
+REMEDY = "install trainwright from its source with `pip install .`, or run `make venv`"
 
 app = typer.Typer(add_completion=False, help="Compare estimates with published figures.", invoke_without_command=True)
 
 
 def _load(module: str) -> Any:
-    """Import a module of the package by name, since the library does not depend on it."""
-    try:
-        return import_module(f"{PACKAGE}.{module}")
-    except ModuleNotFoundError as error:
-        if error.name != PACKAGE:
-            raise
-        raise ValueError(
-            f"the package {PACKAGE} is not installed here; install trainwright from its source with "
-            "`pip install .`, or run `make venv`"
-        ) from error
+    return load_module(f"{PACKAGE}.{module}", (PACKAGE,), REMEDY)
 
 
 def complete_table_name(incomplete: str) -> list[str]:

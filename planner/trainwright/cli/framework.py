@@ -1,4 +1,4 @@
-"""Framework of all commands: option groups, one-sentence errors, exit codes, progress bar."""
+"""Framework of all commands: option groups, one-sentence errors, exit codes, progress bar, optional packages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
+from importlib import import_module
 from typing import Any, NoReturn, get_type_hints
 
 import typer
@@ -181,3 +182,14 @@ def _progress_bar(what: str) -> Iterator[Callable[[SearchProgress], None]]:
 def _keep_imports() -> None:
     """Exclude imported objects from garbage collection, whose full passes take a tenth of a quick search."""
     gc.freeze()
+
+
+def load_module(module: str, packages: Collection[str], remedy: str) -> Any:
+    """Import a module of a package that the library does not depend on. Raises ValueError with a remedy if one of these packages is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in packages:
+            raise
+        raise ValueError(f"the package {missing} is not installed here; {remedy}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -96,11 +96,11 @@ def save(executor: PlanExecutor, folder: Path, iteration: int) -> None:
     Raises:
         CheckpointError: on all ranks, with one sentence; the folder is not created.
     """
-    temporary = folder.with_name(folder.name + ".partial")
+    temporary = _partial_folder(folder)
     executor.beat(f"saving a checkpoint to {folder}")
     _run_on_all_ranks(executor, folder, lambda: _start_saving(executor, folder, temporary, iteration))
     planner = TileSavePlanner(list(written_tiles(executor, MAX_CHUNK_VALUES)), executor.beat)
-    with _raise_first_error(executor, folder):
+    with raise_first_error(folder, executor.plan_ranks.ranks):
         write(
             {},
             storage_writer=FileSystemWriter(temporary),
@@ -125,9 +125,9 @@ def load(executor: PlanExecutor, folder: Path) -> int:
             optimizer's. The executor's state is undefined if reading has begun.
     """
     executor.beat(f"loading the checkpoint {folder}")
-    state = _run_on_all_ranks(executor, folder, lambda: _read_training_state(executor, folder))
+    state = _run_on_all_ranks(executor, folder, lambda: _state_to_resume(executor, folder))
     planner = TileLoadPlanner(list(resident_tiles(executor)), folder, executor.beat)
-    with _raise_first_error(executor, folder):
+    with raise_first_error(folder, executor.plan_ranks.ranks):
         read(
             {},
             storage_reader=FileSystemReader(folder),
@@ -142,14 +142,25 @@ def load(executor: PlanExecutor, folder: Path) -> int:
     return state.iteration
 
 
+def make_partial_folder(folder: Path) -> Path:
+    """Make the empty folder that becomes a checkpoint's when it is complete. Raises CheckpointError if that one exists."""
+    if folder.exists():
+        raise CheckpointError(f"{folder} already exists; save each checkpoint to a folder of its own")
+    partial = _partial_folder(folder)
+    if partial.exists():  # left by a run that ended while writing
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _partial_folder(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".partial")
+
+
 def _start_saving(executor: PlanExecutor, folder: Path, temporary: Path, iteration: int) -> None:
     if not _is_first_rank(executor):
         return
-    if folder.exists():
-        raise CheckpointError(f"{folder} already exists; save each checkpoint to a folder of its own")
-    if temporary.exists():  # left by a run that ended while writing
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    make_partial_folder(folder)
     loss_scale = executor.loss_scale
     state = TrainingState(
         executor.model.family,
@@ -175,13 +186,19 @@ def _finish_saving(executor: PlanExecutor, folder: Path, temporary: Path) -> Non
     temporary.rename(folder)
 
 
-def _read_training_state(executor: PlanExecutor, folder: Path) -> TrainingState:
-    """Return the checkpoint's training state. Raises CheckpointError if this run cannot resume from it."""
+def read_training_state(folder: Path) -> TrainingState:
+    """Return a checkpoint's training state. Raises CheckpointError if there is none."""
     try:
         text = (folder / STATE_FILE).read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{folder} is not a readable checkpoint: {STATE_FILE}: {error.strerror}") from error
     state: TrainingState = documents.loads(text, TrainingState, source=str(folder / STATE_FILE))
+    return state
+
+
+def _state_to_resume(executor: PlanExecutor, folder: Path) -> TrainingState:
+    """Return the checkpoint's training state. Raises CheckpointError if this run cannot resume from it."""
+    state = read_training_state(folder)
     if problem := state.mismatch(executor.model.family, executor.training.optimizer):
         raise CheckpointError(f"{folder}: {problem}")
     return state
@@ -218,7 +235,7 @@ def _run_on_all_ranks(executor: PlanExecutor, folder: Path, step: Callable[[], _
 
 
 @contextmanager
-def _raise_first_error(executor: PlanExecutor, folder: Path) -> Iterator[None]:
+def raise_first_error(folder: Path, ranks: Sequence[int] = (0,)) -> Iterator[None]:
     """Re-raise the failures that torch.distributed.checkpoint gathers as the first rank's error, in one sentence."""
     try:
         with _without_warnings():
@@ -230,7 +247,8 @@ def _raise_first_error(executor: PlanExecutor, folder: Path) -> Iterator[None]:
         message = (
             one_line(str(cause)).split(". ")[0] or type(cause).__name__
         )  # torch's advice is for its own developers
-        raise CheckpointError(f"{folder}: rank {executor.plan_ranks.ranks[rank_index]}: {message}") from error
+        rank = f"rank {ranks[rank_index]}: " if len(ranks) > 1 else ""
+        raise CheckpointError(f"{folder}: {rank}{message}") from error
 
 
 @contextmanager

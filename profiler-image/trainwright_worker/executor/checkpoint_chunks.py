@@ -218,7 +218,7 @@ class TileSavePlanner(DefaultSavePlanner):
 
     def __init__(self, pieces: list[StateTile], beat: Callable[[str], None]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tiles = {_metadata_index(piece): piece for piece in pieces}
+        self._tiles = {metadata_index(piece): piece for piece in pieces}
         self._beat = beat
 
     def create_local_plan(self) -> SavePlan:
@@ -274,7 +274,8 @@ class TileLoadPlanner(DefaultLoadPlanner):
         return self._tiles[index.fqn][index.index or 0].values
 
 
-def _metadata_index(tile: StateTile) -> MetadataIndex:
+def metadata_index(tile: StateTile) -> MetadataIndex:
+    """Return what identifies a tile in the index of a checkpoint."""
     return MetadataIndex(tile.name, torch.Size(tile.tile.offsets))
 
 

@@ -113,8 +113,12 @@ class Adam(Optimizer):
             )
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd}
+"""Optimizers by name."""
+
+
 def make_optimizer(name: str, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> Optimizer:
-    return Adam(flat_parameters, learning_rate) if name == "adam" else Sgd(flat_parameters, learning_rate)
+    return OPTIMIZERS[name](flat_parameters, learning_rate)
 
 
 def require_summed_gradient(flat_parameter: FlatParameter) -> Tensor:

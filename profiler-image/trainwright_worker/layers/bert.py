@@ -104,20 +104,19 @@ class Block(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
-        attended = hidden + self.shard.reduce_from_tensor_group(self._attention(hidden)) + self.attention_bias
-        hidden = _layer_norm(attended, self.attention_norm_weight, self.attention_norm_bias)
-        fed = hidden + self.shard.reduce_from_tensor_group(self._feed_forward(hidden)) + self.contract_bias
+        hidden = _layer_norm(hidden + self._attention(hidden), self.attention_norm_weight, self.attention_norm_bias)
+        fed = hidden + self._feed_forward(hidden)
         return Output((_layer_norm(fed, self.feed_forward_norm_weight, self.feed_forward_norm_bias),))
 
     def _attention(self, hidden: Tensor) -> Tensor:
         entered = self.shard.copy_to_tensor_group(hidden)
         query, key, value = project_by_head(entered, self.qkv_weight, self.heads, self.qkv_bias)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return functional.linear(join_heads(mixed), self.attention_weight)
+        return self.shard.project_from_tensor_group(join_heads(mixed), self.attention_weight, self.attention_bias)
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         expanded = functional.linear(self.shard.copy_to_tensor_group(hidden), self.expand_weight, self.expand_bias)
-        return functional.linear(functional.gelu(expanded), self.contract_weight)
+        return self.shard.project_from_tensor_group(functional.gelu(expanded), self.contract_weight, self.contract_bias)
 
 
 class MaskedHead(VocabularyLayer):

@@ -84,8 +84,8 @@ class PreNormBlock(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
-        hidden = hidden + self._attention(hidden) + self.attention_bias
-        return Output((hidden + self.shard.reduce_from_tensor_group(self._feed_forward(hidden)) + self.contract_bias,))
+        hidden = hidden + self._attention(hidden)
+        return Output((hidden + self._feed_forward(hidden),))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of (rows or windows, heads, positions, head size): (rows or windows, positions, width).
@@ -99,19 +99,17 @@ class PreNormBlock(Layer):
         return attended if self.windows is None else self.windows.reverse(attended)
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        """Return the attention output without its bias, after the all-reduce."""
         normed = functional.layer_norm(hidden, self.width, self.first_norm_weight, self.first_norm_bias)
         normed = self.shard.copy_to_tensor_group(normed)
         if self.windows is not None:
             normed = self.windows.partition(normed)
         query, key, value = project_by_head(normed, self.qkv_weight, self.heads, self.qkv_bias)
+        attended = self.attend(query, key, value)
         return self.join_windows(
-            self.shard.reduce_from_tensor_group(
-                functional.linear(self.attend(query, key, value), self.attention_weight)
-            )
+            self.shard.project_from_tensor_group(attended, self.attention_weight, self.attention_bias)
         )
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         normed = functional.layer_norm(hidden, self.width, self.second_norm_weight, self.second_norm_bias)
         expanded = functional.linear(self.shard.copy_to_tensor_group(normed), self.expand_weight, self.expand_bias)
-        return functional.linear(functional.gelu(expanded), self.contract_weight)
+        return self.shard.project_from_tensor_group(functional.gelu(expanded), self.contract_weight, self.contract_bias)

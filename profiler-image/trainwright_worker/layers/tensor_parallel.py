@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter, part_start
 
@@ -182,6 +183,12 @@ class TensorShard:
         if self.sequence_parallel:
             return leave_sequence_parallel(self.collectives, partial)
         return _reduce(partial, self.collectives)
+
+    def project_from_tensor_group(self, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Multiply by a weight that is split by input, apply g, and add the bias: in one operation if nothing is split."""
+        if self.degree == 1:
+            return functional.linear(values, weight, bias)
+        return self.reduce_from_tensor_group(functional.linear(values, weight)) + bias
 
 
 class _CopyToTensorGroup(torch.autograd.Function):

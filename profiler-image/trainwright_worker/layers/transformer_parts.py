@@ -158,7 +158,7 @@ class RotaryAttentionLayer(Layer):
         shard.register_shards(self, whole)
         self.shard = shard
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
-        angles = _angles(family.sequence_length, size)
+        angles = rotary_angles(family.sequence_length, size)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
 
@@ -168,13 +168,13 @@ class RotaryAttentionLayer(Layer):
     def _attention(self, hidden: Tensor) -> Tensor:
         normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight))
         angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
-        query = by_head(_rotate(functional.linear(normed, self.query_weight), self.heads, *angles), self.heads)
-        key = by_head(_rotate(functional.linear(normed, self.key_weight), self.groups, *angles), self.groups)
+        query = by_head(rotate(functional.linear(normed, self.query_weight), self.heads, *angles), self.heads)
+        key = by_head(rotate(functional.linear(normed, self.key_weight), self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight), self.groups)
         return functional.linear(join_heads(causal_attention(query, key, value)), self.attention_weight)
 
 
-def _rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate each pair of values, half a head apart, by its angle; shape (rows, sequence, heads × size).
 
     This layout, rather than by head, is the one in which attention returns its result, so the following product need not copy
@@ -186,7 +186,7 @@ def _rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tenso
     return torch.stack(rotated, 3).flatten(2)
 
 
-def _angles(sequence: int, size: int) -> Tensor:
+def rotary_angles(sequence: int, size: int) -> Tensor:
     """Return the angle of every position and pair of values, (sequence, 1, size / 2)."""
     frequencies = ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
     return torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies).unsqueeze(1)

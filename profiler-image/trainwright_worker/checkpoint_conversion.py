@@ -1,0 +1,262 @@
+"""Conversion between the worker's checkpoints and those of torch's own trainers, chunk by chunk.
+
+Both are read and written by torch.distributed.checkpoint; their names differ. A checkpoint of the worker has no plan, so
+there is nothing to convert between plans.
+
+In torch's, `model` is the state of a module whose `layers` are the model's layers, and `optim.state` that of torch's Adam or
+SGD, as `torch.distributed.checkpoint.state_dict` names them. A tied weight and its state are there for each of its layers.
+Groups of parameters, with their learning rates, are the trainer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load as read
+from torch.distributed.checkpoint.state_dict_saver import save as write
+
+from trainwright import documents
+from trainwright.model import Model
+from trainwright.training import Training
+from trainwright_worker.executor.checkpoint import (
+    STATE_FILE,
+    TrainingState,
+    make_partial_folder,
+    raise_first_error,
+    read_training_state,
+)
+from trainwright_worker.executor.checkpoint_chunks import (
+    WEIGHTS,
+    CheckpointError,
+    StateTile,
+    Tile,
+    TileLoadPlanner,
+    TileSavePlanner,
+    metadata_index,
+)
+from trainwright_worker.executor.optimizer import OPTIMIZERS
+from trainwright_worker.initial_weights import deferred_weights
+from trainwright_worker.layers.layer import SharedWeights
+from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+TORCH_STATES = {"mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
+"""Names of the optimizers' states in torch's optimizers."""
+
+MODEL, OPTIMIZER, STEP = "model", "optim", "step"
+
+Keys = tuple[str, ...]
+"""Keys of a tensor in nested dictionaries; joined by dots, its name in the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWeight:
+    """Weight of a model.
+
+    Attributes:
+        name: in the worker's checkpoints: layer and parameter, or the tied weight's name.
+        torch_names: in torch's: layer and parameter, for each layer that has it.
+    """
+
+    name: str
+    torch_names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+def named_weights(model: Model) -> tuple[NamedWeight, ...]:
+    """Return the weights of a model, in the order of its layers."""
+    family = make_family_layers(model)
+    shared: SharedWeights = {}
+    found: dict[str, NamedWeight] = {}
+    with deferred_weights(torch.device("meta")):
+        for layer in range(len(model.layers)):
+            module = family.make(layer, seed=0, shard=TensorShard(), shared=shared)
+            for attribute, parameter in module.named_parameters():
+                name = module.shared_weights.get(attribute, f"{layer}.{attribute}")
+                known = found.get(name, NamedWeight(name, (), tuple(parameter.shape)))
+                found[name] = replace(known, torch_names=(*known.torch_names, f"layers.{layer}.{attribute}"))
+    return tuple(found.values())
+
+
+def is_of_worker(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint of the worker."""
+    return (folder / STATE_FILE).exists()
+
+
+def to_torch(source: Path, target: Path) -> TrainingState:
+    """Write a checkpoint of the worker as one of torch's trainers. Raises CheckpointError with one sentence."""
+    state = read_training_state(source)
+    new = _NewCheckpoint(source)
+    for weight in named_weights(Model.of(state.family)):
+        for name in weight.torch_names:
+            new.copy((MODEL, name), weight, [f"{WEIGHTS}/{weight.name}"])
+            of_weight = (OPTIMIZER, "state", name)
+            for kind in OPTIMIZERS[state.optimizer].state_names:
+                new.copy((*of_weight, TORCH_STATES[kind]), weight, [f"{kind}/{weight.name}"])
+            if state.optimizer == "adam":
+                new.add((*of_weight, STEP), torch.tensor(float(state.updates)))
+    new.write(target)
+    return state
+
+
+def to_worker(source: Path, target: Path, training: Training, *, iteration: int | None = None) -> TrainingState:
+    """Write a checkpoint of torch's trainers as one of the worker, in float32.
+
+    Without a state of the optimizer in it, that of a new one is written. `iteration` is the number of completed iterations, by
+    default that of the updates of torch's Adam. Raises CheckpointError with one sentence.
+    """
+    new = _NewCheckpoint(source, torch.float32)
+    has_state = any(name.startswith(f"{OPTIMIZER}.") for name in new.stored)
+    steps = []
+    for weight in named_weights(Model.of(training.family)):
+        new.copy((f"{WEIGHTS}/{weight.name}",), weight, [f"{MODEL}.{name}" for name in weight.torch_names])
+        of_weight = [f"{OPTIMIZER}.state.{name}" for name in weight.torch_names]
+        for kind in OPTIMIZERS[training.optimizer].state_names:
+            if has_state:
+                new.copy((f"{kind}/{weight.name}",), weight, [f"{name}.{TORCH_STATES[kind]}" for name in of_weight])
+            else:
+                new.add((f"{kind}/{weight.name}",), torch.zeros(weight.shape))
+        if has_state and training.optimizer == "adam":
+            steps.append(new.read_number([f"{name}.{STEP}" for name in of_weight]))
+    new.refuse_unknown(f"{OPTIMIZER}.param_groups.")
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            f"{source}: weights were updated {min(steps):.0f} to {max(steps):.0f} times, but the worker updates all at "
+            "once; convert a checkpoint whose weights are all trained"
+        )
+    updates = round(steps[0]) if steps else iteration or 0
+    state = TrainingState(training.family, training.optimizer, updates if iteration is None else iteration, updates)
+    new.write(target, state)
+    return state
+
+
+class _NewCheckpoint:
+    """Checkpoint made of the stored tensors of another one, under other names.
+
+    Attributes:
+        stored: index of the tensors of the other checkpoint.
+    """
+
+    def __init__(self, source: Path, dtype: torch.dtype | None = None) -> None:
+        self._source, self._dtype, self._reader = source, dtype, _Reader(source)
+        try:
+            self.stored: Mapping[str, Any] = self._reader.index.state_dict_metadata
+        except OSError as error:
+            raise CheckpointError(
+                f"{source}: not a checkpoint of torch.distributed.checkpoint: {error.filename}: {error.strerror}"
+            ) from error
+        self._used: set[str] = set()
+        self._tiles: list[StateTile] = []
+        self._names: list[str] = []
+        self._paths: dict[str, Keys] = {}
+
+    def copy(self, keys: Keys, weight: NamedWeight, names: Sequence[str]) -> None:
+        """Take a stored tensor of a weight's shape, by the first of its names that is there."""
+        name, stored = self._find(names)
+        if tuple(stored.size) != weight.shape:
+            raise CheckpointError(
+                f"{self._source}: {name} has shape {tuple(stored.size)} in the checkpoint, but {weight.shape} in the model"
+            )
+        for chunk in stored.chunks:
+            tile = Tile(tuple(chunk.offsets), tuple(chunk.sizes))
+            placeholder = torch.empty(tile.sizes, dtype=self._dtype or stored.properties.dtype, device="meta")
+            self._add(keys, StateTile(".".join(keys), weight.shape, tile, placeholder), name)
+
+    def add(self, keys: Keys, values: Tensor) -> None:
+        """Take given values."""
+        shape = tuple(values.shape)
+        self._add(keys, StateTile(".".join(keys), shape, Tile((0,) * len(shape), shape), values), "")
+
+    def _add(self, keys: Keys, tile: StateTile, name: str) -> None:
+        self._paths[tile.name] = keys
+        self._tiles.append(tile)
+        self._names.append(name)
+
+    def _find(self, names: Sequence[str]) -> tuple[str, TensorStorageMetadata]:
+        found = [name for name in names if isinstance(self.stored.get(name), TensorStorageMetadata)]
+        if not found:
+            raise CheckpointError(f"{self._source}: {names[0]} is not in the checkpoint, but the model has it")
+        self._used.update(found)
+        return found[0], self.stored[found[0]]
+
+    def read_number(self, names: Sequence[str]) -> float:
+        """Return a stored tensor of one value."""
+        name, stored = self._find(names)
+        shape = tuple(stored.size)
+        return self._read(name, StateTile("", shape, Tile((0,) * len(shape), shape), torch.empty(shape))).item()
+
+    def refuse_unknown(self, but: str) -> None:
+        """Raise CheckpointError if a stored tensor was not taken, except those whose names begin with `but`."""
+        unknown = [name for name in self.stored if name not in self._used and not name.startswith(but)]
+        if unknown:
+            raise CheckpointError(f"{self._source}: {min(unknown)} is in the checkpoint, but not in the model")
+
+    def _read(self, name: str, tile: StateTile) -> Tensor:
+        """Return a tile of a stored tensor."""
+        wanted = replace(tile, name=name, values=torch.empty(tile.tile.sizes, dtype=tile.values.dtype))
+        with raise_first_error(self._source):
+            read({}, storage_reader=self._reader, planner=_PartPlanner([wanted], self._source), no_dist=True)
+        return wanted.values
+
+    def write(self, folder: Path, state: TrainingState | None = None) -> None:
+        """Write the checkpoint to a new folder, which appears when it is complete."""
+        partial = make_partial_folder(folder)
+        names = {metadata_index(tile): name for tile, name in zip(self._tiles, self._names, strict=True) if name}
+
+        def values(tile: StateTile) -> Tensor:
+            name = names.get(metadata_index(tile))
+            return tile.values if name is None else self._read(name, tile)
+
+        planner = _CopyPlanner(self._tiles, values, self._paths)
+        with raise_first_error(folder):
+            write({}, storage_writer=FileSystemWriter(partial), planner=planner, no_dist=True)
+        if state is not None:
+            (partial / STATE_FILE).write_text(documents.dumps(state), encoding="utf-8")
+        partial.rename(folder)
+
+
+class _Reader(FileSystemReader):
+    """Reader that loads the index once."""
+
+    @cached_property
+    def index(self) -> Metadata:
+        return super().read_metadata()
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        return self.index
+
+
+class _PartPlanner(TileLoadPlanner):
+    """Planner that reads tiles, and nothing else that is stored."""
+
+    def __init__(self, tiles: list[StateTile], folder: Path) -> None:
+        super().__init__(tiles, folder, lambda _doing: None)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+
+class _CopyPlanner(TileSavePlanner):
+    """Planner that gets a tile's values when they are written, and tells torch's tools how the names nest."""
+
+    def __init__(
+        self, tiles: list[StateTile], values: Callable[[StateTile], Tensor], paths: Mapping[str, Keys]
+    ) -> None:
+        super().__init__(tiles, lambda _doing: None)
+        self._values, self._paths = values, paths
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = super().create_global_plan(all_plans)
+        return plans, replace(metadata, planner_data=dict(self._paths))
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._values(self._tiles[index])
