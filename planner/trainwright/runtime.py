@@ -116,8 +116,9 @@ class Runtime:
         hides_transfers: stages compute while boundaries are sent, as our worker does. Megatron and DeepSpeed send
             between computations: a message begins when sender and receiver are both free, and occupies both.
         sequence_parallel: plans that searches make divide activations along the sequence wherever a tensor degree divides all
-            sequences (Korthikanti et al. 2022). A plan that is given states it itself.
-        keeps_gathered_weights: under zero3 searches keep gathered weights for later passes where memory allows and that is faster.
+            sequences (Korthikanti et al. 2022), unless that is slower. A plan that is given states it itself.
+        keeps_gathered_weights: under zero3 searches keep gathered weights for later passes where memory allows and that is faster;
+            zero1 and zero2 become zero3 for it.
         gathers_inputs_again: under sequence parallelism ranks save their slices of the inputs of products and gather them again in
             the backward while its products compute (Megatron), instead of saving whole inputs.
     """

@@ -160,7 +160,7 @@ class StageGroupCosts:
     context: CostContext
     exposed_all_reduce_ratio: float | None = None
     _rings: dict[tuple[int, int, RankOrder, bool], Ring] = field(default_factory=dict)
-    _moves: dict[tuple[InputLayout, InputLayout], tuple[float, float]] = field(default_factory=dict)
+    _moves: dict[tuple[InputLayout, bool, InputLayout, bool], tuple[float, float]] = field(default_factory=dict)
     _compute: dict[tuple[str, InputLayout, bool], tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
@@ -204,14 +204,15 @@ class StageGroupCosts:
         """Return R(l, s, s'): Slice-Gather of a layer's input, rows of `row_bytes` each, and of its gradient.
 
         A device receives missing rows from its own node if possible, else through the NIC, which the node's devices share.
+        Where sequences are divided, the tensor groups gather the input before and the gradient after.
         """
         latency, seconds_per_byte = self.transformation_alpha_beta(before, after)
         return latency + row_bytes * seconds_per_byte
 
     def transformation_alpha_beta(self, before: LayerRun, after: LayerRun) -> tuple[float, float]:
         """Return R(l, s, s') as latency, and seconds per byte of a row."""
-        key = layout_of(before), layout_of(after)
-        if key[0] == key[1]:
+        key = layout_of(before), before.sequence_parallel, layout_of(after), after.sequence_parallel
+        if key[0] == key[2]:
             return 0.0, 0.0
         if key not in self._moves:
             had, needed = self._rows(before), self._rows(after)
@@ -219,8 +220,18 @@ class StageGroupCosts:
                 self._links.redistribution_alpha_beta(had, needed),
                 self._links.redistribution_alpha_beta(needed, had),
             )
-            self._moves[key] = there[0] + back[0], there[1] + back[1]
+            parts = (there, back, self._sequence_gather_alpha_beta(before), self._sequence_gather_alpha_beta(after))
+            latency, seconds_per_byte = map(sum, zip(*parts, strict=True))
+            self._moves[key] = latency, seconds_per_byte
         return self._moves[key]
+
+    def _sequence_gather_alpha_beta(self, run: LayerRun) -> tuple[float, float]:
+        """Return latency, and seconds per byte of a row, of gathering a boundary that tensor groups divide, if they do."""
+        ring = self._ring(run, data=False)
+        if not run.sequence_parallel or ring.members == 1:
+            return 0.0, 0.0
+        share = (ring.members - 1) / ring.members
+        return (ring.members - 1) * ring.latency_seconds, max(run.rows) * share / ring.bytes_per_second
 
     def _compute_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
         """Return forward and backward seconds of the slowest device."""

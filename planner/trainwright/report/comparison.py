@@ -246,7 +246,7 @@ def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> l
     told = [] if first.traded is None else [f"The first plan is preferred: it is {first.traded}."]
     if keep is None:
         return told
-    if first.plan == keep:
+    if problem.is_running(first.plan):
         return [*told, "It is the plan that runs now: nothing moves."]
     moved = migration_bytes(keep, first.plan, problem.cost_context)
     seconds = migration_seconds(keep, first.plan, problem.cost_context)

@@ -79,7 +79,11 @@ def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
 
     Its layer runs are sequence parallel as the runtime has it.
     """
-    plan = with_sequence_parallel(plan, problem.cost_context)
+    return candidate_if_feasible(problem, with_sequence_parallel(plan, problem.cost_context))
+
+
+def candidate_if_feasible(problem: Problem, plan: Plan) -> Candidate | None:
+    """Return the candidate of a plan as it is; return None, without a replay, if it does not fit into memory."""
     estimate = estimate_if_feasible(plan, problem.cost_context)
     return None if estimate is None else _with_price(problem, plan, estimate)
 

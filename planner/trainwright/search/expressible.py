@@ -11,8 +11,8 @@ from trainwright.exports import Capabilities, UniformShape, is_expressible, near
 from trainwright.exports.shape_moves import neighbours
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
-from trainwright.search.kept_weights import with_kept_weights
 from trainwright.search.megatron import megatron
+from trainwright.search.plan_variants import fastest_variant
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
@@ -56,7 +56,7 @@ class ExpressibleSearch:
         found = expressible_candidates(free, plans, self.capabilities, control)
         if not found:
             raise NoFeasiblePlan("no plan that the trainer can be told fits into memory; allow other plans or trainers")
-        seconds = with_kept_weights(unlimited[0], free).estimate.iteration_seconds
+        seconds = fastest_variant(unlimited[0], free).estimate.iteration_seconds
         return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
 
 

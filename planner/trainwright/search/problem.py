@@ -180,6 +180,10 @@ class Problem:
         keep = self.preference.keep
         return None if keep is None else with_sequence_parallel(keep, self.cost_context)
 
+    def is_running(self, plan: Plan) -> bool:
+        """Return whether this is the plan to keep, whatever either says of sequence parallelism."""
+        return with_sequence_parallel(plan, self.cost_context) == self.running_plan
+
     def with_nodes(self, nodes: Sequence[str]) -> Problem:
         """Return the problem restricted to these nodes; both share one cost context."""
         restricted = replace(self, limits=replace(self.limits, use_nodes=tuple(nodes)))

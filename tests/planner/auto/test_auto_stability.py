@@ -72,8 +72,8 @@ def test_kept_plan_comes_before_simpler_plans(problem: Problem, make_plan: MakeP
     running = with_rows(plain, 0, (3, 2, 2, 1))
     any_candidate = candidate_of(problem, plain)
     candidates = [with_seconds(any_candidate, plain, 1.0), with_seconds(any_candidate, running, 1.02)]
-    assert order_by_complexity(candidates, 0.03, problem.cluster, running_plan=running)[0][0].plan == running
-    assert order_by_complexity(candidates, 0.01, problem.cluster, running_plan=running)[0][0].plan == plain
+    assert order_by_complexity(candidates, 0.03, problem.cluster, is_running=running.__eq__)[0][0].plan == running
+    assert order_by_complexity(candidates, 0.01, problem.cluster, is_running=running.__eq__)[0][0].plan == plain
 
 
 @examples(60)

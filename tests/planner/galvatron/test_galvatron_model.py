@@ -120,6 +120,10 @@ def test_only_a_layout_change_moves_rows(even):
     # Each device has 2 of 8 rows and needs all: it receives 6; on the way back none is lacking.
     assert group.transformation_seconds(100.0, data, tensor) == pytest.approx(1e-4 + 6 * 100 / 1e9)
     assert group.transformation_seconds(100.0, tensor, data) == pytest.approx(1e-4 + 6 * 100 / 1e9)
+    # Divided sequences are gathered first, or the gradient's last.
+    gather, divided = 3 / 4 * 8 * 100 / 1e9 + 3 * 1e-4, replace(tensor, sequence_parallel=True)
+    for pair in ((data, divided), (divided, data)):
+        assert group.transformation_seconds(100.0, *pair) == pytest.approx(1e-4 + 6 * 100 / 1e9 + gather)
     plan = of_one_stage(even, run(even, count=3), run(even, data=1, tensor=4, first=3))
     whole = stage_seconds(plan.pipelines[0].stages[0], even.cost_context).micro_batch_seconds
     row_bytes = even.model.output_bytes_per_row(2)

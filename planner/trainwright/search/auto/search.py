@@ -38,6 +38,7 @@ from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, su
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first, fitting_candidate
 from trainwright.search.degrees import divisors
 from trainwright.search.megatron import megatron_candidates
+from trainwright.search.plan_variants import gathering_in_every_pass
 from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, SearchControl
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error
@@ -254,7 +255,7 @@ def warm_start(state: SearchState) -> None:
     """Evaluate adaptations of the running plan and the best plans of other searches."""
     if state.problem.preference.keep is not None:
         for plan in adapt_plan(state.problem.preference.keep, state.problem)[: draft_evaluation_limit(state)]:
-            state.evaluator.evaluate_repaired(plan)
+            state.evaluator.evaluate_repaired(gathering_in_every_pass(plan))
     for candidate in warm_start_candidates(state.problem, state.control, lambda: state.is_out_of_time):
         state.evaluator.add(candidate)
 

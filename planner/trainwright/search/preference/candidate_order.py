@@ -11,6 +11,7 @@ from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
 from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_variants import gathering_in_every_pass, with_kept_weights, without_sequence_parallel
 from trainwright.search.preference.link_noise import snap_links
 from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.search.preference.simplicity import (
@@ -91,7 +92,7 @@ def order_by_preference(candidates: Sequence[Candidate], problem: Problem) -> li
         preference.tolerance,
         problem.cluster,
         lambda candidate: value[id(candidate)],
-        problem.running_plan,
+        problem.is_running,
     )
     return [_describe_trade_off(order[0], min(order, key=measure), problem, measure), *order[1:]]
 
@@ -116,8 +117,16 @@ class _CandidatePool:
         """Add the plans that fit into memory and are expressible by the trainer of the limits, if there is one."""
         trainer = self.problem.limits.expressible_by
         allowed = (plan for plan in plans if trainer is None or is_expressible(plan, trainer))
-        costed = (fitting_candidate(self.problem, plan) for plan in allowed if self._is_new(plan))
+        costed = (self._costed(plan) for plan in allowed if self._is_new(plan))
         self.candidates += [candidate for candidate in costed if candidate is not None]
+
+    def _costed(self, plan: Plan) -> Candidate | None:
+        """Return the plan's candidate, with weights that stay gathered only where they fit; None if it does not fit so either."""
+        found = fitting_candidate(self.problem, plan)
+        if found is None and (fewer := gathering_in_every_pass(plan)) != plan:
+            found = fitting_candidate(self.problem, fewer)
+            found = None if found is None else with_kept_weights(found, self.problem)
+        return None if found is None else without_sequence_parallel(found, self.problem)
 
     def _is_new(self, plan: Plan) -> bool:
         key = self.symmetry.canonical_key(with_sequence_parallel(plan, self.problem.cost_context))

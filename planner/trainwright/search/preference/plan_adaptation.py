@@ -77,8 +77,8 @@ def _shrink_mixed_degrees(stage: Stage, available: frozenset[Device]) -> Stage |
 
 def _with_replicas(run: LayerRun, shares: Sequence[float]) -> LayerRun:
     """Return the run with one replica per share; they split the same rows in proportion to the shares."""
-    sharding = run.sharding if len(shares) > 1 else Sharding.NONE
-    return replace(run, data=len(shares), rows=split_in_proportion(sum(run.rows), shares), sharding=sharding)
+    several = replace(run, data=len(shares), rows=split_in_proportion(sum(run.rows), shares))
+    return several if len(shares) > 1 else replace(several, sharding=Sharding.NONE, keep_gathered_weights=False)
 
 
 def split_in_proportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:

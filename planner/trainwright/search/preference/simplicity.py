@@ -126,7 +126,7 @@ def order_by_complexity(
     tolerance: float,
     cluster: Cluster,
     measure: Measure = iteration_seconds,
-    running_plan: Plan | None = None,
+    is_running: Callable[[Plan], bool] | None = None,
 ) -> tuple[list[Candidate], SimplicityTradeOff | None]:
     """Return the candidates in the order of preference, and what the first gives up; None if it is the best.
 
@@ -138,7 +138,10 @@ def order_by_complexity(
         return best_first, None
     limit = measure(best_first[0]) * (1 + tolerance)
     within_tolerance = [candidate for candidate in best_first if measure(candidate) <= limit]
-    order = {id(one): (one.plan != running_plan, Complexity.of(one.plan, cluster)) for one in within_tolerance}
+    order = {
+        id(one): (is_running is None or not is_running(one.plan), Complexity.of(one.plan, cluster))
+        for one in within_tolerance
+    }
     chosen = sorted(within_tolerance, key=lambda candidate: order[id(candidate)])
     return [*chosen, *best_first[len(within_tolerance) :]], trade_off(chosen[0], best_first[0], cluster, measure)
 
