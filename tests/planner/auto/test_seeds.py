@@ -10,6 +10,8 @@ import pytest
 from trainwright.cluster import Cluster
 from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, run
 from trainwright.search.auto import search, seeds
+from trainwright.search.baselines import on_one_accelerator
+from trainwright.search.galvatron.search import galvatron_bmw
 
 
 def endless(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
@@ -46,6 +48,16 @@ def test_seeds_are_the_best_two_of_each_search(
     asked(hopeless, amp)
     found = list(seeds.warm_start_candidates(problem, SearchControl(), lambda: False))
     assert found == run("amp", problem, top=2)
+
+
+def test_galvatron_runs_on_each_accelerator_alone_too(
+    asked: Callable[..., None], make_problem: Callable[..., Problem]
+) -> None:
+    problem = make_problem(layers=4, batch=8)
+    asked(galvatron_bmw)
+    found = list(seeds.warm_start_candidates(problem, SearchControl(), lambda: False))
+    parts = [problem, *(on_one_accelerator(problem, name) for name in ("emulated-fast", "emulated-slow"))]
+    assert found == [one for part in parts for one in galvatron_bmw(part, SearchControl(), 2)[:2]]
 
 
 def test_seed_search_is_stopped_at_its_deadline(

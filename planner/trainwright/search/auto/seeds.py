@@ -9,6 +9,7 @@ from trainwright.cost.network import node_classes
 from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
+from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.galvatron.search import galvatron_bmw
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
@@ -51,11 +52,14 @@ def amp_candidates(
 def warm_start_candidates(
     problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]
 ) -> Iterator[Candidate]:
-    """Yield the best plans of each affordable search; after the deadline the running search stops at its next step."""
-    for search in _applicable_searches(problem):
+    """Yield the best plans of each affordable search; after the deadline the running search stops at its next step.
+
+    Galvatron-BMW, which uses all devices, runs on those of each accelerator alone, too, where there are several.
+    """
+    for search, part in _applicable_searches(problem):
         if is_out_of_time():
             return
-        yield from _run_other_search(search, problem, control, is_out_of_time, max_late_steps=0)
+        yield from _run_other_search(search, part, control, is_out_of_time, max_late_steps=0)
 
 
 def late_candidates(problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]) -> list[Candidate]:
@@ -94,10 +98,13 @@ def _run_other_search(  # noqa: PLR0913 - a search's arguments, and how it ends
         return []
 
 
-def _applicable_searches(problem: Problem) -> Iterator[Search]:
+def _applicable_searches(problem: Problem) -> Iterator[tuple[Search, Problem]]:
     if _is_affordable(problem):
-        devices = len(problem.devices)
-        yield from (search for search, most in WARM_START_SEARCHES if devices <= most)
+        applicable = [search for search, most in WARM_START_SEARCHES if len(problem.devices) <= most]
+        yield from ((search, problem) for search in applicable)
+        if galvatron_bmw in applicable and len(problem.accelerators) > 1:
+            parts = (on_one_accelerator(problem, name) for name in problem.accelerators)
+            yield from ((galvatron_bmw, part) for part in parts if len(part.devices) > 1)
 
 
 def _is_affordable(problem: Problem) -> bool:
