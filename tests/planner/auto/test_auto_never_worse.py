@@ -35,6 +35,8 @@ def test_auto_is_never_slower(number: int) -> None:
     assert found.estimate == estimate_with_context(found.plan, problem.cost_context)
     assert found.estimate.feasible
     for search in OTHERS:
+        if search == "alpa" and case.devices > 8:  # asked at an effort above 1 alone
+            continue
         try:
             other = fastest(search, case.problem())
         except NoFeasiblePlan:

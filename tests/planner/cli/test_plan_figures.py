@@ -97,3 +97,10 @@ def test_node_worth_is_the_answer_without_each_type_of_node(folder: Path) -> Non
         assert one["without_seconds"] in (seconds, answer["candidates"][0]["predicted_seconds"])
     assert {name: one["devices"] for name, one in without.items()} == {"Tesla-V100-SXM2-16GB": 4, "Tesla-T4": 4}
     assert without["Tesla-V100-SXM2-16GB"]["price_per_hour"] == pytest.approx(12.24)
+
+
+def test_propose_reads_what_plan_writes(folder: Path) -> None:
+    answer = call(folder, "plan", "--planner=amp", "--top=3", "--node-worth", "--output=json").stdout
+    (folder / "answer.json").write_text(answer)
+    found = json.loads(call(folder, "propose", f"--candidates={folder / 'answer.json'}", "--output=json").stdout)
+    assert found["verdict"] == "try"
