@@ -79,16 +79,16 @@ def test_process_bytes_of_profiles_become_the_runtimes() -> None:
 
 
 def test_accelerator_is_omitted_when_a_layer_does_not_fit() -> None:
-    world = world_lacking(on_t4("head", 1))
+    world = world_lacking(*(on_t4("head", 1, degree) for degree in (1, 2, 4)))
     status = world.run()
     assert world.succeeded == "True"
-    assert world.condition("Profiled").message.endswith("tensor degree 1, so no plan uses emulated-t4")
+    assert world.condition("Profiled").message.endswith("tensor degree 4, so no plan uses emulated-t4")
     assert {device.node for plan in plans_of(world) for device in plan.devices} == {"n1"}
     assert status.winner is not None
 
 
 def test_plan_fails_with_a_message_when_a_layer_fits_no_accelerator() -> None:
-    world = world_lacking(on_t4("head", 1), nodes=(node("n2", "emulated-t4"),))
+    world = world_lacking(on_t4("head", 1), on_t4("head", 1, degree=2), nodes=(node("n2", "emulated-t4"),))
     world.run()
     condition = world.condition("Planned")
     assert (condition.status, condition.reason) == ("False", "NoFeasiblePlan")
