@@ -22,6 +22,7 @@ from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask,
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
+from trainwright_operator.flow.snapshot import PodTemplateRule
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.object_cache import ObjectCache
@@ -127,7 +128,7 @@ def test_second_plan_of_the_same_model_starts_no_profiling_and_no_links() -> Non
     ],
 )
 def test_what_a_measurement_depends_on_is_measured_anew(changes: dict[str, Any], again: list[str]) -> None:
-    second = later(measured(), spec=spec(**changes))
+    second = later(measured(), spec=spec(**changes), pod_template_rule=PodTemplateRule.ANY)
     second.run()
     assert second.succeeded == "True"
     assert measured_gangs(second) == again

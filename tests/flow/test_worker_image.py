@@ -45,9 +45,11 @@ def test_plan_keeps_its_image_when_the_default_changes() -> None:
 
 def test_gang_keeps_its_image_when_the_default_changes_between_two_of_its_jobs() -> None:
     world = World(image="worker:1", nodes=(node("n1"), node("n2", devices=1)))
-    while not (creations := [action for action in world.decide() if isinstance(action, CreateJob)]):
+    while not any(isinstance(action, CreateJob) for action in world.decide()):
         world.step()
-    world.apply(creations[:1])
+    actions = world.decide()
+    first = next(number for number, action in enumerate(actions) if isinstance(action, CreateJob))
+    world.apply(actions[: first + 1])
     world.image = "worker:2"
     world.run()
     assert images(world) == {"worker:1"}

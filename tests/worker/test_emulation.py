@@ -255,5 +255,5 @@ def test_trial_collects_no_garbage_while_it_is_timed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trial, "_time_iterations", timed)
     monkeypatch.setattr(trial, "format_plan_position", lambda *_: "")
     with pytest.raises(Stop):
-        trial.measure_trial(Mock(), Mock(), torch.device("cpu"), Mock(), Mock())
+        trial.measure_trial(Mock(checks=()), Mock(), torch.device("cpu"), Mock(), Mock())
     assert (enabled, gc.isenabled()) == ([False], True)
