@@ -35,8 +35,6 @@ SEARCHES: Mapping[str, Search] = {name: LazySearch(place) for name, place in SEA
 MAY_LEAVE_DEVICES_IDLE = frozenset({"auto"})
 """Searches that already choose how many devices to use; a search for cost runs them on fewer subclusters."""
 FEW_SUBCLUSTERS = 16
-REPEAT_SHAPES = frozenset({"amp-annealing", "random"})
-"""Searches whose best plans are often of one shape, and that return no more of them than they are asked for."""
 
 __all__ = [
     "SEARCHES",
@@ -132,5 +130,4 @@ def _requested_candidates(planner: str, problem: Problem, top: int | None) -> in
         return top
     if planner in MAY_LEAVE_DEVICES_IDLE:
         return None
-    repeats = top > 1 and (planner in REPEAT_SHAPES or problem.limits.expressible_by is not None)
-    return max(top, MIN_CANDIDATES) if repeats or problem.preference.is_active else top
+    return max(top, MIN_CANDIDATES) if top > 1 or problem.preference.is_active else top

@@ -36,7 +36,10 @@ class VariantSearch:
         # As many as are changed, so that the first ones do not depend on `top`.
         wanted = None if top is None else max(top, MAX_CANDIDATES)
         found = self.search(problem, replace(control, report=report), wanted)
-        fastest = [fastest_variant(candidate, problem) for candidate in found[:MAX_CANDIDATES]]
+        fastest = [
+            candidate if control.expired() else fastest_variant(candidate, problem)
+            for candidate in found[:MAX_CANDIDATES]
+        ]
         if all(new is old for new, old in zip(fastest, found, strict=False)):
             return found[:top]
         # Plans that differ in their shardings alone may have become one.
