@@ -245,9 +245,15 @@ class Plan:
         """Format degrees, micro-batch on one replica and layers by stage, for example `pp4 dp2 tp1 mb4×4 [4 3 3 4]`.
 
         If stages differ, degrees follow the layers of the stages that have them, in order: `pp3 mb1–2×4 [7 dp8 tp1 | 10 9
-        dp4 tp2]`.
+        dp4 tp2]`. `gpipe` follows where that is the schedule of stages.
         """
-        return " + ".join(_summary(pipeline) for pipeline in self.pipelines)
+        return " + ".join(_summary(pipeline) for pipeline in self.pipelines) + self.schedule_words
+
+    @property
+    def schedule_words(self) -> str:
+        """Return ` gpipe` where stages follow that schedule, else an empty string."""
+        is_pipelined = any(len(pipeline.stages) > 1 for pipeline in self.pipelines)
+        return f" {self.schedule}" if is_pipelined and self.schedule is not Schedule.ONE_FORWARD_ONE_BACKWARD else ""
 
 
 MOST_GROUPS = 6

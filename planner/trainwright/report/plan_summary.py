@@ -105,8 +105,8 @@ def strategies(stage: Stage) -> str:
 
 
 def batches(plan: Plan) -> str:
-    """Format `2×16`, rows of a micro-batch on one replica × micro-batches, one pipeline per line."""
-    return "\n".join(map(format_batches, plan.pipelines))
+    """Format `2×16`, rows of a micro-batch on one replica × micro-batches, and `gpipe` where it is; a pipeline per line."""
+    return "\n".join(format_batches(pipeline) + plan.schedule_words for pipeline in plan.pipelines)
 
 
 def layers(plan: Plan) -> str:

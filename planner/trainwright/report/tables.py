@@ -221,6 +221,6 @@ def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
     figures = PlanFigures.of(Candidate(plan, estimate), problem)
     for heading, cell in figure_columns(problem):
         add_row(table, heading, cell(figures), "", style="bold" if heading == "iteration" else "")
-    title = f"{plan.summary()}{origin_words(problem)}"
+    title = " ".join(filter(None, (plan.summary(), plan_summary.savings(plan)))) + origin_words(problem)
     caption = f"time: of {estimate.critical_device}, the device that takes longest; {FIGURES}"
     return titled(title, table, caption)
