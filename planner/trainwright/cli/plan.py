@@ -146,8 +146,8 @@ def _check_node_worth(inputs: Inputs, problem: Problem) -> None:
 def _node_worth(
     planner: str, inputs: Inputs, problem: Problem, found: FormatAnswer, control: SearchControl
 ) -> tuple[NodeWorth, ...]:
-    best = min(found.candidates, key=lambda one: one.estimate.iteration_seconds)
-    alone = replace(problem, preference=Preference())
+    best = found.candidates[0]  # as the other searches' first, which are preferred alike
+    alone = replace(problem, preference=Preference(problem.preference.tolerance))
 
     def find(one: Problem, part: SearchControl) -> list[Candidate]:
         return find_candidates(planner, inputs, one, part, 1)
