@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -359,6 +359,15 @@ def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.Monkey
     assert "trainwright: interrupted" in refused(call(files, "plan"), 130)
 
 
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """Python's own effect of Ctrl-C, which a shell takes from programs that it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_shows_the_best_plans_so_far(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         signal.raise_signal(signal.SIGINT)
@@ -377,6 +386,7 @@ def test_ctrl_c_shows_the_best_plans_so_far(files: Path, monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_second_ctrl_c_ends_at_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> list[object]:
         signal.raise_signal(signal.SIGINT)
