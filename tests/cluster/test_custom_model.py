@@ -35,10 +35,8 @@ def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_a
 def test_plan_waits_for_its_missing_module_and_names_it(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     name = workbench.apply(plan)
-    workbench.wait(
-        name, "ContainerNotCreated", lambda found: _succeeded(found).get("reason") == "ContainerNotCreated", 90
-    )
-    found = _succeeded(workbench.get(name))
+    reason = "ContainerNotCreated"
+    found = _succeeded(workbench.wait(name, reason, lambda found: _succeeded(found).get("reason") == reason))
     assert found["status"] == "Unknown"
     assert f"it mounts {module['metadata']['name']}, but its namespace has no ConfigMap" in found["message"]
 

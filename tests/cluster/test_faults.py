@@ -38,7 +38,7 @@ def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_p
     name = workbench.apply(small_plan("killed"))
     workbench.kill_operator()  # while it accepts the plan or looks for devices: both take milliseconds
     for phase in ("MeasuringLinks", "Profiling", "Planning", "Trying"):
-        workbench.wait(name, f"the middle of {phase}", in_the_middle_of(phase, workbench), 180)
+        workbench.wait(name, f"the middle of {phase}", in_the_middle_of(phase, workbench))
         workbench.kill_operator()
         assert succeeded(workbench.get(name))["status"] == "Unknown", "the kill came after the end"
     resource = workbench.wait_finished(name)
@@ -80,13 +80,13 @@ def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wi
     def runs(_: Any) -> bool:
         return sum(pod["status"]["phase"] == "Running" for pod in pods()) >= 2
 
-    workbench.wait(name, "a running trial of two pods", runs, 300)
+    workbench.wait(name, "a running trial of two pods", runs)
     kinds = {owner["kind"] for pod in pods() for owner in pod["metadata"]["ownerReferences"]}
     assert kinds == {"PyTorchJob" if launcher == "PyTorchJob" else "Job"}
     time.sleep(8)
     workbench.kill_processes(next(pod for pod in pods() if "trainwright.dev/rendezvous" not in pod["metadata"]["labels"]
                                   or pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index") == "1"))  # fmt: skip
-    workbench.wait(name, "the end of the trial", lambda found: trial(found, "candidate-1")["state"] == "Failed", 120)
+    workbench.wait(name, "the end of the trial", lambda found: trial(found, "candidate-1")["state"] == "Failed")
     killed = trial(workbench.get(name), "candidate-1")
     assert killed["reason"] == "Crashed", killed
     assert "exit code 137" in killed["message"], killed
@@ -96,7 +96,7 @@ def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wi
 
 def test_plan_waits_for_an_image_that_cannot_be_pulled_with_that_reason(workbench, small_plan) -> None:
     name = workbench.apply(small_plan(worker={"image": "localhost/no-such-image:1"}))
-    workbench.wait(name, "ImagePullFailed", lambda found: _reason(found) == "ImagePullFailed", 120)
+    workbench.wait(name, "ImagePullFailed", lambda found: _reason(found) == "ImagePullFailed")
     resource = workbench.get(name)
     assert succeeded(resource)["status"] == "Unknown", resource["status"]["conditions"]
     assert "no-such-image" in succeeded(resource)["message"]
@@ -117,7 +117,6 @@ def test_plan_deleted_halfway_leaves_nothing_after_a_minute(workbench, small_pla
         name,
         "a running trial",
         lambda found: any(t.get("state") == "Running" for t in found.get("status", {}).get("trials", [])),
-        240,
     )
     assert workbench.children()
     workbench.run("delete", "trainingplan", name, "--wait=false")
@@ -140,7 +139,7 @@ def test_a_plan_without_trials_ends_with_its_candidates(workbench, small_plan) -
 @pytest.mark.slow
 def test_plan_goes_on_without_a_node_that_is_cordoned(workbench, small_plan) -> None:
     name = workbench.apply(small_plan(settlingSeconds=10))
-    workbench.wait(name, "profiling", in_the_middle_of("Profiling", workbench), 180)
+    workbench.wait(name, "profiling", in_the_middle_of("Profiling", workbench))
     node = workbench.get(name)["status"]["cluster"]["nodes"][0]["name"]
     workbench.run("cordon", node)
     try:

@@ -86,7 +86,7 @@ def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_pla
     workbench.apply(holder(name, "low"))
     workbench.run("wait", "pods", "--all", "--for=condition=Ready", "--timeout=60s")
     plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low"))
-    found = workbench.wait(plan, "a wait for quota", waits_for("Succeeded", "WaitingForQuota"), 90)
+    found = workbench.wait(plan, "a wait for quota", waits_for("Succeeded", "WaitingForQuota"))
     assert "insufficient" in condition(found, "Succeeded")["message"]
     assert found["status"]["cluster"]["devices"] == 2
     workbench.run("delete", "jobset", "holder")
@@ -97,18 +97,17 @@ def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_pla
 def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan, queue) -> None:
     name = queue(v100=2)
     plan = workbench.apply(small_plan(queueName=name, queuePriorityClass="low", trials=LONG_TRIALS))
-    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"), 180)
+    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"))
     workbench.apply(holder(name, "high"))
     lost = workbench.wait(
         plan,
         "the loss of the trial",
         lambda found: any(one.get("reason") == "Evicted" for one in found["status"]["trials"]),
-        60,
     )
     (trial,) = lost["status"]["trials"]
     assert trial["state"] == "Pending"
     assert "reempted" in trial["message"]
-    workbench.wait(plan, "a wait for quota", waits_for("TrialsCompleted", "WaitingForQuota"), 90)
+    workbench.wait(plan, "a wait for quota", waits_for("TrialsCompleted", "WaitingForQuota"))
     workbench.run("delete", "jobset", "holder")
     (trial,) = workbench.wait_finished(plan)["status"]["trials"]
     assert trial["state"] == "Succeeded"
@@ -116,12 +115,12 @@ def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan
 
 def test_gang_of_two_accelerators_is_admitted_whole_each_part_in_its_flavor(workbench, small_plan, queue) -> None:
     plan = workbench.apply(small_plan(queueName=queue(v100=2, t4=2), devices={}))
-    found = workbench.wait(plan, "a chosen cluster", lambda found: "cluster" in found.get("status", {}), 60)
+    found = workbench.wait(plan, "a chosen cluster", lambda found: "cluster" in found.get("status", {}))
     assert sorted(node["accelerator"] for node in found["status"]["cluster"]["nodes"]) == [
         "emulated-t4",
         "emulated-v100",
     ]
-    workbench.wait(plan, "running links", lambda _: is_running(workbench, "links"), 120)
+    workbench.wait(plan, "running links", lambda _: is_running(workbench, "links"))
     (workload,) = json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
     assigned = [one["flavors"][RESOURCE] for one in workload["status"]["admission"]["podSetAssignments"]]
     assert sorted(assigned) == ["t4", "v100"]
@@ -140,10 +139,10 @@ def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workben
 
 def test_plan_goes_on_after_kueue_restarted(workbench, small_plan, queue) -> None:
     plan = workbench.apply(small_plan(queueName=queue(v100=2), trials=LONG_TRIALS))
-    workbench.wait(plan, "profiling", lambda found: condition(found, "LinksMeasured").get("status") == "True", 120)
+    workbench.wait(plan, "profiling", lambda found: condition(found, "LinksMeasured").get("status") == "True")
     restart = ("--namespace", "kueue-system", "delete", "pods", "--all", "--force", "--grace-period=0")
     workbench.kubectl.run(*restart)
-    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"), 240)
+    workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"))
     workbench.kubectl.run(*restart)
     finished = workbench.wait_finished(plan)
     assert condition(finished, "Succeeded")["status"] == "True"
