@@ -9,7 +9,8 @@ import typer
 
 from trainwright import report
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
-from trainwright.cli.options import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
+from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cli.plan import BASELINE, find_candidates, find_in_formats, has_enumerated, in_named_format
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, preload_search

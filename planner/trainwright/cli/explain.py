@@ -12,10 +12,10 @@ from rich.text import Text
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
+from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
-    LimitOptions,
     PlannerOption,
     PreferenceOptions,
     SearchOptions,

@@ -12,7 +12,8 @@ import typer
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
-from trainwright.cli.options import ANY_BATCH, Inputs, read, target_names, target_of
+from trainwright.cli.limit_options import target_names, target_of
+from trainwright.cli.options import ANY_BATCH, Inputs, read
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, losses, nearest_plan
 from trainwright.layer import Dtype

@@ -13,11 +13,11 @@ import typer
 
 from trainwright import documents
 from trainwright.accelerators import best_format, extrapolated
+from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_rates
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
-from trainwright.exports import TARGETS, Target
 from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype
 from trainwright.library import ROWS, estimate_from_data_sheets, power_limits
@@ -25,7 +25,7 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
-from trainwright.search import SEARCHES, UNKNOWN_MEMORY_RATIO, Limits, NoFeasiblePlan, Objective, Preference, Problem
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Preference, Problem
 from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -62,18 +62,6 @@ def content_of(path: Path) -> bytes:
 def planner_names(incomplete: str) -> list[str]:
     """Complete a planner's name in the shell."""
     return [name for name in SEARCHES if name.startswith(incomplete)]
-
-
-def target_names(incomplete: str) -> list[str]:
-    """Complete the name of a target of exports in the shell."""
-    return [name for name in TARGETS if name.startswith(incomplete)]
-
-
-def target_of(option: str, name: str) -> Target:
-    """Return the target of exports that an option names. Raises ValueError for an unknown name."""
-    if name not in TARGETS:
-        raise ValueError(f"{option} must be one of {', '.join(TARGETS)}, got {name!r}")
-    return TARGETS[name]
 
 
 PlannerOption = Annotated[
@@ -123,7 +111,7 @@ class Inputs:
         """
         cluster = self._cluster
         runtime = runtime_of(self.runtime)
-        within = limits.limits(runtime, cluster) if limits is not None else Limits()
+        within = limits.limits(runtime, cluster, preset=preset_of(self.runtime)) if limits is not None else Limits()
         training = self._training(cluster, within)
         return Problem(
             cluster=cluster,
@@ -215,12 +203,17 @@ def _extrapolated(given: Profiles, training: Training) -> Profiles:
     return found
 
 
+def preset_of(given: Path | None) -> str:
+    """Return the preset that --runtime names, empty for a file or without the option; a file goes before a preset."""
+    return str(given) if given is not None and not given.is_file() and str(given) in runtime_presets() else ""
+
+
 def runtime_of(given: Path | None) -> Runtime:
     """Return the runtime of a preset's name or of a file; without either Trainwright's own."""
     if given is None:
         return Runtime()
-    if not given.is_file() and str(given) in runtime_presets():
-        return runtime_preset(str(given)).runtime
+    if preset := preset_of(given):
+        return runtime_preset(preset).runtime
     if not given.exists():
         raise ValueError(
             f"--runtime: there is no file and no preset {str(given)!r}; give a file, or one of {', '.join(runtime_presets())}"
@@ -244,53 +237,6 @@ def _rows(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"--global-batch-size must be a number of rows or `{SEARCHED}`, got {text!r}") from None
-
-
-@dataclass(frozen=True)
-class LimitOptions:
-    """Options that limit what plans may use."""
-
-    max_tensor_degree: Annotated[int | None, typer.Option(help="The largest tensor degree to use.")] = None
-    max_data_degree: Annotated[int | None, typer.Option(help="The largest data degree to use.")] = None
-    max_pipeline_degree: Annotated[int | None, typer.Option(help="The most stages of a pipeline.")] = None
-    memory_headroom: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of every device's memory to leave free; default: "
-            f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process."
-        ),
-    ] = None
-    use_nodes: Annotated[str | None, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = None
-    spare: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")
-    ] = None
-    expressible_by: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=target_names,
-            metavar="TARGET",
-            help=f"Only plans that this trainer can run: one of {', '.join(TARGETS)}.",
-        ),
-    ] = None
-    objective: Annotated[
-        Objective,
-        typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
-    ] = Objective.TIME
-
-    def limits(self, runtime: Runtime, cluster: Cluster) -> Limits:
-        limits = Limits(
-            max_tensor_degree=self.max_tensor_degree,
-            max_data_degree=self.max_data_degree,
-            max_pipeline_degree=self.max_pipeline_degree,
-            memory_headroom_ratio=self.memory_headroom or 0.0,
-            use_nodes=_names("--use-nodes", self.use_nodes),
-            spare=_names("--spare", self.spare),
-            objective=self.objective,
-            expressible_by=None
-            if self.expressible_by is None
-            else target_of("--expressible-by", self.expressible_by).capabilities,
-        )
-        return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
 
 
 DEFAULT_KEEP_WEIGHT = 0.001
@@ -324,13 +270,6 @@ class PreferenceOptions:
         if self.keep is None and self.keep_weight != DEFAULT_KEEP_WEIGHT:
             raise ValueError("--keep-weight needs --keep, the plan that runs now; add it, or leave --keep-weight out")
         return Preference(self.tolerance, None if self.keep is None else inputs.plan(self.keep), self.keep_weight)
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
-    if text is not None and not names:
-        raise ValueError(f"{option} needs at least one name, got {text!r}; leave the option out for no limit")
-    return names
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import typer
 from trainwright import documents
 from trainwright.calibration import Trials
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
-from trainwright.cli.options import DEFAULT_PLANNER, Inputs, LimitOptions, PlannerOption, SearchOptions, read
+from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, SearchOptions, read
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.plan import find_in_formats

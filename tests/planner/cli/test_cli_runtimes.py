@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainwright import documents
 from trainwright.cli import app
 from trainwright.cli.options import runtime_of
 from trainwright.documents import dumps
+from trainwright.exports import TARGETS, is_expressible
 from trainwright.layer import Dtype
+from trainwright.plan import Plan
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import preset_file, runtime_presets
+
+EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
 
 
 def test_trainwrights_own_preset_is_the_default_runtime():
@@ -67,3 +72,26 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(arguments, tmp_path):
     assert result.exit_code == 2
     assert "'nemo'" in result.stderr
     assert "trainwright, megatron, deepspeed, torchtitan" in result.stderr
+
+
+@pytest.mark.parametrize(("options", "is_limited"), [((), True), (("--expressible-by", "any"), False)])
+def test_runtime_of_a_trainer_limits_a_search_to_its_plans(options, is_limited, monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    asked = (
+        "plan",
+        "--cluster",
+        "mixed-cluster.yaml",
+        "--model",
+        "gpt2-medium.yaml",
+        "--planner",
+        "amp",
+        "--runtime",
+        "megatron",
+    )
+    answer = CliRunner().invoke(app, [*asked, *options, "--output", "json"])
+    assert answer.exit_code == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    best = documents.parse(found["candidates"][0]["plan"], Plan)
+    assert is_expressible(best, TARGETS["megatron"].capabilities) or not is_limited
+    assert ("unlimited_seconds" in found) == is_limited
+    assert ("only plans that megatron can run" in answer.stderr) == is_limited

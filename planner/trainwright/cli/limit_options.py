@@ -1,0 +1,98 @@
+"""Options that limit what plans may use, and the names of trainers that can run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+from trainwright.cli.output import note
+from trainwright.cluster import Cluster
+from trainwright.exports import TARGETS, Capabilities, Target
+from trainwright.runtime import Runtime
+from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective
+
+ANY_TRAINER: Final = "any"
+"""Value of --expressible-by that lifts the limit which a runtime of the same name implies."""
+
+
+def target_names(incomplete: str) -> list[str]:
+    """Complete the name of a target of exports in the shell."""
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
+def target_of(option: str, name: str) -> Target:
+    """Return the target of exports that an option names. Raises ValueError for an unknown name."""
+    if name not in TARGETS:
+        raise ValueError(f"{option} must be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options that limit what plans may use."""
+
+    max_tensor_degree: Annotated[int | None, typer.Option(help="The largest tensor degree to use.")] = None
+    max_data_degree: Annotated[int | None, typer.Option(help="The largest data degree to use.")] = None
+    max_pipeline_degree: Annotated[int | None, typer.Option(help="The most stages of a pipeline.")] = None
+    memory_headroom: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of every device's memory to leave free; default: "
+            f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process."
+        ),
+    ] = None
+    use_nodes: Annotated[str | None, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = None
+    spare: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")
+    ] = None
+    expressible_by: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=target_names,
+            metavar="TARGET",
+            help=f"Only plans that this trainer can run: one of {', '.join(TARGETS)}; default: the trainer of --runtime. "
+            f"`{ANY_TRAINER}`: every plan.",
+        ),
+    ] = None
+    objective: Annotated[
+        Objective,
+        typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
+    ] = Objective.TIME
+
+    def limits(self, runtime: Runtime, cluster: Cluster, *, preset: str) -> Limits:
+        """Return the limits; `preset`: the name that --runtime gives, which implies the plans of that trainer.
+
+        Raises ValueError for an unknown trainer and for empty names.
+        """
+        limits = Limits(
+            max_tensor_degree=self.max_tensor_degree,
+            max_data_degree=self.max_data_degree,
+            max_pipeline_degree=self.max_pipeline_degree,
+            memory_headroom_ratio=self.memory_headroom or 0.0,
+            use_nodes=_names("--use-nodes", self.use_nodes),
+            spare=_names("--spare", self.spare),
+            objective=self.objective,
+            expressible_by=self._capabilities(preset),
+        )
+        return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
+
+    def _capabilities(self, preset: str) -> Capabilities | None:
+        """Return the capabilities of the trainer that has to run the plans, with a note where --runtime implies it."""
+        given = self.expressible_by
+        if given == ANY_TRAINER:
+            return None
+        if given is not None:
+            return target_of("--expressible-by", given).capabilities
+        if preset not in TARGETS:
+            return None
+        note(f"only plans that {preset} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that")
+        return TARGETS[preset].capabilities
+
+
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    if text is not None and not names:
+        raise ValueError(f"{option} needs at least one name, got {text!r}; leave the option out for no limit")
+    return names
