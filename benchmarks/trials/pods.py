@@ -14,7 +14,7 @@ from typing import Any
 from trainwright import documents
 from trainwright.worker_api import FAILURE_MARKER, REPORT_MARKER, Gang, WorkerReport, WorkerTask
 from trainwright_demo.kubectl import Kubectl
-from trainwright_operator.api.spec import PodTemplate
+from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.gangs import pod_template
 
 IMAGE = "trainwright/worker:dev"
@@ -81,8 +81,8 @@ class Bench:
 
     def _pod(self, gang: str, place: int, node: str, devices: int, labels: dict[str, str]) -> dict[str, Any]:
         template = pod_template.render(
-            image=IMAGE, master=gang, order_map=gang, resource_name=RESOURCE, devices=devices, labels=labels,
-            template=PodTemplate(),
+            image=IMAGE, task_map=gang, resource_name=RESOURCE, devices=devices, labels=labels,
+            template=PodTemplate(), container=pod_template.worker_container(gang),
         )  # fmt: skip
         spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
         metadata = {"name": f"{gang}-{place}", "labels": labels}

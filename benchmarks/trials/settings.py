@@ -11,7 +11,7 @@ from trainwright.cluster import Accelerator, Cluster, Emulation, Node
 from trainwright.families import Gpt, Llama
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.model import Model
-from trainwright.profiles import Profiles
+from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
 from trainwright.worker_api import Gang, GangNode, LinkReport, LinkTask, ProfilingReport, ProfilingTask
 from trials.pods import Bench
@@ -102,7 +102,7 @@ def measure_cluster(bench: Bench, shape: ClusterConfig, setting: TrialScenario) 
 
 def measured_profiles(bench: Bench, shape: ClusterConfig, setting: TrialScenario) -> Profiles:
     """Profile every layer on every accelerator of the scenario, at every tensor degree."""
-    layers = []
+    layers: list[LayerProfile] = []
     by_accelerator = {node.accelerator: node.name for node in shape.nodes if node.name in setting.nodes}
     for node in by_accelerator.values():
         for tensor in TENSOR_DEGREES:
