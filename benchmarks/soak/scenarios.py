@@ -157,7 +157,7 @@ def many_changes(minutes: float) -> Iterator[Figure]:
         yield Figure(f"{what}: jobs after all answers", objects(api, "kubeflow.org/v1", "pytorchjobs"), "", "0")
         users.delete_all()
         time.sleep(30)
-        kinds = ("configmaps", "pods", "pytorchjobs", "trainingplans")
+        kinds = ("configmaps", "networkpolicies", "pods", "pytorchjobs", "trainingplans")
         left = [one for kind in kinds for one in api.get(kind, "--namespace", NAMESPACE)["items"]]
         yield Figure(f"{what}: objects left after all plans were deleted", len(left), "", "0")
 

@@ -35,6 +35,7 @@ from trainwright_operator.flow.scheduling import pinned_node
 
 JOBS: Final = "/apis/kubeflow.org/v1/namespaces/{}/pytorchjobs"
 PLANS: Final = "/apis/trainwright.dev/v1alpha1/namespaces/{}/trainingplans"
+POLICIES: Final = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
 _LABEL: Final = "training.kubeflow.org"
 _TICK_SECONDS: Final = 0.5
 Object = dict[str, Any]
@@ -116,6 +117,7 @@ class SimulatedNodes:
         plans = {one["metadata"]["uid"] for one in self._requests.items(self._plans)}
         jobs = self._owned(self._jobs, plans)
         maps = self._owned(f"{self._core}/configmaps", plans)
+        self._owned(POLICIES.format(self._namespace), {one["metadata"]["uid"] for one in maps})
         pods = self._owned(f"{self._core}/pods", {one["metadata"]["uid"] for one in jobs})
         by_job: dict[str, list[Object]] = defaultdict(list)
         for pod in pods:
