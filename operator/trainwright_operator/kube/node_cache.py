@@ -1,4 +1,8 @@
-"""Cache of nodes and their device usage, shared by all waiting plans."""
+"""Cache of nodes and their device usage, shared by all waiting plans.
+
+It is listed, not watched: kubelets write a node's status every ten seconds and a pod's at every probe, so on thousands of
+nodes a watch of both tells far more than the few facts that plans need, all the time, also while none waits.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,6 @@ SHARED_SECONDS: Final = 2.0
 _CACHE_TIME_FACTOR: Final = 5.0
 """Minimum lifetime as a multiple of the reading's duration, which is seconds for 100,000 pods: bounds the API
 server's load."""
-
-
 WATCH_SECONDS: Final = 30.0
 """Age of a reading that serves plans under way, which only look for nodes that changed."""
 
