@@ -21,7 +21,7 @@ from trainwright_demo.install import OPERATOR_NAMESPACE, install_operator
 from trainwright_demo.kubectl import Kubectl
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 420.0  # of every wait: no test depends on how fast a busy machine is
+DEADLINE_SECONDS = 900.0  # of every wait: no test depends on how fast a busy machine is
 POLL_SECONDS = 0.3
 
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in Path(item.fspath).parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(1500))
+            item.add_marker(pytest.mark.timeout(2000))
 
 
 @pytest.fixture(scope="session")

@@ -119,9 +119,10 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
 
 def _answer_on_an_idle_machine(workbench, plan: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and status of the answered plan, applied again where the machine was too busy to emulate."""
-    for attempt in range(1, 4):
+    for attempt in range(1, 3):
         name = workbench.apply({**plan, "metadata": {"name": f"{plan['metadata']['name']}-{attempt}"}})
         status: dict[str, Any] = workbench.wait_finished(name)["status"]
-        if all(trial.get("reason") != "EmulationTooSlow" for trial in status["trials"]):
+        counted = {trial["role"] for trial in status["trials"] if trial.get("reason") != "EmulationTooSlow"}
+        if counted == {"Candidate", "Baseline"}:
             break
     return name, status

@@ -1,0 +1,32 @@
+"""Two plans of one model: the second takes the links and profiles that pods of the first measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainwright_demo.follow import condition
+
+MEASUREMENTS = ("get", "configmaps", "--selector", "trainwright.dev/measurement", "--output", "json")
+
+
+def test_second_plan_of_a_model_measures_nothing(workbench: Any, small_plan: Any) -> None:
+    spec: dict[str, Any] = {"devices": {"max": 4}, "trials": {"topK": 0}}
+    workbench.wait_finished(workbench.apply(small_plan("first", **spec)))
+    kept = _kept(workbench)
+    assert {labels["trainwright.dev/measured-by"] for labels, _ in kept.values()} == {"first"}
+    assert {labels["trainwright.dev/measurement"] for labels, _ in kept.values()} == {"links", "profile"}
+
+    second = workbench.wait_finished(workbench.apply(small_plan("second", **spec)))
+    assert condition(second, "Succeeded")["reason"] == "PlannedOnly"
+    for kind in ("LinksMeasured", "Profiled"):
+        assert "reused from" in condition(second, kind)["message"]
+    assert _kept(workbench) == kept  # versions too: nothing was measured anew
+    first = workbench.get("first")
+    assert condition(second, "Planned")["message"] == condition(first, "Planned")["message"]
+
+
+def _kept(workbench: Any) -> dict[str, tuple[dict[str, str], str]]:
+    """Return labels and version of every kept measurement, by name."""
+    items = json.loads(workbench.run(*MEASUREMENTS))["items"]
+    return {one["metadata"]["name"]: (one["metadata"]["labels"], one["metadata"]["resourceVersion"]) for one in items}
