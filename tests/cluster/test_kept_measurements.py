@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from trainwright_demo.follow import condition
 
 MEASUREMENTS = ("get", "configmaps", "--selector", "trainwright.dev/measurement", "--output", "json")
 
 
+@pytest.mark.slow
 def test_second_plan_of_a_model_measures_nothing(workbench: Any, small_plan: Any) -> None:
     spec: dict[str, Any] = {"devices": {"max": 4}, "trials": {"topK": 0}}
     workbench.wait_finished(workbench.apply(small_plan("first", **spec)))
