@@ -10,6 +10,7 @@ import yaml
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright_demo.follow import condition
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "custom" / "encoder"
 
@@ -36,12 +37,7 @@ def test_plan_waits_for_its_missing_module_and_names_it(workbench, module_and_pl
     module, plan = module_and_plan
     name = workbench.apply(plan)
     reason = "ContainerNotCreated"
-    found = _succeeded(workbench.wait(name, reason, lambda found: _succeeded(found).get("reason") == reason))
+    waiting = workbench.wait(name, reason, lambda found: condition(found, "Succeeded").get("reason") == reason)
+    found = condition(waiting, "Succeeded")
     assert found["status"] == "Unknown"
     assert f"it mounts {module['metadata']['name']}, but its namespace has no ConfigMap" in found["message"]
-
-
-def _succeeded(resource: dict[str, Any]) -> dict[str, Any]:
-    """Return the condition `Succeeded`, or nothing before the first status."""
-    conditions = resource.get("status", {}).get("conditions", [])
-    return next((one for one in conditions if one["type"] == "Succeeded"), {})

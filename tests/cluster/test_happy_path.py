@@ -93,7 +93,7 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     for kind in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned"):
         assert states[kind] == "True", status["conditions"]
     counted = {trial["role"] for trial in status["trials"] if trial.get("reason") != "EmulationTooSlow"}
-    if counted != {"Candidate", "Baseline"}:
+    if counted != {"Candidate", "Baseline"}:  # deliberate: where the machine stalls, emulated seconds mean nothing
         pytest.skip("the machine is too busy to emulate devices: no candidate or no baseline counts")
     assert states["TrialsCompleted"] == states["Succeeded"] == "True", status["conditions"]
 

@@ -77,7 +77,7 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(arguments, tmp_path):
 @pytest.mark.parametrize(("options", "is_limited"), [((), True), (("--expressible-by", "any"), False)])
 def test_runtime_of_a_trainer_limits_a_search_to_its_plans(options, is_limited, monkeypatch):
     monkeypatch.chdir(EXAMPLES)
-    asked = (
+    asked = [
         "plan",
         "--cluster",
         "mixed-cluster.yaml",
@@ -87,7 +87,7 @@ def test_runtime_of_a_trainer_limits_a_search_to_its_plans(options, is_limited, 
         "amp",
         "--runtime",
         "megatron",
-    )
+    ]
     answer = CliRunner().invoke(app, [*asked, *options, "--output", "json"])
     assert answer.exit_code == 0, answer.stderr
     found = json.loads(answer.stdout)
