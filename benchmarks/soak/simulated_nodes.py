@@ -92,6 +92,7 @@ class SimulatedNodes:
         self._namespace = namespace
         self._core = f"/api/v1/namespaces/{namespace}"
         self._jobs, self._plans = JOBS.format(namespace), PLANS.format(namespace)
+        self._policies = POLICIES.format(namespace)
         self._logs: dict[str, str] = {}
         self._stop = threading.Event()
         self.completed: Counter[tuple[str, str]] = Counter()
@@ -117,7 +118,7 @@ class SimulatedNodes:
         plans = {one["metadata"]["uid"] for one in self._requests.items(self._plans)}
         jobs = self._owned(self._jobs, plans)
         maps = self._owned(f"{self._core}/configmaps", plans)
-        self._owned(POLICIES.format(self._namespace), {one["metadata"]["uid"] for one in maps})
+        self._owned(self._policies, {one["metadata"]["uid"] for one in maps})
         pods = self._owned(f"{self._core}/pods", {one["metadata"]["uid"] for one in jobs})
         by_job: dict[str, list[Object]] = defaultdict(list)
         for pod in pods:
