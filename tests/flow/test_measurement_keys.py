@@ -9,14 +9,15 @@ from flow_world import node
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.cluster import Accelerator
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, LayerTooLarge
-from trainwright.worker_api import CheckedLayer, ProfilingReport
+from trainwright.worker_api import CheckedLayer, Gang, GangNode, ProfilingReport, ProfilingTask
 from trainwright_operator.flow.device_types import driver_version
-from trainwright_operator.flow.measurements.measurement_keys import known_layers, layer_digest
-from trainwright_operator.flow.measurements.spot_check import ExpectedLayer
+from trainwright_operator.flow.measurements.measurement_keys import KeptProfile, ProfileKey, known_layers, layer_digest
+from trainwright_operator.flow.measurements.spot_check import ExpectedLayer, choose_layer
 from trainwright_operator.flow.snapshot import SliceDevice
 
 GPT = Gpt(4, 64, 4, 16, 512)
@@ -70,6 +71,21 @@ def test_a_layer_is_known_if_each_row_count_was_measured_or_did_not_fit(
 def test_driver_is_what_labels_or_resource_slices_say(labels: dict[str, str], published: str, version: str) -> None:
     slices = [SliceDevice("other", "x", 1, driver="9.9.9"), SliceDevice("n1", "x", 1, driver=published)]
     assert driver_version(node("n1", labels=labels), slices) == version
+
+
+def test_check_expects_the_newest_figure_of_each_node() -> None:
+    task = ProfilingTask(Gang((GangNode("a", (0,), "x"),)), Model.of(GPT), 1, (8,))
+    accelerator = Accelerator("x", 16 << 30)
+    same = ("block", layer_digest(task.model, task.model.kind("block")))
+    key = KeptProfile(ProfileKey.of(task, accelerator, "", ""), (same,), ("", ""))
+
+    def report(seconds: float) -> ProfilingReport:
+        return ProfilingReport((LayerProfile("x", "block", 1, 8, seconds, seconds, 0.0, 1, 1),))
+
+    kept = [("a", key, report(4.0)), ("b", key, report(2.0)), ("a", key, report(1.0))]
+    found = choose_layer(task, report(4.0).layers, kept)
+    assert found is not None
+    assert dict(found.seconds) == {"a": 8.0, "b": 4.0}
 
 
 @pytest.mark.parametrize(

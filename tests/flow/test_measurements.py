@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
+from trainwright_operator.flow.measurements.obsolete_measurements import MAX_KEPT_BYTES
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
 from trainwright_operator.flow.snapshot import PodTemplateRule
 from trainwright_operator.kube.apply import Applier
@@ -120,6 +122,10 @@ def test_second_plan_of_the_same_model_starts_no_profiling_and_no_links() -> Non
         ({"profiling": {"iterations": 20}}, PROFILES),
         ({"links": {"collectives": False}}, LINKS),
         ({"worker": {"podTemplate": {"spec": {"hostNetwork": True}}}}, LINKS + PROFILES),
+        (
+            {"worker": {"podTemplate": {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "fast"}}}}},
+            LINKS + PROFILES,
+        ),
         ({"worker": {"podTemplate": {"metadata": {"labels": {"team": "a"}}}}}, []),
         ({"trials": {"topK": 1}}, []),
         ({"profiling": {"maxAgeSeconds": 0}}, PROFILES),
@@ -278,6 +284,36 @@ def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     assert measured_gangs(repaired) == ["profile-1", "profile-2"]
 
 
+def test_drift_of_several_nodes_is_found_once() -> None:
+    """One of them is measured anew; of the others nothing is kept, so that they are compared with that one."""
+    tried = spec(trials={"topK": 1})
+    first = slowed(world(nodes=gpus()))
+    first.run()
+    measured_on_both = slowed(later(first, "measured", spec=tried), n2=1.4)
+    measured_on_both.run()
+    second = slowed(later(measured_on_both, spec=tried), n1=2.0, n2=2.0)
+    second.run()
+    assert measured_gangs(second) == ["profile-1", "profile-2"]
+    third = slowed(later(second, "third", spec=tried), n1=2.0, n2=2.0)
+    third.run()
+    assert measured_gangs(third) == []
+
+
+def test_oldest_measurements_go_where_too_many_are_kept() -> None:
+    first = measured()
+    second = later(first)
+    kept = next(one for name, one in first.measurements.items() if name.startswith("links-"))
+    large = replace(kept, name="links-large", data={**kept.data, "other": "x" * (MAX_KEPT_BYTES - 10_000)})
+    second.measurements["links-large"] = replace(large, created_at=START - timedelta(days=1))
+    second.run()
+    assert (second.succeeded, measured_gangs(second)) == ("True", [])
+    assert second.measurements.keys() == first.measurements.keys()
+
+
+def test_gang_whose_image_is_not_known_keeps_nothing() -> None:
+    assert not ran(image_id=lambda *_: "").measurements
+
+
 def test_series_checks_nodes_once_and_emulated_devices_are_not_checked() -> None:
     asked: list[Any] = []
 
@@ -377,3 +413,31 @@ def test_last_measurement_replaces_the_one_of_its_name_and_no_other_object(role:
     assert (found.get("data") == {"report.json": "new"}) is (role == "measurement")
     assert "ownerReferences" not in found["metadata"]
     assert known.measurements("default") is None, "listed again"
+
+
+class FullApi(MemoryApi):
+    """API server of a namespace without room for more ConfigMaps of kept measurements."""
+
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        if body["metadata"]["name"].startswith("links-1"):
+            raise ApiError(403, "exceeded quota")
+        return await super().create(path, body, **query)
+
+
+def test_measurement_that_the_api_server_refuses_holds_up_nothing() -> None:
+    actions = [CreateConfigMap(name, StoredRole.MEASUREMENT, {}) for name in ("links-1-2", "links-2-3")]
+    api = FullApi({})
+    asyncio.run(Applier(api, None, ObjectCache()).apply(world().snapshot(), actions, ReadCache()))  # type: ignore[arg-type]
+    assert [path.rpartition("/")[2] for path in api.objects] == ["links-2-3"]
+
+
+def test_own_result_is_written_before_what_is_kept_of_it() -> None:
+    first = world()
+    kinds: list[str] = []
+    apply = first.apply
+    first.apply = lambda todo: (
+        kinds.extend(one.role for one in todo if isinstance(one, CreateConfigMap)),
+        apply(todo),
+    )[1]  # type: ignore[method-assign]
+    first.run()
+    assert {before for before, role in pairwise(kinds) if role is StoredRole.MEASUREMENT} == {StoredRole.RESULT}

@@ -44,6 +44,7 @@ FREE = [
     {"volumes": [{"name": "model", "configMap": {"name": "encoder"}}, {"name": "scratch", "emptyDir": {}}]},
     {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}},
     secured(runAsUser=7, readOnlyRootFilesystem=True, privileged=False, capabilities={"add": ["NET_BIND_SERVICE"]}),
+    secured(appArmorProfile={"type": "RuntimeDefault"}),
     {"containers": [SIDECAR], "initContainers": [SIDECAR | {"name": "first"}]},
 ]
 OF_NAMESPACE = {
@@ -75,6 +76,7 @@ OF_NODE = {
     f"{WORKER}.securityContext.runAsUser": secured(runAsUser=0),
     f"{WORKER}.securityContext.runAsNonRoot": secured(runAsNonRoot=False),
     f"{WORKER}.securityContext.privileged": secured(privileged=True),
+    f"{WORKER}.securityContext.appArmorProfile": secured(appArmorProfile={"type": "Unconfined"}),
     f"{WORKER}.securityContext.procMount": secured(procMount="Unmasked"),
     f"{WORKER}.securityContext.allowPrivilegeEscalation": secured(allowPrivilegeEscalation=True),
     f"{WORKER}.securityContext.capabilities.add": secured(capabilities={"add": ["SYS_ADMIN"]}),
@@ -194,7 +196,9 @@ def test_modified_record_of_a_handed_over_job_creates_nothing(launcher: Launcher
     assert "hostPID" in text
     world.stored[record.name] = replace(record, data={**record.data, "manifests.json": text})
     world.run()
-    assert "manifests.json is no list of jobs" in world.condition("Succeeded").message
+    message = world.condition("Succeeded").message
+    assert "template.spec.hostPID: gives pods more than the worker's own have; remove it, or install" in message
+    assert "delete the ConfigMap to hand over anew" in message
     assert not world.handed_over
 
 

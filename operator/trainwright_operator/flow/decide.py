@@ -32,7 +32,7 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.config_map_data import MAX_BYTES, ConfigMapData
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
-from trainwright_operator.flow.measurements.kept_measurements import expired_measurements
+from trainwright_operator.flow.measurements.obsolete_measurements import obsolete_measurements
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases import (
     acceptance,
@@ -90,7 +90,7 @@ def _decide(context: ReconcileContext) -> list[Action]:
     live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
     # A suspension or an edit can drop a gang whose pods have just ended; when it is planned again, its result is there.
     actions += unstored_results(context, live_gangs)
-    actions += expired_measurements(context)
+    actions += obsolete_measurements(context)
     return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
 
 

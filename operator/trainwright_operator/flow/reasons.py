@@ -60,6 +60,7 @@ class Reason(StrEnum):
     RUNNING = "Running"
     MEASUREMENT_TAKEN = "MeasurementTaken"
     JOB_REFUSED = "JobRefused"
+    NETWORK_POLICY_REFUSED = "NetworkPolicyRefused"
     JOB_DELETED = "JobDeleted"
     EVICTED = "Evicted"
     DEACTIVATED = "Deactivated"
@@ -190,6 +191,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.RUNNING: "{what}",
     Reason.MEASUREMENT_TAKEN: "measured",
     Reason.JOB_REFUSED: "the API server rejected the {kind}: {what}",
+    Reason.NETWORK_POLICY_REFUSED: "pods of others can reach this gang's, as the API server rejected its NetworkPolicy: {what}",
     Reason.JOB_DELETED: "{kind} {what} was deleted while in use",
     Reason.EVICTED: "{kind} {name} was suspended while in use: {what}",
     Reason.DEACTIVATED: "Kueue gave up {kind} {name}: {what}",

@@ -21,7 +21,7 @@ from trainwright_operator.flow.gangs.child_metadata import MANAGED, child_labels
 from trainwright_operator.flow.gangs.job_creation import NETWORK_POLICIES
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
-from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
@@ -184,16 +184,24 @@ class Applier:
             if not error.is_conflict and not error.is_refusal and not error.is_missing:
                 raise
             if not error.is_conflict:
-                logger.warning("plan %s/%s: a gang is not isolated: %s", plan.namespace, plan.name, error)
+                await self._emit(
+                    plan, EmitEvent(a.EventType.WARNING, *explain(Reason.NETWORK_POLICY_REFUSED, what=error))
+                )
 
     async def _keep(self, path: str, body: dict[str, Any]) -> None:
-        """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts."""
+        """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts.
+
+        The plan does not need it, so a refusal, by a quota for example, is only logged.
+        """
+        name = body["metadata"]["name"]
         try:
             await self._api.create(path, body)
         except ApiError as error:
+            if error.is_refusal:
+                logger.warning("the measurement %s is not kept: %s", name, error)
+                return
             if not error.is_conflict:
                 raise
-            name = body["metadata"]["name"]
             found = (await self._api.get(f"{path}/{name}"))["metadata"]
             if (found.get("labels") or {}).get(ROLE_LABEL) != a.StoredRole.MEASUREMENT:
                 logger.warning("ConfigMap %s is not a kept measurement, so none is kept in its place", name)

@@ -19,8 +19,7 @@ PlanKey = tuple[str, str]
 MAX_AGE_SECONDS: Final = 300.0
 """Age after which a plan's objects are listed again, should events have been lost."""
 _MEASUREMENTS_AGE_SECONDS: Final = 5.0
-"""Age after which kept measurements are listed again, which no watch tells of: users delete them. It is the pause between
-passes over a plan whose gang runs."""
+"""Age after which kept measurements are listed again, which no watch tells of: users delete them."""
 _LISTING_GAP_SECONDS: Final = 1.0
 """Pause between events of a listing that tells two listings apart: nothing marks the begin of one."""
 

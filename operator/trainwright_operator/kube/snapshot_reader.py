@@ -139,12 +139,18 @@ class SnapshotReader:
         return await self._with_measurements(await self._with_nodes(snapshot))
 
     async def _with_measurements(self, snapshot: Snapshot) -> Snapshot:
-        """Add the kept measurements of the namespace while links or layers may be reused: until the profiles are stored."""
+        """Add the kept measurements of the namespace while links or layers may be reused.
+
+        That is until the profiles are stored, and not while a gang measures what was not kept.
+        """
         spec = snapshot.plan.spec
         if spec is None or spec.suspend or is_finished(snapshot):
             return snapshot
         names = snapshot.names(spec)
         if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
+            return snapshot
+        tasks = (one for one in snapshot.stored if one.role == StoredRole.TASK and not one.terminating)
+        if any(snapshot.find(names.result(one.gang)) is None for one in tasks):
             return snapshot
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot

@@ -58,7 +58,8 @@ _SOURCE_OF_NAMESPACE: Final = _words("secretKeyRef secretRef")
 _USER: Final = _words("runAsGroup runAsNonRoot runAsUser seccompProfile")
 _POD_SECURITY: Final = _USER | {"fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"}
 _CONTAINER_SECURITY: Final = _USER | {"allowPrivilegeEscalation", "capabilities", "readOnlyRootFilesystem"}
-_SECCOMP: Final = ("RuntimeDefault", "Localhost")
+_PROFILES: Final = ("RuntimeDefault", "Localhost")
+"""Types of seccomp and AppArmor profiles that confine."""
 _CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
 """Capabilities that may be added."""
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
@@ -92,7 +93,7 @@ def _all_excesses(pod: Mapping[str, Any], own_labels: Collection[str]) -> Iterat
             yield Excess(f"metadata.annotations[{key}]", rule)
     yield from _fields("spec", spec, _POD, _POD_OF_NAMESPACE)
     security = _object(spec.get("securityContext"))
-    yield from _fields("spec.securityContext", security, _POD_SECURITY)
+    yield from _fields("spec.securityContext", security, _confined(security, _POD_SECURITY))
     for volume in _objects(spec.get("volumes")):
         yield from _fields(f"spec.volumes[{volume.get('name')}]", volume, _VOLUME, _VOLUME_OF_NAMESPACE)
     for kind in ("containers", "initContainers"):
@@ -122,7 +123,7 @@ def _container_excesses(place: str, container: Mapping[str, Any]) -> Iterator[Ex
 
 def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, Any]) -> Iterator[Excess]:
     """Yield what a container's security context, or the pod's where it is silent, lacks or has too much."""
-    yield from _fields(f"{place}.securityContext", own, _CONTAINER_SECURITY)
+    yield from _fields(f"{place}.securityContext", own, _confined(own, _CONTAINER_SECURITY))
 
     def effective(field: str) -> tuple[str, Any]:
         is_own = own.get(field) is not None
@@ -134,7 +135,7 @@ def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, 
     demands = (
         (user[0], user[1] != 0, "another user than 0"),
         (non_root[0], non_root[1] is True, "true"),
-        (f"{seccomp[0]}.type", _object(seccomp[1]).get("type") in _SECCOMP, " or ".join(_SECCOMP)),
+        (f"{seccomp[0]}.type", _object(seccomp[1]).get("type") in _PROFILES, " or ".join(_PROFILES)),
         (
             f"{place}.securityContext.allowPrivilegeEscalation",
             own.get("allowPrivilegeEscalation") is False,
@@ -145,6 +146,12 @@ def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, 
     yield from (Excess(field, PodTemplateRule.ANY, wanted) for field, is_met, wanted in demands if not is_met)
     if not _CAPABILITIES.issuperset(added):
         yield Excess(f"{place}.securityContext.capabilities.add", PodTemplateRule.ANY)
+
+
+def _confined(security: Mapping[str, Any], free: frozenset[str]) -> frozenset[str]:
+    """Return the free fields of a security context, with the one for AppArmor where that confines."""
+    profile = _object(security.get("appArmorProfile"))
+    return free | {"appArmorProfile"} if profile.get("type") in _PROFILES else free
 
 
 def _fields(

@@ -42,8 +42,8 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     """Return the ConfigMaps of a gang's results, which share its device seconds equally.
 
     `failure`: why reports are missing; without it, only reported trials are stored and the others are measured later.
-    The gang's own result is written last and marks all as stored; until then the pods stay, so an interrupted write is
-    repeated.
+    The gang's own result is the last of them and marks all as stored; until then the pods stay, so an interrupted write is
+    repeated. After it comes what later plans may reuse, without which this one goes on.
     """
     device_time = device_seconds(context, gang_spec, started_at)
     reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
@@ -69,9 +69,9 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
         )
         report = reported.get(number) if ending.reason is not Reason.REPORT_INVALID else None
         data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
+        maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
         if report is not None and ended.state is OutcomeState.SUCCEEDED:
             maps.extend(keep(context, gang_spec.name, gang_spec.task, report))
-        maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
 
 

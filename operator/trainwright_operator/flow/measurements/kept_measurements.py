@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from trainwright import documents
 from trainwright.worker_api import Gang, LinkReport, LinkTask, ProfilingReport, ProfilingTask, WorkerReport, WorkerTask
-from trainwright_operator.flow.actions import CreateConfigMap, DeleteConfigMap, StoredRole
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.device_types import driver_version
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.child_metadata import plan_label
@@ -41,13 +41,10 @@ from trainwright_operator.flow.names import (
 )
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.stored_times import stored_time
 
 KEY_KEY: Final = "key.json"
 _PROFILE: Final = "profile"
 _LINKS: Final = "links"
-_MOST_DELETED: Final = 20
-"""Limit on deletions in one pass."""
 
 Key = TypeVar("Key", KeptProfile, KeptLinks)
 Report = TypeVar("Report", ProfilingReport, LinkReport)
@@ -71,6 +68,8 @@ def keep(context: ReconcileContext, gang: str, task: WorkerTask, report: WorkerR
         return ()
     kind = _PROFILE if isinstance(key, KeptProfile) else _LINKS
     image = measured_image(context, gang)
+    if not image.digests:
+        return ()  # nobody can tell whether another plan's pods run the same
     expires_at = context.now.replace(microsecond=0) + timedelta(seconds=seconds)
     creation = CreateConfigMap(
         f"{_prefix(kind, key.key)}{digest(key, image)}",
@@ -128,8 +127,12 @@ def link_key(context: ReconcileContext, task: LinkTask) -> LinkKey:
 
 
 def _pods(context: ReconcileContext) -> str:
-    """Return a digest of what the spec adds to the pods: variables, libraries, limits. Labels change no measurement."""
-    return digest(context.spec.worker.pod_template.spec)
+    """Return a digest of what the spec adds to the pods: variables, libraries, limits, annotations for their network.
+
+    Labels change no measurement.
+    """
+    template = context.spec.worker.pod_template
+    return digest(template.spec, template.metadata.annotations)
 
 
 def measured_nodes(
@@ -172,13 +175,3 @@ def _read(
                 parse_strict(stored.data.get(REPORT_KEY, ""), report_type, stored.name),
                 parse_strict(stored.data.get(IMAGE_KEY, ""), WorkerImage, stored.name),
             )
-
-
-def expired_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
-    """Return the deletions of kept measurements whose time is over, a limited number at once."""
-    expired = (
-        one.name
-        for one in context.snapshot.measurements
-        if (until := stored_time(one.annotations.get(EXPIRES_ANNOTATION, ""))) is not None and until <= context.now
-    )
-    return tuple(DeleteConfigMap(name) for name in sorted(expired)[:_MOST_DELETED])

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trainwright import documents
 from trainwright.cluster import Accelerator
@@ -65,9 +65,11 @@ class LinkKey:
     Attributes:
         pairs: empty where all pairs were measured.
         overlap_dtype: None where overlap was not measured.
+        backend: of torch.distributed.
         pods: digest of what `worker.podTemplate` gives the pods.
     """
 
+    backend: Literal["gloo", "nccl"]
     message_bytes: tuple[int, ...]
     repeats: int
     collective_bytes: tuple[int, ...]
@@ -78,7 +80,15 @@ class LinkKey:
     @classmethod
     def of(cls, task: LinkTask, pods: str) -> LinkKey:
         dtype = task.overlap_dtype if task.overlap else None
-        return cls(task.message_bytes, task.repeats, task.collective_bytes, dtype, task.pairs or (), pods)
+        return cls(
+            task.gang.backend,
+            task.message_bytes,
+            task.repeats,
+            task.collective_bytes,
+            dtype,
+            task.pairs or (),
+            pods,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class ExpectedLayer:
     """Layer that is checked on the nodes of an accelerator.
 
     Attributes:
-        seconds: kept figures, by the name of the node that was measured; empty where that is gone.
+        seconds: kept figures, by the name of the node that was measured; empty where that is gone. One of each node.
     """
 
     accelerator: str
@@ -46,21 +46,23 @@ def choose_layer(
 ) -> ExpectedLayer | None:
     """Return the layer of a reused profile that takes most of an iteration, at most rows; None where none is checked.
 
-    `kept`: every kept report of the task's key, with the name of its node; some may be of other layers of the same names.
+    `kept`: every kept report of the task's key, the newest first, with the name of its node; some may be of other layers of
+    the same names.
     """
     if task.tensor_degree > 1 or task.gang.is_emulated or not layers:
         return None
     counts = Counter(task.model.layers)
     longest = max(layers, key=lambda one: counts[one.kind] * _seconds(one))
     same = longest.kind, layer_digest(task.model, task.model.kind(longest.kind))
-    figures = (
+    found = [
         (node, _seconds(one))
         for node, key, report in kept
         if same in key.layers
         for one in report.layers
         if (one.kind, one.rows) == (longest.kind, longest.rows) and _seconds(one) > 0
-    )
-    seconds = tuple(figures)
+    ]
+    newest = dict(reversed(found))
+    seconds = tuple(newest.items())
     accelerator = task.gang.nodes[0].accelerator
     return ExpectedLayer(accelerator, task.model.dtype, longest.kind, longest.rows, seconds) if seconds else None
 

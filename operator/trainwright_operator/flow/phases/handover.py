@@ -114,12 +114,20 @@ def _stored_manifests(stored: StoredConfigMap, rule: PodTemplateRule) -> list[di
     try:
         found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
         pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
-        excesses = [find_pod_excess(pod, rule, own_labels=(HANDED_OVER_LABEL,)) for pod in pods]
-        if pods and not any(excesses) and all(one["metadata"]["name"] for one in found):
-            return found
+        excesses = (find_pod_excess(pod, rule, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
+        excess = next((one for one in excesses if one is not None), None)
+        is_valid = bool(pods) and all(one["metadata"]["name"] for one in found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise DocumentError(f"{stored.name}: {_MANIFESTS_KEY} is no list of jobs; delete the ConfigMap to hand over anew")
+        is_valid, excess = False, None
+    if excess is not None:
+        raise DocumentError(
+            f"{stored.name}: {excess.sentence('template')}; then delete the ConfigMap to hand over anew"
+        )
+    if not is_valid:
+        raise DocumentError(
+            f"{stored.name}: {_MANIFESTS_KEY} is no list of jobs; delete the ConfigMap to hand over anew"
+        )
+    return found
 
 
 def _decide(

@@ -1,0 +1,47 @@
+"""Kept measurements that no plan is to reuse any more."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from trainwright import documents
+from trainwright_operator.flow.actions import DeleteConfigMap
+from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.measurements.kept_measurements import KEY_KEY
+from trainwright_operator.flow.measurements.measurement_keys import KeptProfile
+from trainwright_operator.flow.names import EXPIRES_ANNOTATION
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.stored_times import stored_time
+
+MAX_KEPT_BYTES: Final = 8_000_000
+"""Limit on the size of a namespace's measurements, which are listed whole: about a thousand models of twelve nodes."""
+_MOST_DELETED: Final = 20
+"""Limit on deletions in one pass."""
+
+
+def obsolete_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
+    """Return the deletions of measurements that no plan is to reuse, a limited number at once.
+
+    These are expired, of a node that this plan found at another speed, or the oldest of too many.
+    """
+    left_bytes = MAX_KEPT_BYTES
+    obsolete = []
+    for one in sorted(context.snapshot.measurements, key=lambda one: (one.created_at, one.name), reverse=True):
+        left_bytes -= sum(map(len, one.data.values()))
+        until = stored_time(one.annotations.get(EXPIRES_ANNOTATION, ""))
+        if left_bytes < 0 or (until is not None and until <= context.now) or _has_drifted(context, one):
+            obsolete.append(one.name)
+    return tuple(DeleteConfigMap(name) for name in sorted(obsolete)[:_MOST_DELETED])
+
+
+def _has_drifted(context: ReconcileContext, stored: StoredConfigMap) -> bool:
+    """Return whether this is a profile of a node from before the plan found that its speed had changed."""
+    with suppress(documents.DocumentError, NeedsNewerVersion):
+        former = former_revision(context)
+        if former.drifted and former.refuted_at is not None and stored.created_at <= former.refuted_at:
+            key: KeptProfile = parse_strict(stored.data.get(KEY_KEY, ""), KeptProfile, stored.name)
+            return key.node[0] in former.drifted
+    return False
