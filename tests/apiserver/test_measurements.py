@@ -25,7 +25,10 @@ def keep_measurements(api: Any, namespace: str, spec: dict[str, Any], nodes: lis
         node(one["metadata"]["name"], annotations=one["metadata"]["annotations"], uid=one["metadata"]["uid"])
         for one in nodes
     )
-    world = World(spec=TrainingPlanSpec.model_validate(spec), nodes=seen, image="worker:test")
+    digest = f"worker@sha256:{'1' * 64}"
+    world = World(
+        spec=TrainingPlanSpec.model_validate(spec), nodes=seen, image="worker:test", image_id=lambda *_: digest
+    )
     kept: list[CreateConfigMap] = []
     apply = world.apply
     world.apply = lambda todo: (kept.extend(_measurements(todo)), apply(todo))[1]  # type: ignore[method-assign]
