@@ -34,14 +34,20 @@ def manifest(kind: str, name: str, spec: dict[str, Any], api: str = KUEUE, **lab
 def queue(workbench):
     """Return a function that makes the test's queue with quotas of devices by accelerator."""
 
-    def flavor(accelerator: str, devices: int) -> dict[str, Any]:
+    def flavor(accelerator: str, devices: int, topology: dict[str, str]) -> dict[str, Any]:
         quotas = ((RESOURCE, devices), ("cpu", 100), ("memory", "200Gi"))
-        workbench.apply(manifest("ResourceFlavor", accelerator, {"nodeLabels": {PRODUCT: f"emulated-{accelerator}"}}))
-        return {"name": accelerator, "resources": [{"name": one, "nominalQuota": quota} for one, quota in quotas]}
+        name = "-".join((accelerator, *topology.values()))  # a flavor's topology cannot be changed
+        workbench.apply(
+            manifest("ResourceFlavor", name, {"nodeLabels": {PRODUCT: f"emulated-{accelerator}"}, **topology})
+        )
+        return {"name": name, "resources": [{"name": one, "nominalQuota": quota} for one, quota in quotas]}
 
-    def make(**devices: int) -> str:
+    def make(topology: str = "", **devices: int) -> str:
+        """`topology`: name of one with the nodes as its only level, by which Kueue places pods."""
         name = workbench.namespace
-        flavors = [flavor(*one) for one in devices.items()]
+        if topology:
+            workbench.apply(manifest("Topology", topology, {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]}))
+        flavors = [flavor(*one, {"topologyName": topology} if topology else {}) for one in devices.items()]
         group = {"coveredResources": [RESOURCE, "cpu", "memory"], "flavors": flavors}
         rules = {"resourceGroups": [group], "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"}}  # fmt: skip
         workbench.apply(manifest("ClusterQueue", name, rules))
@@ -135,6 +141,18 @@ def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workben
         finished = workbench.wait_finished(plan)
         assert condition(finished, "Succeeded")["status"] == "True"
         assert [node["name"] for node in finished["status"]["cluster"]["nodes"]] == ["node-1"]
+
+
+def test_pods_that_kueue_places_run_on_the_nodes_of_the_plan(workbench, small_plan, queue) -> None:
+    name = queue("hosts", v100=2, t4=2)
+    plan = workbench.apply(small_plan(queueName=name, devices={}))
+    workbench.wait(plan, "running links", lambda _: is_running(workbench, "links"))
+    (workload,) = json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
+    assert all("topologyAssignment" in one for one in workload["status"]["admission"]["podSetAssignments"])
+    finished = workbench.wait_finished(plan)
+    assert condition(finished, "Succeeded")["status"] == "True", finished["status"]
+    assert len(finished["status"]["cluster"]["nodes"]) == 2
+    assert all(trial["state"] == "Succeeded" for trial in finished["status"]["trials"])
 
 
 def test_plan_goes_on_after_kueue_restarted(workbench, small_plan, queue) -> None:

@@ -20,6 +20,7 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.kueue import other_labels
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import FlavorFacts, QueueFacts
 
 V100, T4 = flavor("emulated-v100", 4), flavor("emulated-t4", 2)
@@ -174,7 +175,7 @@ def test_gang_whose_quota_is_there_still_waits_for_its_nodes() -> None:
     for _ in range(60):
         world.step()
     assert told(world, "LinksMeasured") == ("Unknown", "WaitingForCapacity")
-    assert all(not pod.affinity for pod in world.pods.values())
+    assert not any(pinned_node(pod.affinity) for pod in world.pods.values())
 
 
 def excluded(world: World) -> dict[str, str]:
@@ -204,9 +205,56 @@ def test_nodes_that_are_alike_share_the_flavor_with_the_most_quota() -> None:
     assert "1 of flavor emulated-v100-b are left" in reasons["n2"]
 
 
-def test_nodes_whose_pods_kueue_places_are_left_out() -> None:
-    reasons = excluded(queued(V100, replace(T4, topology="hosts")))
-    assert "topologyName hosts" in reasons["n3"]
+HOSTS = replace(V100, topology="hosts"), replace(T4, topology="hosts")
+
+
+def nodes_in_templates(world: World, gang: str) -> list[list[str]]:
+    """Return the nodes that the pods of each of a gang's Jobs name; none of gated pods."""
+    found = []
+    for _, template in pods_of_job(world.manifests[next(name for name, job in world.jobs.items() if job.gang == gang)]):
+        name = pinned_node(template["spec"].get("affinity"))
+        found.append([name] if name else [])
+    return found
+
+
+def test_pods_that_kueue_places_name_their_nodes_and_have_no_gate() -> None:
+    world = queued(*HOSTS)
+    world.run(until=lambda: running(world, "links"))
+    assert sorted(nodes_in_templates(world, "links")) == [["n1"], ["n2"], ["n3"]]
+    made = world.manifests[next(iter(world.jobs))]["spec"]["replicatedJobs"]
+    pods = [one["template"]["spec"]["template"]["metadata"] for one in made]
+    assert all(one["annotations"]["kueue.x-k8s.io/podset-unconstrained-topology"] == "true" for one in pods)
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_only_pods_of_flavors_with_a_topology_name_their_nodes() -> None:
+    world = queued(V100, replace(T4, topology="hosts"))
+    world.run(until=lambda: running(world, "links"))
+    assert sorted(nodes_in_templates(world, "links")) == [[], [], ["n3"]]
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_trial_whose_pods_kueue_placed_is_run_again_after_an_eviction() -> None:
+    world = queued(*HOSTS)
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.step()
+    world.queue.foreign["emulated-v100"] = 4
+    world.evict("candidate-1")
+    world.step()
+    assert lost_attempt(world, "candidate-1").reason == "Evicted"
+    world.queue.foreign.clear()
+    world.run()
+    assert (world.succeeded, world.trial("candidate-1").state) == ("True", "Succeeded")
+
+
+def test_no_more_nodes_are_used_than_kueue_takes_groups_of_pods() -> None:
+    world = queued(replace(V100, quota=None, topology="hosts"))
+    world.nodes = tuple(node(f"n{number:02}") for number in range(20))
+    reasons = excluded(world)
+    assert list(reasons) == ["n18", "n19"]
+    assert "at most 18 groups of pods" in reasons["n18"]
 
 
 def test_plan_without_a_node_of_its_queue_waits_for_one() -> None:

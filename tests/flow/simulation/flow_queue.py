@@ -74,7 +74,7 @@ def _devices(group: Mapping[str, Any]) -> int:
 def _rules(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = _pod(group).get("affinity", {}).get("nodeAffinity", {}).get(required, {}).get("nodeSelectorTerms", [])
-    return [rule for term in terms for rule in term["matchExpressions"]]
+    return [rule for term in terms for rule in term.get("matchExpressions", [])]
 
 
 def _may_be(one: FlavorFacts, rules: list[Mapping[str, Any]]) -> bool:

@@ -278,15 +278,17 @@ class World:
         manifest, kind = self.manifests[name], self.jobs[name].launcher
         labels = manifest["metadata"]["labels"]
         for pod, template in pods_of_job(manifest):
-            assert template["spec"]["schedulingGates"] == [{"name": PLACEMENT_GATE}]
+            gates = tuple(one["name"] for one in template["spec"].get("schedulingGates", ()))
+            affinity = template["spec"].get("affinity")
+            assert gates == (() if scheduling.pinned_node(affinity) else (PLACEMENT_GATE,)), "one of both places a pod"
             place = LAUNCHERS[kind].read_place(pod["labels"])
             assert place is not None
             own = template["metadata"]["labels"]
             assert self.isolates_gangs == any(selects(one, own) for one in self.policies.values())
             speaks = LOG_LABEL in own or (RENDEZVOUS_LABEL in own and place.index == 0)
             self.pods[pod["name"]] = PodFacts(
-                pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=(PLACEMENT_GATE,),
-                reports=speaks,
+                pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=gates,
+                affinity=affinity, reports=speaks,
             )  # fmt: skip
             self.templates[pod["name"]] = template["spec"]
             self.images[pod["name"]] = template["spec"]["containers"][0]["image"]

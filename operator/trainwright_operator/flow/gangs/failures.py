@@ -95,11 +95,15 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
 
 
 def _suspension_failure(job: JobFacts, task_map: StoredConfigMap) -> GangFailure | None:
-    """Return a failure where the job never gets its pods, or lost them after one was assigned to its node."""
+    """Return a failure where the job never gets its pods, or lost them after one was assigned to its node.
+
+    Pods that name their nodes are assigned once they exist.
+    """
     facts = {"kind": job.launcher, "name": job.name, "what": job.queue_message}
     if job.deactivated:
         return GangFailure.of(Reason.DEACTIVATED, **facts)
-    return GangFailure.of(Reason.EVICTED, **facts) if PINNED_ANNOTATION in task_map.annotations else None
+    was_assigned = not {PINNED_ANNOTATION, PLACED_ANNOTATION}.isdisjoint(task_map.annotations)
+    return GangFailure.of(Reason.EVICTED, **facts) if was_assigned else None
 
 
 def _placement_failure(placed: Placements) -> GangFailure | None:

@@ -3,6 +3,9 @@
 Kueue admits a gang's pods group by group to a flavor whose labels do not contradict the group's node affinity, then adds
 these labels to the pods' node selector. A group whose nodes are alike in all labels that flavors name, and whose affinity
 excludes the other values of these labels, gets a flavor that all of its nodes have.
+
+With topology-aware scheduling (a flavor with `topologyName`) Kueue also chooses a node for each pod. So each pod of such a
+flavor is a group of its own, whose affinity names its node.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ PRIORITY_LABEL: Final = f"{API_GROUP}/priority-class"
 
 MAX_POD_SETS: Final = 18
 """Groups of pods in one object that Kueue v0.19.2 takes (`workload_types.go`)."""
+TOPOLOGY_ANNOTATION: Final = {f"{API_GROUP}/podset-unconstrained-topology": "true"}
+"""Annotation of pods that get a flavor with a topology, beside flavors without, and any nodes that their affinity allows."""
 
 LabelValues = tuple[tuple[str, tuple[str, ...]], ...]
 """Label keys, each with values, in order."""
@@ -59,17 +64,24 @@ class QuotaUse:
     Attributes:
         used: devices by flavor.
         chosen: flavor of the nodes that lack these labels. Kueue gives a group of pods a single one.
+        named: number of nodes of which each is a group of its own.
     """
 
     queue: QueueFacts | None
     used: Mapping[str, int] = field(default_factory=dict)
     chosen: Mapping[LabelValues, str] = field(default_factory=dict)
+    named: int = 0
 
     def with_node(self, node: NodeFacts, devices: int) -> QuotaUse:
         """Return the use with all devices of a node. Raise NodeUnusable where no quota is left for them."""
         flavors = find_flavors(node, self.queue)
         if flavors is None or self.queue is None:
             return self
+        is_named = has_topology(node, self.queue)
+        if is_named and self.named == MAX_POD_SETS:
+            raise NodeUnusable(
+                f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one"
+            )
         alike = other_labels(node, self.queue)
         possible = [one for one in flavors if one.name == self.chosen.get(alike, one.name)]
         best = max(possible, key=self._left)
@@ -79,7 +91,7 @@ class QuotaUse:
                 f"{self._left(best):.0f} of flavor {best.name} are left"
             )
         used = {**self.used, best.name: self.used.get(best.name, 0) + devices}
-        return replace(self, used=used, chosen={**self.chosen, alike: best.name})
+        return replace(self, used=used, chosen={**self.chosen, alike: best.name}, named=self.named + is_named)
 
     def _left(self, flavor: FlavorFacts) -> float:
         return inf if flavor.quota is None else flavor.quota - self.used.get(flavor.name, 0)
@@ -88,7 +100,7 @@ class QuotaUse:
 def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts, ...] | None:
     """Return the flavors whose labels the node has, in Kueue's order, or None where no usable queue limits the plan.
 
-    Raise NodeUnusable where there is none, or where Kueue places the pods of one itself.
+    Where some have a topology, only these. Raise NodeUnusable where there is none.
     """
     if queue is None or not queue.is_usable:
         return None
@@ -96,13 +108,13 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
     if not found:
         names = ", ".join(one.name for one in queue.flavors)
         raise NodeUnusable(f"it has the labels of no flavor of spec.queueName {queue.name} ({names})")
-    placed = next((one for one in found if one.topology), None)
-    if placed is not None:
-        raise NodeUnusable(
-            f"its flavor {placed.name} has topologyName {placed.topology}, with which Kueue places pods on nodes of its own "
-            "choice; use a queue whose flavors have none"
-        )
-    return found
+    return tuple(one for one in found if one.topology) or found
+
+
+def has_topology(node: NodeFacts, queue: QueueFacts | None) -> bool:
+    """Return whether Kueue chooses the nodes of pods with a flavor of this node."""
+    flavors = queue.flavors if queue is not None else ()
+    return any(one.topology and one.node_labels.items() <= node.labels.items() for one in flavors)
 
 
 def other_labels(node: NodeFacts, queue: QueueFacts) -> LabelValues:
@@ -123,6 +135,21 @@ def dump_labels(context: ReconcileContext, node_names: tuple[str, ...]) -> str:
     queue = context.snapshot.queue
     nodes = (context.nodes[name] for name in node_names if name in context.nodes)
     return json.dumps({node.name: dict(other_labels(node, queue)) for node in nodes} if queue is not None else {})
+
+
+def dump_named_nodes(context: ReconcileContext, node_names: tuple[str, ...]) -> str:
+    """Return those of a gang's nodes that its pods have to name as JSON, which is kept with the gang's task."""
+    queue = context.snapshot.queue
+    nodes = (context.nodes[name] for name in node_names if name in context.nodes)
+    return json.dumps([node.name for node in nodes if has_topology(node, queue)])
+
+
+def parse_named_nodes(text: str) -> frozenset[str]:
+    """Parse what `dump_named_nodes` wrote; what somebody modified counts as empty."""
+    try:
+        return frozenset(map(str, json.loads(text)))
+    except (ValueError, TypeError, RecursionError):
+        return frozenset()
 
 
 def parse_labels(text: str) -> Mapping[str, LabelValues]:

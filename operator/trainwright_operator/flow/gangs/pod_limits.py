@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION
 from trainwright_operator.flow.snapshot import PodTemplateRule
 
 _RULES: Final = tuple(PodTemplateRule)
@@ -88,7 +89,7 @@ def _all_excesses(pod: Mapping[str, Any], own_labels: Collection[str]) -> Iterat
         if key not in own_labels:  # network policies, services and webhooks that give identities go by labels
             yield Excess(f"metadata.labels[{key}]", PodTemplateRule.NAMESPACE)
     for key, value in _object(metadata.get("annotations")).items():
-        if pod_template.ANNOTATIONS.get(key) != value:
+        if {**pod_template.ANNOTATIONS, **TOPOLOGY_ANNOTATION}.get(key) != value:
             rule = PodTemplateRule.ANY if key.startswith(_APPARMOR) else PodTemplateRule.NAMESPACE
             yield Excess(f"metadata.annotations[{key}]", rule)
     yield from _fields("spec", spec, _POD, _POD_OF_NAMESPACE)

@@ -26,7 +26,9 @@ from trainwright_operator.flow.gangs.exported_plan import export_files
 from trainwright_operator.flow.gangs.kueue import (
     MAX_POD_SETS,
     QUEUE_LABEL,
+    TOPOLOGY_ANNOTATION,
     explain_problem,
+    has_topology,
     not_in,
     other_labels,
     queue_labels,
@@ -160,5 +162,8 @@ def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -
         container=pod_template.job_container(job, master),
     )
     queue, facts = context.snapshot.queue, context.nodes.get(node.name)
-    excluded = other_labels(facts, queue) if queue is not None and facts is not None else ()
-    return pod_template.on_node(rendered, node.name, not_in(excluded))
+    if queue is None or facts is None:
+        return pod_template.on_node(rendered, node.name, ())
+    if has_topology(facts, queue):
+        rendered["metadata"]["annotations"] |= TOPOLOGY_ANNOTATION
+    return pod_template.on_node(rendered, node.name, not_in(other_labels(facts, queue)))

@@ -1,7 +1,7 @@
 """JobSet of a gang: one object for all its pods, with a Job for each accelerator and device count.
 
 In a queue it is created suspended and Kueue alone resumes and suspends it. Its Jobs then also differ by the labels that
-tell the queue's flavors apart.
+tell the queue's flavors apart. A node on which Kueue places pods itself has a Job of its own, whose pod names it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.kueue import LabelValues, not_in, queue_labels
+from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION, LabelValues, not_in, queue_labels
 from trainwright_operator.flow.gangs.launchers.launcher import (
     HandedOver,
     JobApi,
@@ -46,9 +47,11 @@ class JobSetLauncher:
 
     Attributes:
         excluded_labels: by node, the labels that only flavors of other nodes have; empty without a queue.
+        named_nodes: nodes that their pods name from the start, instead of having our gate.
     """
 
     excluded_labels: Mapping[str, LabelValues] = field(default_factory=dict)
+    named_nodes: frozenset[str] = frozenset()
     kind: LauncherKind = LauncherKind.JOB_SET
     api: JobApi = _API
     missing: Reason = Reason.JOBSET_MISSING
@@ -90,6 +93,7 @@ class JobSetLauncher:
                                 master=f"{name}-{first}-0-0.{name}",
                                 is_first=role == first,
                                 excluded=self.excluded_labels.get(nodes[0].name, ()),
+                                is_named=nodes[0].name in self.named_nodes,
                             ),
                         }
                         for role, nodes in groups.items()
@@ -128,10 +132,11 @@ class JobSetLauncher:
         return PodPlace(job, labels.get(f"{_LABELS}/replicatedjob-name", ""), int(index) if index.isdecimal() else -1)
 
     def _groups(self, gang: Gang) -> dict[str, list[GangNode]]:
-        """Return the nodes of each replicated job: those with the same accelerator, device count and flavors."""
-        alike: dict[tuple[str, int, LabelValues], list[GangNode]] = {}
+        """Return the nodes of each replicated job: those with the same accelerator, device count and flavors, or one."""
+        alike: dict[tuple[str, int, LabelValues, str], list[GangNode]] = {}
         for node in gang.nodes:
-            key = node.accelerator, len(node.slots), self.excluded_labels.get(node.name, ())
+            own_name = node.name if node.name in self.named_nodes else ""
+            key = node.accelerator, len(node.slots), self.excluded_labels.get(node.name, ()), own_name
             alike.setdefault(key, []).append(node)
         return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
 
@@ -148,6 +153,7 @@ def _job_template(  # noqa: PLR0913 - each is a different fact of the Job
     master: str,
     is_first: bool,
     excluded: LabelValues,
+    is_named: bool,
 ) -> dict[str, Any]:
     template = pod_of(
         context,
@@ -156,7 +162,10 @@ def _job_template(  # noqa: PLR0913 - each is a different fact of the Job
         devices=len(nodes[0].slots),
         labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
     )
-    if excluded:
+    if is_named:
+        template = pod_template.on_node(template, nodes[0].name, not_in(excluded))
+        template["metadata"]["annotations"] |= TOPOLOGY_ANNOTATION
+    elif excluded:
         terms = {"nodeSelectorTerms": [{"matchExpressions": not_in(excluded)}]}
         template["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return {

@@ -6,7 +6,7 @@ from typing import Final
 
 from trainwright.worker_api import Gang
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.flow.gangs.kueue import dump_labels, parse_labels
+from trainwright_operator.flow.gangs.kueue import dump_labels, dump_named_nodes, parse_labels, parse_named_nodes
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.pytorch_job import PyTorchJobLauncher
@@ -19,6 +19,8 @@ _LAUNCHER_KEY: Final = "launcher"
 """Key of a gang's launcher beside its task; absent for PyTorchJob, which former versions did not name."""
 _LABELS_KEY: Final = "excluded-labels.json"
 """Key of the labels that the nodes of a gang in a queue do not have."""
+_NAMED_KEY: Final = "named-nodes.json"
+"""Key of the nodes that the pods of a gang in a queue name themselves."""
 
 
 def possible_launchers(plan: PlanFacts) -> tuple[Launcher, ...]:
@@ -38,7 +40,8 @@ def launcher_record(context: ReconcileContext, gang: Gang) -> dict[str, str]:
     kind = possible_launchers(context.plan)[0].kind
     record = {} if kind is LauncherKind.PYTORCH_JOB else {_LAUNCHER_KEY: kind.value}
     if context.spec.queue_name is not None:
-        record[_LABELS_KEY] = dump_labels(context, tuple(node.name for node in gang.nodes))
+        names = tuple(node.name for node in gang.nodes)
+        record |= {_LABELS_KEY: dump_labels(context, names), _NAMED_KEY: dump_named_nodes(context, names)}
     return record
 
 
@@ -46,7 +49,10 @@ def launcher_of(task_map: StoredConfigMap | None) -> Launcher:
     """Return the launcher of a gang that has a task, whatever the plan asks for now."""
     recorded = task_map.data if task_map is not None else {}
     if _LABELS_KEY in recorded:
-        return JobSetLauncher(excluded_labels=parse_labels(recorded[_LABELS_KEY]))
+        return JobSetLauncher(
+            excluded_labels=parse_labels(recorded[_LABELS_KEY]),
+            named_nodes=parse_named_nodes(recorded.get(_NAMED_KEY, "")),
+        )
     kind = recorded.get(_LAUNCHER_KEY, "")
     is_known = kind in LauncherKind.__members__.values()
     return LAUNCHERS[LauncherKind(kind) if is_known else LauncherKind.PYTORCH_JOB]
