@@ -41,15 +41,15 @@ def main() -> None:
     if wanted.write:
         with RESULTS.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["figure", "value", "unit", "aim"])
-            rows.writerows([one.what, f"{one.value:.4g}", one.unit, one.aim] for one in figures)
+            rows.writerow(["figure", "value", "unit", "aim", "before"])
+            rows.writerows([one.what, f"{one.value:.4g}", one.unit, one.aim, one.before] for one in figures)
 
 
 def show(figures: list[Figure]) -> None:
     """Print the figures so far."""
-    table = Table("figure", "value", "aim", title="Cost of the operator")
+    table = Table("figure", "value", "aim", "before", title="Cost of the operator")
     for one in figures:
-        table.add_row(one.what, f"{one.value:.4g} {one.unit}", one.aim)
+        table.add_row(one.what, f"{one.value:.4g} {one.unit}", one.aim, one.before)
     Console(width=110).print(table)
 
 
