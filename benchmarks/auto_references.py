@@ -23,7 +23,7 @@ from trainwright import documents
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl
-from trainwright.search.plan_variants import VariantSearch
+from trainwright.search.plan_variants import VariantSearch, fastest_variant
 
 RESULTS = Path(__file__).parent / "results" / "auto_references.csv"
 BUDGETS = ((64, 3.0), (256, 6.0), (1024, 10.0))
@@ -75,7 +75,7 @@ def answer(case: Case, search: str) -> tuple[Answer, str]:
     problem = case.problem()
     start = time.process_time()
     try:
-        found = VariantSearch(SEARCHES[search])(problem, CpuControl.of(budget_of(case)), 1)
+        found = VariantSearch(SEARCHES[search], fastest_variant)(problem, CpuControl.of(budget_of(case)), 1)
     except NoFeasiblePlan:
         return Answer(case.number, str(case), search, math.inf, time.process_time() - start, NOTHING), ""
     spent = time.process_time() - start

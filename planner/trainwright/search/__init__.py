@@ -8,7 +8,7 @@ from trainwright.search.candidates import one_of_each_shape
 from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
-from trainwright.search.plan_variants import VariantSearch
+from trainwright.search.plan_variants import VariantSearch, fastest_variant, without_sequence_parallel
 from trainwright.search.preference.candidate_order import (
     MIN_CANDIDATES,
     add_distinct_complexities,
@@ -120,8 +120,8 @@ def _search(planner: str, problem: Problem) -> Search:
     """Return the planner's search, among the plans of one trainer if the limits name it."""
     wanted = problem.limits.expressible_by
     if wanted is None or wanted.every_plan:
-        return VariantSearch(SEARCHES[planner])
-    return ExpressibleSearch(SEARCHES[planner], wanted)
+        return VariantSearch(SEARCHES[planner], fastest_variant)
+    return VariantSearch(ExpressibleSearch(SEARCHES[planner], wanted), without_sequence_parallel)
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:

@@ -12,7 +12,7 @@ from trainwright.exports.shape_moves import neighbours
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
 from trainwright.search.megatron import megatron
-from trainwright.search.plan_variants import MAX_CANDIDATES, fastest_variant, without_sequence_parallel
+from trainwright.search.plan_variants import fastest_variant, without_sequence_parallel
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
@@ -29,14 +29,11 @@ def expressible_candidates(
 ) -> list[Candidate]:
     """Return plans that the trainer can be told, fastest first; empty if none of those that were tried fits.
 
-    Plans that it can be told are among them; the search descends from the shapes nearest to the others. The first ones are
-    without sequence parallelism where that is faster.
+    Plans that it can be told are among them; the search descends from the shapes nearest to the others.
     """
     if not (capabilities.sequence_parallel or capabilities.every_plan):
         problem = replace(problem, runtime=replace(problem.runtime, sequence_parallel=False))
-    found = _Descent(problem, capabilities, control).run([*plans])
-    first = (without_sequence_parallel(candidate, problem) for candidate in found[:MAX_CANDIDATES])
-    return fastest_first([*first, *found[MAX_CANDIDATES:]])
+    return _Descent(problem, capabilities, control).run([*plans])
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,9 @@ def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) 
     if is_expressible(plan, capabilities):
         return candidate_of(problem, plan)
     found = expressible_candidates(problem, [plan], capabilities, SearchControl())
-    return found[0] if found else candidate_of(problem, nearest_shapes(plan, capabilities)[0].plan())
+    if found:
+        return without_sequence_parallel(found[0], problem)
+    return candidate_of(problem, nearest_shapes(plan, capabilities)[0].plan())
 
 
 @dataclass

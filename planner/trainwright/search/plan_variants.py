@@ -20,9 +20,10 @@ RunChange = Callable[[LayerRun], LayerRun]
 
 @dataclass(frozen=True, slots=True)
 class VariantSearch:
-    """Search whose best candidates are replaced by their fastest variants."""
+    """Search whose best candidates are replaced by variants, until the time is over."""
 
     search: Search
+    fastest: Callable[[Candidate, Problem], Candidate]
 
     def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         """Return the search's candidates, fastest first. Raises NoFeasiblePlan if it finds none."""
@@ -37,8 +38,7 @@ class VariantSearch:
         wanted = None if top is None else max(top, MAX_CANDIDATES)
         found = self.search(problem, replace(control, report=report), wanted)
         fastest = [
-            candidate if control.expired() else fastest_variant(candidate, problem)
-            for candidate in found[:MAX_CANDIDATES]
+            candidate if control.expired() else self.fastest(candidate, problem) for candidate in found[:MAX_CANDIDATES]
         ]
         if all(new is old for new, old in zip(fastest, found, strict=False)):
             return found[:top]

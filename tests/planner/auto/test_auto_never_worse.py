@@ -8,7 +8,7 @@ from nightly import quick_first
 from auto_cases import Case, cases
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl
-from trainwright.search.plan_variants import VariantSearch
+from trainwright.search.plan_variants import VariantSearch, fastest_variant
 
 QUICK = (0, 30, 84)
 """Numbers of cases that `make test` runs; the nightly run has some more, and `make bench` has all of them."""
@@ -24,7 +24,7 @@ OTHERS = [name for name in SEARCHES if name != "auto"]
 
 def fastest(search: str, problem: Problem) -> Candidate:
     """Return the fastest candidate by the estimate, whatever is preferred over the band of its error."""
-    return VariantSearch(SEARCHES[search])(problem, SearchControl(), 1)[0]
+    return VariantSearch(SEARCHES[search], fastest_variant)(problem, SearchControl(), 1)[0]
 
 
 @pytest.mark.parametrize("number", quick_first(NIGHTLY, QUICK))

@@ -129,7 +129,7 @@ def test_runs_and_candidates_that_become_alike_are_one(problem: Problem, make_pl
         )
     )
     given = [candidate_of(problem, one) for one in (apart, sharded(whole, Sharding.ZERO2))]
-    (found,) = VariantSearch(lambda *_: given)(problem, SearchControl(), None)
+    (found,) = VariantSearch(lambda *_: given, fastest_variant)(problem, SearchControl(), None)
     assert found.plan == sharded(whole, Sharding.ZERO3, keep=True)
 
 
