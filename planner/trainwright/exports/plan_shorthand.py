@@ -13,12 +13,13 @@ from trainwright.plan import Plan, Schedule, Sharding, split_rows
 
 WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
 _DEGREE: Final = re.compile(r"(pp|dp|tp|mb)([1-9][0-9]{0,5})")
+_BEGIN: Final = re.compile(r"\s*(pp|dp|tp|mb)-?[0-9]")
 _LAYERS: Final = re.compile(r"\[([0-9 ]+)\]")
 
 
 def is_shorthand(text: str) -> bool:
-    """Return whether a text begins with a degree, in any case, as no file does that anybody means by it."""
-    return _DEGREE.fullmatch(text.lower().split(maxsplit=1)[0] if text.split() else "") is not None
+    """Return whether a text begins like a degree, in any case, and is no name of a file; the degree may be wrong."""
+    return _BEGIN.match(text.lower()) is not None and not {".", "/"} & set(text)
 
 
 def plan_of_shorthand(text: str, devices: Sequence[Device], layers: int, batch: int) -> Plan:

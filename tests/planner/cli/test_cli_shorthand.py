@@ -93,6 +93,13 @@ def test_commands_take_a_plan_in_words(folder: Path, command: str) -> None:
     assert json.loads(result.stdout)["predicted_seconds"] > 0
 
 
+@pytest.mark.parametrize("words", ["pp0", "pp2tp3", "PP-1 dp2"])
+def test_wrong_degree_is_not_taken_for_a_file(folder: Path, words: str) -> None:
+    result = call(folder, "estimate", "--plan", words)
+    assert result.exit_code == 2
+    assert f"'{words.lower().split()[0]}' is not understood" in result.stderr
+
+
 def test_kept_plan_may_be_in_words(folder: Path) -> None:
     result = call(folder, "plan", "--planner=megatron", "--keep", "pp1 dp8 mb1", "--output", "json")
     assert result.exit_code == 0, result.output
