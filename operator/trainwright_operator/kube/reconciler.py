@@ -76,7 +76,7 @@ class Reconciler:
         if self._stopping:
             return  # the lease is about to be released: start no reconciliation
         if namespace in SYSTEM_NAMESPACES:
-            logger.debug("plan %s/%s: Kubernetes' own namespaces are left alone", namespace, name)
+            logger.warning("plan %s/%s: Kubernetes' own namespaces are left alone", namespace, name)
             return
         key = (namespace, name)
         self._wake_events.setdefault(key, asyncio.Event()).set()
