@@ -18,7 +18,7 @@ STALE_SECONDS: Final = 120.0
 LONGEST_PASS_SECONDS: Final = 600.0
 """Duration of a pass that hangs: each request ends within a minute, and a pass makes some hundred at most."""
 _CONNECTION_SECONDS: Final = 5.0
-"""Time for a request: each connection has a thread, and clients that send nothing must not pile up."""
+"""Time for each read of a request: each connection has a thread, and clients that send nothing must not pile up."""
 
 
 class Liveness:
