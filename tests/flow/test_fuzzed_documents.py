@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,15 @@ from pydantic import ValidationError
 
 from trainwright.worker_api import REPORT_MARKER, WorkerTask
 from trainwright_operator.api.spec import Replan, TrainingPlanSpec
+from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.reasons import Reason
 
 FUZZ = examples(2000, quick=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 PASSES = 12
 """Passes after a change: each phase that reads it has run by then."""
+MOST_ATTEMPTS = 2
+"""The most creations of a ConfigMap or job in these passes: what cannot be used is measured again once."""
+REASONS = frozenset(Reason)
 EXTREMES: tuple[Any, ...] = (
     -1, 0, 1, 2**31, 2**63, 2**64, 10**400, -0.0, 1e-300, 1e308, float("nan"), float("inf"), "", "x", "\ud800", "9" * 5000,
     None, True, [], {}, [[]], {"": 0}, "2026-13-45T99:99:99Z",
@@ -72,9 +78,26 @@ def worlds() -> tuple[World, ...]:
 
 
 def go_on(world: World) -> None:
+    """Run passes. Then the plan goes on, waits for a reason or has ended for one; nothing of an ended plan runs."""
+    world.created.clear()
     for _ in range(PASSES):
-        world.step()
-    json.dumps(world.status.dump(), allow_nan=False).encode()  # the API server takes it
+        done = world.step()
+    status = world.status
+    json.dumps(status.dump(), allow_nan=False).encode()  # the API server takes it
+    assert status.conditions
+    assert all(one.reason in REASONS and one.message.strip() for one in status.conditions)
+    assert all(one.reason is None or one.reason in REASONS for one in status.trials)
+    assert max(Counter(world.created).values(), default=0) <= MOST_ATTEMPTS, "it repeats what it did"
+    live = {one.gang for one in world.jobs.values()} | {
+        one.gang for one in world.stored.values() if one.role == StoredRole.TASK
+    }
+    if world.succeeded != "Unknown":
+        assert not live
+    elif status.waiting is not None and status.waiting.since is not None:
+        assert status.waiting.reason in REASONS
+        assert status.waiting.reason == world.condition("Succeeded").reason
+    elif status.phase != "Suspended":
+        assert live or done, "it stands still"
 
 
 @FUZZ

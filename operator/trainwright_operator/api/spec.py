@@ -361,7 +361,8 @@ class TrainingPlanSpec(ApiModel):
     """When a plan is made anew without an edit: Never (the default), or OnClusterChange, when nodes come, go, or change their
     type or number of devices, also after the plan succeeded. The plan before stays in status.winner until there is another,
     and among plans that are alike the one that moves least of its state is preferred. With Never too, nodes that go while a
-    plan is under way are planned without."""
+    plan is under way are planned without. A plan with its answer does not notice a node that only became slower or faster:
+    speeds are checked in trials alone, where profiles were reused."""
     settling_seconds: Annotated[int, Field(ge=1, le=86_400, json_schema_extra=without_default)] = 120
     """How long nodes have to stay gone, changed or new before that counts (120 by default): nodes restart, and several come
     one after another. A plan that begins waits as long for nodes that are not ready yet."""

@@ -6,7 +6,7 @@ found in the cluster (a ConfigMap with the result), so a restarted operator cont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -44,7 +44,7 @@ from trainwright_operator.flow.phases import (
     result,
     trials,
 )
-from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
 from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend, unstored_results
@@ -83,13 +83,14 @@ def _decide(context: ReconcileContext) -> list[Action]:
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
-        return [*_deletions(context, frozenset()), *expiry, *node_changes.replan(context)]
+        # A plan whose next discovery does not fit keeps its answer; status.cluster.change says which nodes changed.
+        return [*_deletions(context, frozenset()), *expiry, *_without_large(node_changes.replan(context))]
     steps = suspend(context) if context.is_suspended else _run_phases(context)
     actions = [action for step in steps for action in step.result.actions]
     last = steps[-1].result
     live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
     # A suspension or an edit can drop a gang whose pods have just ended; when it is planned again, its result is there.
-    actions += unstored_results(context, live_gangs)
+    actions += _without_large(unstored_results(context, live_gangs))
     actions += obsolete_measurements(context)
     return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
 
@@ -167,11 +168,24 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
 
 def _refuse_large(found: PhaseResult) -> PhaseResult:
     """Fail where the API server would refuse a ConfigMap for its size, again and again."""
-    for creation in found.actions:
-        if isinstance(creation, CreateConfigMap) and (size := ConfigMapData.of(creation).bytes) > MAX_BYTES:
-            words = explain(Reason.DOCUMENT_TOO_LARGE, name=creation.name, size=size, limit=MAX_BYTES)
-            return Failed(words, status=found.status)
-    return found
+    refusals = (words for action in found.actions if (words := _explain_size(action)) is not None)
+    words = next(refusals, None)
+    return Failed(words, status=found.status) if words is not None else found
+
+
+def _without_large(actions: Iterable[Action]) -> list[Action]:
+    """Return the actions without the ConfigMaps that the API server would refuse for their size.
+
+    For actions that no phase waits for: the plan is as if there were nothing to store.
+    """
+    return [action for action in actions if _explain_size(action) is None]
+
+
+def _explain_size(action: Action) -> Explanation | None:
+    """Return that a ConfigMap is too large to be stored, or None."""
+    if not isinstance(action, CreateConfigMap) or (size := ConfigMapData.of(action).bytes) <= MAX_BYTES:
+        return None
+    return explain(Reason.DOCUMENT_TOO_LARGE, name=action.name, size=size, limit=MAX_BYTES)
 
 
 def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:

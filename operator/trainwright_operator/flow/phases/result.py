@@ -9,16 +9,28 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
 
 def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Select the winner, and hand it over where the spec asks for it."""
+    """Select the winner, and hand it over where the spec asks for it.
+
+    While a node of it is gone there is no answer: the node comes back, or the nodes are discovered anew once it has been
+    gone for `settlingSeconds`.
+    """
     trial, status, explanation = _answer(context, findings)
+    gone = _lost_nodes(context, findings.discovery, trial)
+    if gone:
+        what = f"nodes of the winner; {listed(gone)}"
+        return Waiting(
+            explain(Reason.WAITING_FOR_NODES, seconds=context.spec.settling_seconds, what=what), is_lacking=True
+        )
     job = hand_over(context, findings.discovery, trial, status)
     if isinstance(job, Waiting):
         return job
@@ -27,6 +39,15 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
         sentence = f"{explanation.message}; the job of this plan is the {job.kind} {job.names[0]}"
         explanation = Explanation(explanation.reason, sentence)
     return Done(findings, explanation, status=status)
+
+
+def _lost_nodes(context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial) -> list[str]:
+    """Return a sentence for each node of the winner that the plan cannot use any more."""
+    if explain_problem(context) is not None:
+        return []  # nobody knows which nodes the queue gives
+    used = {device.node for device in winner.plan.devices}
+    lost = find_lost_nodes(context.snapshot, context.spec, discovery)
+    return [f"{name}: {problem}" for name, problem in lost.items() if name in used]
 
 
 def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial, TrainingPlanStatus, Explanation]:
