@@ -34,8 +34,12 @@ def in_the_middle_of(phase, workbench):
 
 @pytest.mark.slow
 def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_plan) -> None:
-    undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed")))
-    name = workbench.apply(small_plan("killed"))
+    measuring: dict[str, Any] = {
+        "profiling": {"warmupIterations": 1, "iterations": 3, "maxAgeSeconds": 0},
+        "links": {"maxAgeSeconds": 0},
+    }
+    undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed", **measuring)))
+    name = workbench.apply(small_plan("killed", **measuring))
     workbench.kill_operator()  # while it accepts the plan or looks for devices: both take milliseconds
     for phase in ("MeasuringLinks", "Profiling", "Planning", "Trying"):
         workbench.wait(name, f"the middle of {phase}", in_the_middle_of(phase, workbench))
