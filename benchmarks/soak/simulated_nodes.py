@@ -203,13 +203,16 @@ class SimulatedNodes:
 def pods_of(job: Object) -> list[Object]:
     """Return the pods that the training operator would create for a PyTorchJob."""
     found = []
+    meta = job["metadata"]
+    owner = {"apiVersion": job["apiVersion"], "kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]}
     for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
         for index in range(replicas["replicas"]):
             template = json.loads(json.dumps(replicas["template"]))
-            labels = {"job-name": job["metadata"]["name"], "replica-type": role.lower(), "replica-index": str(index)}
+            labels = {"job-name": meta["name"], "replica-type": role.lower(), "replica-index": str(index)}
             template["metadata"] |= {
-                "name": f"{job['metadata']['name']}-{role.lower()}-{index}",
-                "namespace": job["metadata"]["namespace"],
+                "name": f"{meta['name']}-{role.lower()}-{index}",
+                "namespace": meta["namespace"],
+                "ownerReferences": [owner],
             }
             template["metadata"]["labels"] |= {f"{_LABEL}/{key}": value for key, value in labels.items()}
             found.append({"apiVersion": "v1", "kind": "Pod", **template})

@@ -22,6 +22,7 @@ CLUSTER_READ = [
     ("list", "resource.k8s.io", "resourceslices"),
     ("list", "kueue.x-k8s.io", "clusterqueues"),
     ("list", "kueue.x-k8s.io", "resourceflavors"),
+    ("list", "kueue.x-k8s.io", "topologies"),
     ("list", "apiextensions.k8s.io", "customresourcedefinitions"),
     ("watch", "apiextensions.k8s.io", "customresourcedefinitions"),
 ]

@@ -91,6 +91,7 @@ CLUSTER_WIDE = {
     "resourceslices",
     "clusterqueues",
     "resourceflavors",
+    "topologies",
 }
 
 

@@ -115,6 +115,16 @@ def test_winner_on_a_node_that_is_gone_is_not_handed_over() -> None:
     assert {pinned_node(one["spec"]["affinity"]) for one in pods} <= {"n2", "n3"}
 
 
+def test_plan_that_may_wait_no_longer_has_its_answer_but_hands_nothing_over() -> None:
+    world = ended_plan("answer")
+    job = {"image": "lab/train:7", "command": ["train"]}
+    world.change(apply="Run", job=job, settlingSeconds=3600, waitDeadlineSeconds=60)
+    for _ in range(10):
+        world.step(30.0)
+    assert (world.succeeded, world.status.winner.revision) == ("True", 1)
+    assert not world.handed_over
+
+
 def test_winner_counts_once_its_node_is_back() -> None:
     world = ended_plan("answer")
     world.change(trials={"maxFailed": 4})

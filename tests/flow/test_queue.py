@@ -228,10 +228,28 @@ def test_pods_that_kueue_places_name_their_nodes_and_have_no_gate() -> None:
     assert world.succeeded == "True"
 
 
-def test_only_pods_of_flavors_with_a_topology_name_their_nodes() -> None:
-    world = queued(V100, replace(T4, topology="hosts"))
-    world.run(until=lambda: running(world, "links"))
-    assert sorted(nodes_in_templates(world, "links")) == [[], [], ["n3"]]
+def test_nodes_on_which_kueue_places_pods_are_not_mixed_with_others() -> None:
+    """Else pods that Kueue placed would hold their devices while gated ones of the gang wait."""
+    reasons = excluded(queued(V100, replace(T4, topology="hosts")))
+    assert list(reasons) == ["n3"]
+    assert "emulated-t4 has a topologyName, unlike those of the nodes before" in reasons["n3"]
+
+
+def test_topology_that_ends_above_the_nodes_is_not_used() -> None:
+    reasons = excluded(queued(V100, replace(T4, topology="racks", reaches_nodes=False)))
+    assert "the topology racks of its flavor emulated-t4 does not end with the level" in reasons["n3"]
+
+
+def test_profile_moves_to_a_free_node_before_kueue_admits_it() -> None:
+    world = queued(*HOSTS, launcher=None)
+    world.run(until=lambda: any(job.gang == "profile-1" for job in world.jobs.values()))
+    name = next(name for name, job in world.jobs.items() if job.gang == "profile-1")
+    (busy,) = nodes_in_templates(world, "profile-1")[0]
+    world.evict("profile-1")
+    world.queue.foreign["emulated-v100"] = 4
+    world.others = {busy: 2}
+    world.run(until=lambda: name in world.jobs and nodes_in_templates(world, "profile-1") != [[busy]])
+    world.queue.foreign.clear()
     world.run()
     assert world.succeeded == "True"
 

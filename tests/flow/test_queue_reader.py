@@ -32,6 +32,9 @@ def cluster(**spec: Any) -> dict[str, dict[str, Any]]:
         f"{KUEUE}/clusterqueues/devices": {"spec": {"resourceGroups": [group]} | spec},
         f"{KUEUE}/resourceflavors/v100": {"spec": {"nodeLabels": {"product": "v100"}}},
         f"{KUEUE}/resourceflavors/t4": {"spec": {"nodeLabels": {"product": "t4"}, "topologyName": "hosts"}},
+        f"{KUEUE}/topologies/hosts": {
+            "spec": {"levels": [{"nodeLabel": "rack"}, {"nodeLabel": "kubernetes.io/hostname"}]}
+        },
     }
     return {path: {"metadata": {"name": path.rsplit("/", 1)[1]}, **body} for path, body in found.items()}
 
@@ -47,6 +50,12 @@ def test_queue_has_the_flavors_of_the_devices_with_their_quotas() -> None:
         FlavorFacts("v100", {"product": "v100"}, 4),
         FlavorFacts("t4", {"product": "t4"}, 2, "hosts"),
     )
+
+
+@pytest.mark.parametrize("levels", [[{"nodeLabel": "rack"}], []])
+def test_topology_may_end_above_the_nodes(levels: list[dict[str, str]]) -> None:
+    topology = {f"{KUEUE}/topologies/hosts": {"metadata": {"name": "hosts"}, "spec": {"levels": levels}}}
+    assert [one.reaches_nodes for one in read(cluster() | topology).flavors] == [True, False]
 
 
 def test_quota_in_a_cohort_ends_at_the_borrowing_limit() -> None:

@@ -7,7 +7,7 @@
   resources: [resourceslices] # the same, where devices are published by DRA
   verbs: [list]
 - apiGroups: [kueue.x-k8s.io]
-  resources: [clusterqueues, resourceflavors] # which nodes the queue of a plan has, and its quota of their devices
+  resources: [clusterqueues, resourceflavors, topologies] # which nodes the queue of a plan has, and its quota of their devices
   verbs: [list]
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions] # whether PyTorchJob and JobSet are there, or come later

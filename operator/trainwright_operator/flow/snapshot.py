@@ -93,12 +93,14 @@ class FlavorFacts:
     Attributes:
         quota: devices that the queue may use, those that it may borrow included; None without a limit.
         topology: its topologyName; empty where pods are not placed by Kueue.
+        reaches_nodes: whether the last level of its topology is the node.
     """
 
     name: str
     node_labels: Mapping[str, str]
     quota: int | None
     topology: str = ""
+    reaches_nodes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from trainwright_operator.kube.child_process import start_module
 
 LARGE_BYTES: Final = 100_000
 """Size of a plan's stored documents from which it is large: the discovery of some 600 nodes. On 1,000 nodes storing the
-cluster takes 0.2 s. Kept measurements do not count: only those that a plan reuses are parsed, and it stores them then."""
+cluster takes 0.2 s. Kept measurements do not count: few of them are parsed."""
 LARGE_NODES: Final = 600
 """Number of nodes from which their first discovery is large."""
 _DEADLINE_SECONDS: Final = 60.0

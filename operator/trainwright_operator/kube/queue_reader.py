@@ -20,6 +20,7 @@ from trainwright_operator.kube.object_facts import owner_uids, parse_quantity
 
 _VERSION: Final = "v1beta2"
 _UID_LABEL: Final = f"{API_GROUP}/job-uid"
+_NODE_LEVEL: Final = "kubernetes.io/hostname"
 _RUNNING_POLICY: Final = (None, "None")
 
 
@@ -50,6 +51,8 @@ class QueueReader:
             cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
             found = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
             flavors = await self._list("resourceflavors")
+            has_topology = any((one.get("spec") or {}).get("topologyName") for one in flavors)
+            topologies = await self._list("topologies") if has_topology else []
         except ApiError as error:
             if error.is_missing:
                 return QueueFacts(name, is_installed=False)
@@ -61,7 +64,7 @@ class QueueReader:
         stopped = next((one for one in (local[0], found[0]) if not _is_running(one)), None)
         if stopped is not None:
             return QueueFacts(name, problem=f"its {stopped.get('kind', 'ClusterQueue')} has a stopPolicy; remove it")
-        return queue_facts(name, found[0], flavors, resource_name)
+        return queue_facts(name, found[0], flavors, topologies, resource_name)
 
     async def _with_message(self, namespace: str, job: JobFacts) -> JobFacts:
         if not job.suspended:
@@ -90,7 +93,11 @@ def _is_running(queue: dict[str, Any]) -> bool:
 
 
 def queue_facts(
-    name: str, cluster_queue: dict[str, Any], flavors: Iterable[dict[str, Any]], resource_name: str
+    name: str,
+    cluster_queue: dict[str, Any],
+    flavors: Iterable[dict[str, Any]],
+    topologies: Iterable[dict[str, Any]],
+    resource_name: str,
 ) -> QueueFacts:
     """Convert a ClusterQueue to the flavors and quotas of the resource."""
     spec, own_name = cluster_queue.get("spec") or {}, cluster_queue["metadata"]["name"]
@@ -101,6 +108,7 @@ def queue_facts(
         return QueueFacts(name, problem=what)
     borrows = bool(spec.get("cohortName"))
     known = {one["metadata"]["name"]: one.get("spec") or {} for one in flavors}
+    to_nodes = {one["metadata"]["name"] for one in topologies if _last_level(one) == _NODE_LEVEL}
     missing = [one["name"] for one in group["flavors"] if one["name"] not in known]
     if missing:
         return QueueFacts(
@@ -110,15 +118,22 @@ def queue_facts(
     for entry in group["flavors"]:
         quota: dict[str, Any] = next((one for one in entry.get("resources") or [] if one["name"] == resource_name), {})
         flavor = known[entry["name"]]
+        topology = flavor.get("topologyName") or ""
         found.append(
             FlavorFacts(
                 name=entry["name"],
                 node_labels=flavor.get("nodeLabels") or {},
                 quota=_quota(quota, borrows=borrows),
-                topology=flavor.get("topologyName") or "",
+                topology=topology,
+                reaches_nodes=not topology or topology in to_nodes,
             )
         )
     return QueueFacts(name, tuple(found))
+
+
+def _last_level(topology: dict[str, Any]) -> str:
+    levels = (topology.get("spec") or {}).get("levels") or [{}]
+    return str(levels[-1].get("nodeLabel", ""))
 
 
 def _quota(quota: dict[str, Any], *, borrows: bool) -> int | None:

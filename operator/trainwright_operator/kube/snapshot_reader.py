@@ -149,8 +149,8 @@ class SnapshotReader:
         names = snapshot.names(spec)
         if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
             return snapshot
-        tasks = (one for one in snapshot.stored if one.role == StoredRole.TASK and not one.terminating)
-        if any(snapshot.find(names.result(one.gang)) is None for one in tasks):
+        tasks = (one for one in snapshot.stored if one.role == StoredRole.TASK and names.owns(one.name))
+        if any(not one.terminating and snapshot.find(names.result(one.gang)) is None for one in tasks):
             return snapshot
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot

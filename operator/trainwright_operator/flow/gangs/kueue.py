@@ -64,21 +64,27 @@ class QuotaUse:
     Attributes:
         used: devices by flavor.
         chosen: flavor of the nodes that lack these labels. Kueue gives a group of pods a single one.
-        named: number of nodes of which each is a group of its own.
+        nodes: number of nodes, and whether Kueue places pods on them: in one gang on all or on none.
     """
 
     queue: QueueFacts | None
     used: Mapping[str, int] = field(default_factory=dict)
     chosen: Mapping[LabelValues, str] = field(default_factory=dict)
-    named: int = 0
+    nodes: tuple[int, bool] = (0, False)
 
     def with_node(self, node: NodeFacts, devices: int) -> QuotaUse:
         """Return the use with all devices of a node. Raise NodeUnusable where no quota is left for them."""
         flavors = find_flavors(node, self.queue)
         if flavors is None or self.queue is None:
             return self
-        is_named = has_topology(node, self.queue)
-        if is_named and self.named == MAX_POD_SETS:
+        count, is_placed = self.nodes[0], flavors[0].topology != ""
+        if count and is_placed is not self.nodes[1]:
+            # Pods that Kueue places would hold devices while others of their gang wait for theirs.
+            raise NodeUnusable(
+                f"its flavor {flavors[0].name} has {'a' if is_placed else 'no'} topologyName, unlike those of the nodes before; "
+                "use flavors of one kind in a queue, or choose nodes with devices.nodeSelector"
+            )
+        if is_placed and count == MAX_POD_SETS:
             raise NodeUnusable(
                 f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one"
             )
@@ -91,7 +97,7 @@ class QuotaUse:
                 f"{self._left(best):.0f} of flavor {best.name} are left"
             )
         used = {**self.used, best.name: self.used.get(best.name, 0) + devices}
-        return replace(self, used=used, chosen={**self.chosen, alike: best.name}, named=self.named + is_named)
+        return replace(self, used=used, chosen={**self.chosen, alike: best.name}, nodes=(count + 1, is_placed))
 
     def _left(self, flavor: FlavorFacts) -> float:
         return inf if flavor.quota is None else flavor.quota - self.used.get(flavor.name, 0)
@@ -100,7 +106,7 @@ class QuotaUse:
 def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts, ...] | None:
     """Return the flavors whose labels the node has, in Kueue's order, or None where no usable queue limits the plan.
 
-    Where some have a topology, only these. Raise NodeUnusable where there is none.
+    Where some have a topology, only these. Raise NodeUnusable where there is none, or where Kueue does not look at nodes.
     """
     if queue is None or not queue.is_usable:
         return None
@@ -108,7 +114,14 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
     if not found:
         names = ", ".join(one.name for one in queue.flavors)
         raise NodeUnusable(f"it has the labels of no flavor of spec.queueName {queue.name} ({names})")
-    return tuple(one for one in found if one.topology) or found
+    placed = tuple(one for one in found if one.topology)
+    unfit = next((one for one in placed if not one.reaches_nodes), None)
+    if unfit is not None:
+        raise NodeUnusable(
+            f"the topology {unfit.topology} of its flavor {unfit.name} does not end with the level kubernetes.io/hostname, so Kueue "
+            "places pods without a look at their nodes; add that level"
+        )
+    return placed or found
 
 
 def has_topology(node: NodeFacts, queue: QueueFacts | None) -> bool:

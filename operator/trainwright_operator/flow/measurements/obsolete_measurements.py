@@ -25,16 +25,22 @@ _MOST_DELETED: Final = 20
 def obsolete_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
     """Return the deletions of measurements that no plan is to reuse, a limited number at once.
 
-    These are expired, of a node that this plan found at another speed, or the oldest of too many.
+    These are those of a node that this plan found at another speed, expired ones, and the oldest of too many.
     """
-    left_bytes = MAX_KEPT_BYTES
-    obsolete = []
-    for one in sorted(context.snapshot.measurements, key=lambda one: (one.created_at, one.name), reverse=True):
-        left_bytes -= sum(map(len, one.data.values()))
-        until = stored_time(one.annotations.get(EXPIRES_ANNOTATION, ""))
-        if left_bytes < 0 or (until is not None and until <= context.now) or _has_drifted(context, one):
-            obsolete.append(one.name)
-    return tuple(DeleteConfigMap(name) for name in sorted(obsolete)[:_MOST_DELETED])
+    measurements = sorted(context.snapshot.measurements, key=lambda one: (one.created_at, one.name), reverse=True)
+    drifted = [one.name for one in measurements if _has_drifted(context, one)]
+    expired = [one.name for one in measurements if _has_expired(context, one)]
+    left_bytes, too_many = MAX_KEPT_BYTES, list[str]()
+    for one in measurements:
+        if one.name not in drifted and one.name not in expired:
+            left_bytes -= sum(map(len, one.data.values()))
+            too_many += [one.name] if left_bytes < 0 else []
+    return tuple(map(DeleteConfigMap, list(dict.fromkeys((*drifted, *expired, *too_many)))[:_MOST_DELETED]))
+
+
+def _has_expired(context: ReconcileContext, stored: StoredConfigMap) -> bool:
+    until = stored_time(stored.annotations.get(EXPIRES_ANNOTATION, ""))
+    return until is not None and until <= context.now
 
 
 def _has_drifted(context: ReconcileContext, stored: StoredConfigMap) -> bool:

@@ -24,6 +24,8 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
+from trainwright_operator.flow.gangs.launchers.registry import launcher_of
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in, stored_result
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
@@ -178,9 +180,15 @@ def _best_node(context: ReconcileContext, discovery: DiscoveredDevices, accelera
 
 
 def _may_move(context: ReconcileContext, gang: str, node: str, better: str) -> bool:
-    """Return whether the gang waits at a node without a free device while a better one has some."""
+    """Return whether the gang waits at a node without a free device while a better one has some.
+
+    Kueue does not admit a job that names such a node.
+    """
     pods = context.snapshot.pods_of(gang)
-    waits = bool(pods) and all(is_gated(pod) for pod in pods)
+    launcher = launcher_of(context.snapshot.find(context.names.task(gang)))
+    is_named = isinstance(launcher, JobSetLauncher) and node in launcher.named_nodes
+    is_suspended = any(job.suspended for job in context.snapshot.jobs_of(gang))
+    waits = is_suspended if is_named else bool(pods) and all(is_gated(pod) for pod in pods)
     return waits and _free_devices(context, node) <= 0 < _free_devices(context, better)
 
 

@@ -11,6 +11,7 @@ from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.patience import explain_exhaustion
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
@@ -22,15 +23,15 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Select the winner, and hand it over where the spec asks for it.
 
     While a node of it is gone there is no answer: the node comes back, or the nodes are discovered anew once it has been
-    gone for `settlingSeconds`.
+    gone for `settlingSeconds`. A plan that may wait no longer has its answer all the same, but hands nothing over.
     """
     trial, status, explanation = _answer(context, findings)
     gone = _lost_nodes(context, findings.discovery, trial)
     if gone:
         what = f"nodes of the winner; {listed(gone)}"
-        return Waiting(
-            explain(Reason.WAITING_FOR_NODES, seconds=context.spec.settling_seconds, what=what), is_lacking=True
-        )
+        waiting = explain(Reason.WAITING_FOR_NODES, seconds=context.spec.settling_seconds, what=what)
+        is_over = explain_exhaustion(context, waiting) is not None
+        return Done(findings, explanation, status=status) if is_over else Waiting(waiting, is_lacking=True)
     job = hand_over(context, findings.discovery, trial, status)
     if isinstance(job, Waiting):
         return job

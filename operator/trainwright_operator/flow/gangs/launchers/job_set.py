@@ -36,8 +36,8 @@ _NO_LIMIT: Final = 2**31 - 1
 """Limit that no Job reaches.
 
 A Job that fails makes the JobSet delete all other Jobs, and with their pods the workers' logs and last words. Below its
-limit it stays, with its failed pods, and replaces them by pods that keep the operator's gate and hold no devices,
-until the operator has read what the workers say and deletes the JobSet.
+limit it stays, with its failed pods, and replaces them by pods that keep the operator's gate and hold no devices (pods
+that name their node hold them again), until the operator has read what the workers say and deletes the JobSet.
 """
 
 
