@@ -81,6 +81,6 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, control: SearchContr
         problem,
         candidate,
         reason,
-        stopped=control.budget_exhausted.is_set(),
+        stopped=report.stopped_fields(control),
         enumerated=has_enumerated(inputs, problem, control),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -29,7 +29,7 @@ class ComparisonRow:
 
     Attributes:
         problem: in the number format of the candidate.
-        stopped: the search ended because its budget was spent or it was interrupted.
+        stopped: `stopped_fields` of the search.
         enumerated: the search covered every plan that `enumeration_sentence` names.
     """
 
@@ -38,7 +38,7 @@ class ComparisonRow:
     problem: Problem
     candidate: Candidate | None
     reason: str | None = None
-    stopped: bool = False
+    stopped: Mapping[str, Any] = field(default_factory=dict)
     enumerated: bool = False
 
     @property
@@ -135,9 +135,12 @@ def comparison_fields(answers: Sequence[ComparisonRow], problem: Problem) -> dic
 
 def _fields(answer: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any]:
     candidate = answer.candidate
-    head = {"planner": answer.planner, "search_seconds": answer.search_seconds, "reason": answer.reason}
-    if answer.stopped:
-        head["stopped_by_budget"] = True
+    head = {
+        "planner": answer.planner,
+        "search_seconds": answer.search_seconds,
+        "reason": answer.reason,
+        **answer.stopped,
+    }
     if candidate is None:
         return head
     return {

@@ -383,6 +383,8 @@ def test_ctrl_c_shows_the_best_plans_so_far(files: Path, monkeypatch: pytest.Mon
     assert compared.exit_code == 130
     assert "amp" in compared.stdout
     assert "megatron  " not in compared.stdout
+    (row,) = json.loads(call(files, "compare", "amp", "megatron", "--output=json").stdout)["planners"]
+    assert (row.get("interrupted"), row.get("stopped_by_budget")) == (True, None)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

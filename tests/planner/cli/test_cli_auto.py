@@ -301,7 +301,11 @@ def test_plan_reports_when_the_budget_stopped_the_search(
     assert "The search was stopped by its budget" in planned
     ample = json.loads(answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "600", "--output", "json")))
     assert "stopped_by_budget" not in ample
-    show(comparison_table([ComparisonRow("ours", 1.0, problem, None, "nothing here", stopped=True)], problem))
+    show(
+        comparison_table(
+            [ComparisonRow("ours", 1.0, problem, None, "nothing here", stopped={"interrupted": True})], problem
+        )
+    )
     assert "1 s (stopped)" in capsys.readouterr().out
 
 
