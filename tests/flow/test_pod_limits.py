@@ -60,6 +60,11 @@ OF_NAMESPACE = {
         env=[{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
     ),
     f"{WORKER}.envFrom.secretRef": worker(envFrom=[{"secretRef": {"name": "a"}}]),
+    "spec.volumes[theirs].configMap.name": {"volumes": [{"name": "theirs", "configMap": {"name": "a-links-order"}}]},
+    f"{WORKER}.env[KEY].valueFrom.configMapKeyRef.name": worker(
+        env=[{"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "a-links-order", "key": "secret"}}}]
+    ),
+    f"{WORKER}.envFrom.configMapRef.name": worker(envFrom=[{"configMapRef": {"name": "a-links-order"}}]),
 }
 OF_NODE = {
     "spec.hostNetwork": {"hostNetwork": True},

@@ -24,6 +24,8 @@ HANDED_OVER_LABEL: Final = f"{GROUP}/handed-over-by"
 """Label of a job that a plan handed over, and of its pods: the plan's name. The plan neither owns nor watches them."""
 HANDED_OVER_ANNOTATION: Final = f"{GROUP}/plan-uid"
 """Annotation of the same objects: the plan's uid."""
+TASK_SUFFIX: Final = "-order"
+"""End of the names of ConfigMaps with tasks, which hold the secrets of gangs."""
 PLACEMENT_GATE: Final = f"{GROUP}/placement"
 JOBS_CREATED_ANNOTATION: Final = f"{GROUP}/jobs-created-at"
 PINNED_ANNOTATION: Final = f"{GROUP}/pinned-at"
@@ -158,7 +160,7 @@ class Names:
 
     def task(self, gang: str) -> str:
         """Return the name of the ConfigMap with a gang's task."""
-        return self.child(f"{gang}-order")
+        return self.child(f"{gang}{TASK_SUFFIX}")
 
     def result(self, gang: str) -> str:
         """Return the name of the ConfigMap with a gang's result."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION
+from trainwright_operator.flow.names import TASK_SUFFIX
 from trainwright_operator.flow.snapshot import PodTemplateRule
 
 _RULES: Final = tuple(PodTemplateRule)
@@ -96,7 +97,10 @@ def _all_excesses(pod: Mapping[str, Any], own_labels: Collection[str]) -> Iterat
     security = _object(spec.get("securityContext"))
     yield from _fields("spec.securityContext", security, _confined(security, _POD_SECURITY))
     for volume in _objects(spec.get("volumes")):
-        yield from _fields(f"spec.volumes[{volume.get('name')}]", volume, _VOLUME, _VOLUME_OF_NAMESPACE)
+        place = f"spec.volumes[{volume.get('name')}]"
+        yield from _fields(place, volume, _VOLUME, _VOLUME_OF_NAMESPACE)
+        if volume.get("name") != pod_template.TASK_VOLUME:
+            yield from _task_excesses(place, volume, "configMap")
     for kind in ("containers", "initContainers"):
         for container in _objects(spec.get(kind)):
             place = f"spec.{kind}[{container.get('name')}]"
@@ -110,9 +114,12 @@ def _container_excesses(place: str, container: Mapping[str, Any]) -> Iterator[Ex
         yield from _fields(f"{place}.ports", port, frozenset({"containerPort", "name", "protocol"}))
     for variable in _objects(container.get("env")):
         source = _object(variable.get("valueFrom"))
-        yield from _fields(f"{place}.env[{variable.get('name')}].valueFrom", source, _SOURCE, _SOURCE_OF_NAMESPACE)
+        own_place = f"{place}.env[{variable.get('name')}].valueFrom"
+        yield from _fields(own_place, source, _SOURCE, _SOURCE_OF_NAMESPACE)
+        yield from _task_excesses(own_place, source, "configMapKeyRef")
     for source in _objects(container.get("envFrom")):
         yield from _fields(f"{place}.envFrom", source, _SOURCE, _SOURCE_OF_NAMESPACE)
+        yield from _task_excesses(f"{place}.envFrom", source, "configMapRef")
     hooks = _object(container.get("lifecycle"))
     handlers = {name: container.get(name) for name in _PROBES}
     handlers |= {f"lifecycle.{name}": hooks.get(name) for name in ("postStart", "preStop")}
@@ -120,6 +127,12 @@ def _container_excesses(place: str, container: Mapping[str, Any]) -> Iterator[Ex
         for action in ("httpGet", "tcpSocket"):  # sent by the kubelet, from the node's network
             if _object(_object(handler).get(action)).get("host"):
                 yield Excess(f"{place}.{name}.{action}.host", PodTemplateRule.ANY)
+
+
+def _task_excesses(place: str, source: Mapping[str, Any], field: str) -> Iterator[Excess]:
+    """Yield a reference to a ConfigMap that may hold the secret of another gang."""
+    if str(_object(source.get(field)).get("name", "")).endswith(TASK_SUFFIX):
+        yield Excess(f"{place}.{field}.name", PodTemplateRule.NAMESPACE)
 
 
 def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, Any]) -> Iterator[Excess]:

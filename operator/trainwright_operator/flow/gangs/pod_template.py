@@ -14,6 +14,7 @@ from trainwright_operator.flow.scheduling import affinity_to, worker_tolerations
 CONTAINER: Final = "pytorch"
 """Container name that the training operator's webhook requires; the same for all launchers, for users' templates name it."""
 RENDEZVOUS_PORT: Final = 23456
+TASK_VOLUME: Final = "order"
 _TASK_FOLDER, _, TASK_FILE = worker_api.TASK_PATH.rpartition("/")
 _GRACE_SECONDS = 5
 """Short, because a worker has nothing to save and the next gang waits for its devices."""
@@ -148,13 +149,13 @@ def _required(*, task_map: str, resource_name: str, devices: int) -> dict[str, A
                 ],
                 "resources": {"requests": amount, "limits": amount},
                 "volumeMounts": [
-                    {"name": "order", "mountPath": _TASK_FOLDER, "readOnly": True},
+                    {"name": TASK_VOLUME, "mountPath": _TASK_FOLDER, "readOnly": True},
                     # The default of 64 MiB is less than one NCCL or gloo buffer set.
                     {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - the fixed path of shared memory
                 ],
             }
         ],
-        "volumes": [{"name": "order", "configMap": {"name": task_map}}],
+        "volumes": [{"name": TASK_VOLUME, "configMap": {"name": task_map}}],
     }
 
 
