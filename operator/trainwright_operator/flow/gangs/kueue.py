@@ -64,27 +64,29 @@ class QuotaUse:
     Attributes:
         used: devices by flavor.
         chosen: flavor of the nodes that lack these labels. Kueue gives a group of pods a single one.
-        nodes: number of nodes, and whether Kueue places pods on them: in one gang on all or on none.
+        count: number of nodes.
+        is_placed: whether Kueue places pods on them: in one gang on all or on none.
     """
 
     queue: QueueFacts | None
     used: Mapping[str, int] = field(default_factory=dict)
     chosen: Mapping[LabelValues, str] = field(default_factory=dict)
-    nodes: tuple[int, bool] = (0, False)
+    count: int = 0
+    is_placed: bool = False
 
     def with_node(self, node: NodeFacts, devices: int) -> QuotaUse:
         """Return the use with all devices of a node. Raise NodeUnusable where no quota is left for them."""
         flavors = find_flavors(node, self.queue)
         if flavors is None or self.queue is None:
             return self
-        count, is_placed = self.nodes[0], flavors[0].topology != ""
-        if count and is_placed is not self.nodes[1]:
+        is_placed = flavors[0].topology != ""
+        if self.count and is_placed is not self.is_placed:
             # Pods that Kueue places would hold devices while others of their gang wait for theirs.
             raise NodeUnusable(
                 f"its flavor {flavors[0].name} has {'a' if is_placed else 'no'} topologyName, unlike those of the nodes before; "
                 "use flavors of one kind in a queue, or choose nodes with devices.nodeSelector"
             )
-        if is_placed and count == MAX_POD_SETS:
+        if is_placed and self.count == MAX_POD_SETS:
             raise NodeUnusable(
                 f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one"
             )
@@ -97,7 +99,8 @@ class QuotaUse:
                 f"{self._left(best):.0f} of flavor {best.name} are left"
             )
         used = {**self.used, best.name: self.used.get(best.name, 0) + devices}
-        return replace(self, used=used, chosen={**self.chosen, alike: best.name}, nodes=(count + 1, is_placed))
+        chosen = {**self.chosen, alike: best.name}
+        return replace(self, used=used, chosen=chosen, count=self.count + 1, is_placed=is_placed)
 
     def _left(self, flavor: FlavorFacts) -> float:
         return inf if flavor.quota is None else flavor.quota - self.used.get(flavor.name, 0)
@@ -110,7 +113,7 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
     """
     if queue is None or not queue.is_usable:
         return None
-    found = tuple(one for one in queue.flavors if one.node_labels.items() <= node.labels.items())
+    found = _flavors_with_labels(node, queue)
     if not found:
         names = ", ".join(one.name for one in queue.flavors)
         raise NodeUnusable(f"it has the labels of no flavor of spec.queueName {queue.name} ({names})")
@@ -126,8 +129,11 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
 
 def has_topology(node: NodeFacts, queue: QueueFacts | None) -> bool:
     """Return whether Kueue chooses the nodes of pods with a flavor of this node."""
-    flavors = queue.flavors if queue is not None else ()
-    return any(one.topology and one.node_labels.items() <= node.labels.items() for one in flavors)
+    return queue is not None and any(one.topology for one in _flavors_with_labels(node, queue))
+
+
+def _flavors_with_labels(node: NodeFacts, queue: QueueFacts) -> tuple[FlavorFacts, ...]:
+    return tuple(one for one in queue.flavors if one.node_labels.items() <= node.labels.items())
 
 
 def other_labels(node: NodeFacts, queue: QueueFacts) -> LabelValues:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
 from trainwright import documents
 from trainwright_operator.flow.actions import DeleteConfigMap
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.former_revision import FIRST, former_revision
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.measurements.kept_measurements import KEY_KEY
 from trainwright_operator.flow.measurements.measurement_keys import KeptProfile
@@ -28,7 +29,7 @@ def obsolete_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, .
     These are those of a node that this plan found at another speed, expired ones, and the oldest of too many.
     """
     measurements = sorted(context.snapshot.measurements, key=lambda one: (one.created_at, one.name), reverse=True)
-    drifted = [one.name for one in measurements if _has_drifted(context, one)]
+    drifted = _drifted(context, measurements)
     expired = [one.name for one in measurements if _has_expired(context, one)]
     left_bytes, too_many = MAX_KEPT_BYTES, list[str]()
     for one in measurements:
@@ -43,11 +44,16 @@ def _has_expired(context: ReconcileContext, stored: StoredConfigMap) -> bool:
     return until is not None and until <= context.now
 
 
-def _has_drifted(context: ReconcileContext, stored: StoredConfigMap) -> bool:
-    """Return whether this is a profile of a node from before the plan found that its speed had changed."""
+def _drifted(context: ReconcileContext, measurements: Iterable[StoredConfigMap]) -> list[str]:
+    """Return the profiles of nodes from before the plan found that their speed had changed."""
+    former, names = FIRST, list[str]()
     with suppress(documents.DocumentError, NeedsNewerVersion):
         former = former_revision(context)
-        if former.drifted and former.refuted_at is not None and stored.created_at <= former.refuted_at:
-            key: KeptProfile = parse_strict(stored.data.get(KEY_KEY, ""), KeptProfile, stored.name)
-            return key.node[0] in former.drifted
-    return False
+    if not former.drifted or former.refuted_at is None:
+        return names
+    for one in measurements:
+        with suppress(documents.DocumentError, NeedsNewerVersion):
+            if one.created_at <= former.refuted_at:
+                key: KeptProfile = parse_strict(one.data.get(KEY_KEY, ""), KeptProfile, one.name)
+                names += [one.name] if key.node[0] in former.drifted else []
+    return names

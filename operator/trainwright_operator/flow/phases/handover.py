@@ -113,23 +113,20 @@ def _stored_manifests(stored: StoredConfigMap, rule: PodTemplateRule) -> list[di
 
     Whoever may write ConfigMaps could let the operator create any pods, but for the rule.
     """
+    problem = f"{_MANIFESTS_KEY} is no list of jobs;"
     try:
         found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
         pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
         excesses = (find_pod_excess(pod, rule, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
         excess = next((one for one in excesses if one is not None), None)
         is_valid = bool(pods) and all(one["metadata"]["name"] for one in found)
+        if is_valid and excess is None:
+            return found
+        if excess is not None:
+            problem = f"{excess.sentence('template')}; then"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_valid, excess = False, None
-    if excess is not None:
-        raise DocumentError(
-            f"{stored.name}: {excess.sentence('template')}; then delete the ConfigMap to hand over anew"
-        )
-    if not is_valid:
-        raise DocumentError(
-            f"{stored.name}: {_MANIFESTS_KEY} is no list of jobs; delete the ConfigMap to hand over anew"
-        )
-    return found
+        pass
+    raise DocumentError(f"{stored.name}: {problem} delete the ConfigMap to hand over anew")
 
 
 def _decide(
