@@ -10,11 +10,10 @@ from rich.console import Group
 from rich.text import Text
 
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
-from trainwright.report.tables import add_row, new_table, origin_words, seconds, titled
+from trainwright.report.plan_summary import lines, savings
+from trainwright.report.tables import add_row, new_table, origin_words, titled
+from trainwright.report.units import SAME, seconds
 from trainwright.search import Candidate, Problem
-
-SAME = 0.0005
-"""Relative difference below which a percentage prints as 0.0 %."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,9 @@ class ExportPrice:
                 f"Predicted: {seconds(now.iteration_seconds)} an iteration, {self.change_words()} the given plan's "
                 f"{seconds(before.iteration_seconds)}."
             )
-        return told if now.reason is None else f"{told} It does not fit: {now.reason}."
+        if now.reason is not None:
+            return f"{told} It does not fit: {now.reason}."
+        return told if before.reason is None else f"{told} The given plan does not fit there: {before.reason}."
 
     def change_words(self) -> str:
         if abs(self.change) < SAME:
@@ -75,10 +76,11 @@ def export_table(price: ExportPrice) -> Group:
     """Return the plan as given and as exported."""
     columns = figure_columns(price.problem)
     figures = new_table([("plan", "left"), *((heading, "right") for heading, _ in columns)])
-    plans = new_table([("plan", "left"), ("degrees, micro-batches, layers", "left")])
+    headings = ("plan", "degrees", "batches", "layers by stage", "saves by")
+    plans = new_table([(heading, "left") for heading in headings])
     for name, candidate in (("given", price.given), ("exported", price.exported)):
         one = PlanFigures.of(candidate, price.problem)
         add_row(figures, name, *(cell(one) for _, cell in columns))
-        add_row(plans, name, candidate.plan.summary())
+        add_row(plans, name, *lines(candidate.plan, price.problem.cluster), savings(candidate.plan) or "–")
     legend = Text(f"predicted, not measured; {FIGURES}", style="dim")
     return Group(titled(f"Predicted{origin_words(price.problem)}", figures), plans, Text(), legend)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+SAME: Final = 0.0005
+"""Relative difference below which a percentage prints as 0.0 %."""
+
 
 def seconds(value: float) -> str:
     """Format with four significant digits, in milliseconds below a second."""

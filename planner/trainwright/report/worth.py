@@ -10,7 +10,7 @@ from rich.console import Group
 
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import add_row, new_table, titled
-from trainwright.report.units import money, seconds
+from trainwright.report.units import SAME, money, seconds
 from trainwright.search import Candidate, Problem
 from trainwright.search.baselines import Baselines
 from trainwright.search.node_worth import NodeWorth
@@ -60,6 +60,8 @@ def unlimited_sentences(candidate: Candidate) -> list[str]:
     if free is None:
         return []
     gain = 1 - free / candidate.estimate.iteration_seconds
+    if gain < SAME:
+        return ["No faster plan was found without the limit to one trainer (--expressible-by any)."]
     return [f"With --expressible-by any an iteration takes {seconds(free)}, {gain:.1%} less."]
 
 
