@@ -48,7 +48,7 @@ def problem(
     if training.dtype is RequestedDtype.AUTO:
         if profiles is not None:
             raise ValueError("training.dtype: must be that of the profiles, got auto; name it")
-        training = training.in_format(best_format(names))
+        training = training.in_format(best_format(names, (limits or Limits()).dtypes))
     runtime = runtime or Runtime()
     return Problem(
         cluster=cluster,

@@ -11,10 +11,13 @@ from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.accelerators import FormatChoice
+from trainwright.cluster import Accelerator, Node
 from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.number_formats import formats_to_profile
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 A100, V100, T4 = "NVIDIA-A100-SXM4-40GB", "Tesla-V100-SXM2-16GB", "Tesla-T4"
@@ -105,6 +108,26 @@ def test_type_without_a_data_sheet_is_profiled_in_every_format() -> None:
     world = Recorded("auto", "New-GPU", V100, trials={"topK": 0})
     assert world.succeeded == "True", world.status.dump()
     assert world.profiled == {("New-GPU", dtype) for dtype in Dtype} | {(V100, Dtype.FLOAT32), (V100, Dtype.FLOAT16)}
+
+
+def test_only_formats_of_the_trainer_are_profiled() -> None:
+    search = {"planner": "Amp", "expressibleBy": "Torchtitan"}
+    spec = spec_of(training={"globalBatchSize": 8}, search=search)
+    nodes = tuple(Node(name, product, 1) for name, product in (("n1", V100), ("n2", T4)))
+    found = DiscoveredDevices(nodes, tuple(Accelerator(product, 2**34) for product in (V100, T4)))
+    assert [choice.dtype for choice in formats_to_profile(spec, found)] == [Dtype.FLOAT32]
+    of_former_spec = dataclasses.replace(found, formats=(FormatChoice(Dtype.FLOAT16, (V100, T4)),))
+    assert [choice.dtype for choice in formats_to_profile(spec, of_former_spec)] == [Dtype.FLOAT32]
+
+
+def test_format_that_the_trainer_lacks_is_refused() -> None:
+    search = {"planner": "Amp", "expressibleBy": "Torchtitan"}
+    world = World(spec=spec_of(training={"globalBatchSize": 8, "dtype": "float16"}, search=search), nodes=(node("n1"),))
+    world.run()
+    assert world.condition("Accepted").reason == "SpecInvalid"
+    assert (
+        "Torchtitan (search.expressibleBy) has bfloat16 and float32, got float16" in world.condition("Accepted").message
+    )
 
 
 def test_types_that_need_different_formats_get_plans_for_each() -> None:

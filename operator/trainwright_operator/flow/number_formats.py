@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainwright.accelerators import FormatChoice, format_choices
+from trainwright.exports import TARGETS
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_operator.api.spec import AUTO, TrainingPlanSpec
@@ -19,9 +20,27 @@ def model_from_spec(spec: TrainingPlanSpec, dtype: Dtype | None = None) -> Model
 def formats_to_profile(spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> tuple[FormatChoice, ...]:
     """Return the formats to profile and search, each with its accelerators; `auto` names those that may win."""
     accelerators = tuple(dict.fromkeys(node.accelerator for node in discovery.nodes))
-    if spec.training.dtype == AUTO:
-        return discovery.formats or format_choices(accelerators)
-    return (FormatChoice(Dtype(spec.training.dtype), accelerators),)
+    if spec.training.dtype != AUTO:
+        return (FormatChoice(Dtype(spec.training.dtype), accelerators),)
+    known = _formats_of_trainer(spec)
+    stored = tuple(choice for choice in discovery.formats if choice.dtype in known)
+    return stored if stored == discovery.formats != () else format_choices(accelerators, known)
+
+
+def check_format(spec: TrainingPlanSpec) -> None:
+    """Raise ValueError for a number format that the trainer of search.expressibleBy lacks."""
+    known, dtype = _formats_of_trainer(spec), spec.training.dtype
+    if spec.search.expressible_by is not None and dtype != AUTO and Dtype(dtype) not in known:
+        raise ValueError(
+            f"training.dtype: {spec.search.expressible_by} (search.expressibleBy) has {' and '.join(sorted(known))}, got "
+            f"{dtype}; set one of these, or auto"
+        )
+
+
+def _formats_of_trainer(spec: TrainingPlanSpec) -> frozenset[Dtype]:
+    """Return the formats of the trainer that has to run the plans; all without one."""
+    trainer = spec.search.expressible_by
+    return frozenset(Dtype) if trainer is None else TARGETS[trainer.target].capabilities.dtypes
 
 
 def with_formats(discovery: DiscoveredDevices, spec: TrainingPlanSpec) -> DiscoveredDevices:

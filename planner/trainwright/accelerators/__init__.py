@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet, data_sheets, has_data_sheet
 from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
-from trainwright.accelerators.number_formats import FormatChoice, best_format, emulating, format_choices, is_native
+from trainwright.accelerators.number_formats import (
+    PREFERRED,
+    FormatChoice,
+    best_format,
+    emulating,
+    format_choices,
+    is_native,
+)
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.scaling_curves import Curve, curve_from, extrapolated
 
 __all__ = [
+    "PREFERRED",
     "Curve",
     "DataSheet",
     "FormatChoice",

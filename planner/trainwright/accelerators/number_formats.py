@@ -42,15 +42,15 @@ def emulating(accelerators: Iterable[str], dtype: Dtype) -> tuple[str, ...]:
     return tuple(name for name in accelerators if not name.startswith(EMULATED_PREFIX) and not is_native(name, dtype))
 
 
-def format_choices(accelerators: Collection[str]) -> tuple[FormatChoice, ...]:
+def format_choices(accelerators: Collection[str], among: Collection[Dtype] = PREFERRED) -> tuple[FormatChoice, ...]:
     """Return the formats that may give the fastest plan, each on the accelerators that compute it natively.
 
-    Another is left out where a format computes on at least its accelerators, at least as fast by their data sheets, and
+    `among`: formats of the trainer, which float32 is one of. Another is left out where a format computes on at least its accelerators, at least as fast by their data sheets, and
     with no more bytes: each of its plans is as fast in that format.
     """
     names = tuple(dict.fromkeys(accelerators))
     found: list[FormatChoice] = []
-    for dtype in PREFERRED:
+    for dtype in (one for one in PREFERRED if one in among):
         native = tuple(name for name in names if is_native(name, dtype))
         if native:
             found.append(FormatChoice(dtype, native, tuple(name for name in names if name not in native)))
@@ -66,14 +66,14 @@ def format_choices(accelerators: Collection[str]) -> tuple[FormatChoice, ...]:
     )
 
 
-def best_format(accelerators: Collection[str]) -> Dtype:
+def best_format(accelerators: Collection[str], among: Collection[Dtype] = PREFERRED) -> Dtype:
     """Return the fastest format that all these accelerators compute natively; of equally fast ones the preferred."""
-    return next(choice.dtype for choice in format_choices(accelerators) if not choice.left_out)
+    return next(choice.dtype for choice in format_choices(accelerators, among) if not choice.left_out)
 
 
-def equally_fast(accelerators: Collection[str], dtype: Dtype) -> Dtype:
+def equally_fast(accelerators: Collection[str], dtype: Dtype, among: Collection[Dtype] = PREFERRED) -> Dtype:
     """Return the preferred one of the native formats with the rates and bytes of `dtype` on all these accelerators."""
-    best, own = best_format(accelerators), tuple(accelerators)
+    best, own = best_format(accelerators, among), tuple(accelerators)
     equal = _dominates(FormatChoice(best, own), FormatChoice(dtype, own))
     return best if equal and best.num_bytes == dtype.num_bytes else dtype
 

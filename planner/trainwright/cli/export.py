@@ -10,16 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from trainwright import documents, report
+from trainwright.accelerators import best_format
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
 from trainwright.cli.options import ANY_BATCH, Inputs, read
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
-from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, losses, nearest_plan
+from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, format_loss, losses, nearest_plan
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.runtime_presets import runtime_presets
+from trainwright.search import Problem
 from trainwright.search.expressible import nearest_candidate
+from trainwright.search.format_search import in_format
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
@@ -34,15 +38,25 @@ class PriceInputs:
     profiles: Annotated[Path | None, typer.Option(help="Measured layer profiles; without them they are estimated.")] = (
         None
     )
-    runtime: Annotated[Path | None, typer.Option(help="Calibrated training runtime.")] = None
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Training runtime of the price: a preset or a file; default: the target's preset, if it has one.",
+        ),
+    ] = None
 
-    def inputs(self) -> Inputs | None:
-        """Return the inputs of an estimate; None without a cluster."""
+    def inputs(self, to: str) -> Inputs | None:
+        """Return the inputs of an estimate with the runtime of a target; None without a cluster."""
         if self.cluster is None:
             return None
         if self.model is None:
             raise ValueError("--cluster needs --model to price the export; add it, or leave --cluster out")
-        return Inputs(self.cluster, self.model, self.profiles, self.runtime)
+        runtime = self.runtime
+        if runtime is None and to in runtime_presets():
+            runtime = Path(to)
+            note(f"the price is of {to}'s runtime; `--runtime trainwright` prices our worker's")
+        return Inputs(self.cluster, self.model, self.profiles, runtime)
 
     def training(self) -> Training | None:
         """Return what is trained; None without a model."""
@@ -57,8 +71,10 @@ class _Export:
     """Plan that is written for a target.
 
     Attributes:
+        model: in the number format that is written; None if it was not given.
         price: of the given plan and of the one that is written; None if there is none.
-        is_format_open: the model file leaves the number format to a search, which there is none of without a price.
+        given_dtype: number format of the given plan; None where it is not known.
+        dtype_reason: why the format that is written is another one; empty if it is the plan's.
     """
 
     target: Target
@@ -67,11 +83,16 @@ class _Export:
     model: Model | None
     optimizer: Optimizer
     price: report.ExportPrice | None
-    is_format_open: bool = False
+    given_dtype: Dtype | None = None
+    dtype_reason: str = ""
 
     @property
     def lost(self) -> tuple[str, ...]:
-        return losses(self.given, self.target.capabilities)
+        capabilities = self.target.capabilities
+        if self.model is not None:
+            capabilities = capabilities.of_model(self.model)
+        dtype = None if self.given_dtype is None else format_loss(self.given_dtype, capabilities)
+        return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
 
     def files(self, file: Path) -> tuple[ExportFile, ...]:
         price = "No price: give --cluster and --model." if self.price is None else self.price.sentence()
@@ -87,10 +108,10 @@ class _Export:
             self.model,
             self.optimizer,
             remarks,
-            overlaps_gradients=None if self.price is None else self.price.problem.runtime.overlaps_gradients,
+            runtime=None if self.price is None else self.price.problem.runtime,
         )
-        if self.is_format_open:
-            order = replace(order, dtype_reason="assumed: the model file says auto; give --cluster to choose it")
+        if self.dtype_reason:
+            order = replace(order, dtype_reason=self.dtype_reason)
         return self.target.files(order)
 
 
@@ -109,7 +130,9 @@ def export(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Write a plan for another trainer, as near as it can be told, and predict what the difference costs."""
-    found = _exported(file, target_of("--to", to), inputs)
+    target = target_of("--to", to)
+    priced = inputs.inputs(to)
+    found = _unpriced(file, target, inputs) if priced is None else _priced(file, target, priced)
     files = found.files(file)
     if into is not None:
         _write(files, into, (file, inputs.cluster, inputs.model, inputs.profiles, inputs.runtime))
@@ -126,27 +149,53 @@ def export(
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 
 
-def _exported(file: Path, target: Target, given: PriceInputs) -> _Export:
-    inputs = given.inputs()
-    if inputs is None:
-        if Inputs.is_shorthand_of_plan(file):
-            raise ValueError(
-                f"plan {str(file)!r}: words take the devices of a cluster; give --cluster and --model, or a file"
-            )
-        plan: Plan = read(file, Plan)
-        near, training = nearest_plan(plan, target.capabilities), given.training()
-        if training is None:
-            return _Export(target, plan, near, None, "adam", None)
-        is_open = training.dtype is RequestedDtype.AUTO
-        model = (training.in_format(Dtype.BFLOAT16) if is_open else training).model
-        return _Export(target, plan, near, model, training.optimizer, None, is_open)
-    problem = inputs.problem()
-    answer = estimated_plan(file, problem, inputs)
-    original = answer.candidates[0]
-    limits = answer.problem.limits.leaving_unknown_memory(answer.problem.runtime, answer.problem.cluster)
-    nearest = nearest_candidate(replace(answer.problem, limits=limits), original.plan, target.capabilities)
-    price = report.ExportPrice(answer.problem, original, nearest)
-    return _Export(target, original.plan, nearest.plan, answer.problem.model, problem.optimizer, price)
+def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
+    """Return the export of a plan alone, in bfloat16 where the target lacks the model's format or the model leaves it open."""
+    if Inputs.is_shorthand_of_plan(file):
+        raise ValueError(
+            f"plan {str(file)!r}: words take the devices of a cluster; give --cluster and --model, or a file"
+        )
+    plan: Plan = read(file, Plan)
+    training = given.training()
+    if training is None:
+        return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
+    is_open = training.dtype is RequestedDtype.AUTO
+    dtype = None if is_open else Dtype(training.dtype)
+    known = training.in_format(Dtype.BFLOAT16 if dtype is None else dtype).model
+    near = nearest_plan(plan, target.capabilities.of_model(known))
+    if dtype in target.capabilities.dtypes:
+        return _Export(target, plan, near, training.model, training.optimizer, None, dtype)
+    why = "the model file says auto" if dtype is None else f"{target.software} has no {dtype}"
+    reason = f"assumed: {why}; give --cluster to choose it"
+    model = training.in_format(Dtype.BFLOAT16).model
+    return _Export(target, plan, near, model, training.optimizer, None, dtype, reason)
+
+
+def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
+    """Return the export with its price, in a format that the target has."""
+    answer = estimated_plan(file, inputs.problem(), inputs)
+    original, asked = answer.candidates[0], answer.problem
+    problem = replace(asked, limits=asked.limits.leaving_unknown_memory(asked.runtime, asked.cluster))
+    dtype, reason = problem.model.dtype, ""
+    if dtype not in target.capabilities.dtypes:
+        problem = _in_format_of(target, problem, original.plan)
+        reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
+    nearest = replace(nearest_candidate(problem, original.plan, target.capabilities), dtype=problem.model.dtype)
+    price = report.ExportPrice(asked, original, nearest)
+    return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason)
+
+
+def _in_format_of(target: Target, problem: Problem, plan: Plan) -> Problem:
+    """Return the problem in the fastest of a target's formats that all devices of a plan compute natively."""
+    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
+    dtype = best_format(used, target.capabilities.dtypes)
+    try:
+        return in_format(problem, dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"{target.software} has no {problem.model.dtype}, and the profiles cannot be converted: {error}; measure them in "
+            f"{dtype}, or leave --cluster out to export without a price"
+        ) from None
 
 
 def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path | None, ...]) -> None:

@@ -78,17 +78,22 @@ class LimitOptions:
         )
         return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
 
+    def trainer(self, preset: str) -> str | None:
+        """Return the name of the trainer that has to run the plans; None for any."""
+        if self.expressible_by is not None:
+            return None if self.expressible_by == ANY_TRAINER else self.expressible_by
+        return preset if preset in TARGETS else None
+
     def _capabilities(self, preset: str) -> Capabilities | None:
         """Return the capabilities of the trainer that has to run the plans, with a note where --runtime implies it."""
-        given = self.expressible_by
-        if given == ANY_TRAINER:
+        trainer = self.trainer(preset)
+        if trainer is None:
             return None
-        if given is not None:
-            return target_of("--expressible-by", given).capabilities
-        if preset not in TARGETS:
-            return None
-        note(f"only plans that {preset} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that")
-        return TARGETS[preset].capabilities
+        if self.expressible_by is None:
+            note(
+                f"only plans that {trainer} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that"
+            )
+        return target_of("--expressible-by", trainer).capabilities
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...]:

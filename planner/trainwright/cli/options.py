@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from trainwright import documents
 from trainwright.accelerators import best_format, extrapolated
-from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_rates
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
@@ -113,6 +113,8 @@ class Inputs:
         runtime = runtime_of(self.runtime)
         within = limits.limits(runtime, cluster, preset=preset_of(self.runtime)) if limits is not None else Limits()
         training = self._training(cluster, within)
+        if training.model.dtype not in within.dtypes and limits is not None:
+            self._refuse_format(training.model.dtype, within.dtypes, limits.trainer(preset_of(self.runtime)) or "")
         return Problem(
             cluster=cluster,
             model=training.model,
@@ -160,7 +162,7 @@ class Inputs:
         training = self._requested
         if training.dtype is RequestedDtype.AUTO:
             nodes = limits.allowed(cluster.nodes) or cluster.nodes
-            native = best_format([node.accelerator for node in nodes])
+            native = best_format([node.accelerator for node in nodes], limits.dtypes)
             if self._given_profiles is not None:
                 training = training.in_format(native)
                 self._check_layer_kinds(training)
@@ -170,6 +172,15 @@ class Inputs:
             training = training.in_format(native)
         check_model_size(training)
         return training
+
+    def _refuse_format(self, dtype: Dtype, known: Collection[Dtype], trainer: str) -> NoReturn:
+        own = " and ".join(sorted(known))
+        if self._requested.dtype is RequestedDtype.AUTO:
+            raise ValueError(f"{self.profiles}: profiles in {dtype}; {trainer} has {own}; measure them in one of these")
+        raise ValueError(
+            f"{self.model}: dtype: {trainer} has {own}, got {dtype}; give one of these or auto, or plan for any trainer "
+            f"(--expressible-by {ANY_TRAINER})"
+        )
 
     def _check_layer_kinds(self, training: Training) -> None:
         if self.profiles is not None and self._given_profiles is not None:

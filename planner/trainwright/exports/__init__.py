@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from trainwright.exports.accelerate import Accelerate
-from trainwright.exports.capabilities import Capabilities, is_expressible, losses
+from trainwright.exports.capabilities import Capabilities, format_loss, is_expressible, losses
 from trainwright.exports.deepspeed import DeepSpeed
 from trainwright.exports.megatron_arguments import Megatron
 from trainwright.exports.nearest_plan import nearest_plan, nearest_shapes
@@ -35,6 +35,7 @@ __all__ = [
     "ExportOrder",
     "Target",
     "UniformShape",
+    "format_loss",
     "is_expressible",
     "losses",
     "nearest_plan",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainwright.exports.uniform_shape import (
     blocks_by_stage,
@@ -12,6 +12,8 @@ from trainwright.exports.uniform_shape import (
     recomputed_blocks,
     sharding_of,
 )
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan, Schedule, Sharding, Stage, format_degrees, format_range, split_rows
 
 EVERY_SHARDING = frozenset(Sharding)
@@ -33,6 +35,9 @@ class Capabilities:
         sequence_parallel: tensor groups can divide activations along the sequence.
         partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
         schedules: of several stages. With one stage the micro-batches follow one another, which is 1F1B.
+        fewer_micro_batches: there may be fewer micro-batches than stages.
+        tied_stages: the stages of a model may share a weight, as those with tied embeddings do.
+        dtypes: number formats, of which a plan says nothing: the model does.
     """
 
     every_plan: bool = False
@@ -46,6 +51,14 @@ class Capabilities:
     sequence_parallel: bool = False
     partial_recompute: bool = False
     schedules: frozenset[Schedule] = ONLY_1F1B
+    fewer_micro_batches: bool = True
+    tied_stages: bool = True
+    dtypes: frozenset[Dtype] = frozenset(Dtype)
+
+    def of_model(self, model: Model) -> Capabilities:
+        """Return the features that it has for a model."""
+        has_tied = any(kind.shared_weight is not None for kind in model.kinds)
+        return replace(self, pipelines=False) if has_tied and not self.tied_stages else self
 
     def shardings_of(self, stages: int, tensor: int, data: int) -> frozenset[Sharding]:
         """Return the shardings that it can have with these degrees; without replicas nothing is sharded."""
@@ -65,6 +78,10 @@ class Capabilities:
         """Return whether it can have these numbers of stages and of devices that share a layer."""
         return stages == 1 or (self.pipelines and (tensor == 1 or self.pipelined_tensor))
 
+    def can_fill(self, stages: int, micro_batches: int) -> bool:
+        """Return whether it can have so few micro-batches in these stages."""
+        return stages == 1 or self.fewer_micro_batches or micro_batches >= stages
+
     def can_recompute(self, plan: Plan, blocks: int) -> bool:
         """Return whether it can recompute the first `blocks` blocks of every stage."""
         return self.partial_recompute or blocks in {0, max(map(len, blocks_by_stage(plan)))}
@@ -80,6 +97,11 @@ def losses(plan: Plan, capabilities: Capabilities) -> tuple[str, ...]:
     if capabilities.every_plan:
         return ()
     return (*_unequal_parts(plan), *_missing_features(plan, capabilities))
+
+
+def format_loss(dtype: Dtype, capabilities: Capabilities) -> str | None:
+    """Return the number format as a phrase of what a trainer cannot be told; None if it has the format."""
+    return None if dtype in capabilities.dtypes else f"{dtype}: it has {' and '.join(sorted(capabilities.dtypes))}"
 
 
 def _unequal_parts(plan: Plan) -> Iterator[str]:
@@ -108,12 +130,7 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     runs = [run for stage in plan.stages for run in stage.layers]
     stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
     tensor = max(run.tensor for run in runs)
-    if stages > 1 and not capabilities.pipelines:
-        yield f"{stages} pipeline stages: it has none"
-    elif not capabilities.can_split(stages, tensor):
-        yield f"tensor degree {tensor} within {stages} pipeline stages: it has one or the other"
-    elif not capabilities.uneven_stages and not _is_even(plan):
-        yield f"stages of chosen sizes ({_named(map(_sizes, plan.pipelines))} layers): it splits layers evenly"
+    yield from _missing_stages(plan, stages, tensor, capabilities)
     refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
     if refused:
         yield f"{_sharding(sharding_of(refused[0]))} at these degrees"
@@ -126,6 +143,20 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
         yield f"recompute of the first {count} blocks of each stage: it is all or none"
     if plan.schedule not in capabilities.schedules_of(stages):
         yield f"the schedule {plan.schedule}"
+
+
+def _missing_stages(plan: Plan, stages: int, tensor: int, capabilities: Capabilities) -> Iterator[str]:
+    if stages > 1 and not capabilities.pipelines:
+        why = "it has none" if capabilities.tied_stages else "it has none of models with tied embeddings"
+        yield f"{stages} pipeline stages: {why}"
+        return
+    if not capabilities.can_split(stages, tensor):
+        yield f"tensor degree {tensor} within {stages} pipeline stages: it has one or the other"
+    elif not capabilities.uneven_stages and not _is_even(plan):
+        yield f"stages of chosen sizes ({_named(map(_sizes, plan.pipelines))} layers): it splits layers evenly"
+    few = min(pipeline.micro_batches for pipeline in plan.pipelines)
+    if not capabilities.can_fill(stages, few):
+        yield f"fewer micro-batches ({few}) than stages ({stages}): each stage needs one"
 
 
 def _is_even(plan: Plan) -> bool:

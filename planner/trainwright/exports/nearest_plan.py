@@ -119,13 +119,17 @@ def _shapes(original: _Original, capabilities: Capabilities) -> Iterator[tuple[f
                 shardings = capabilities.shardings_of(stages, tensor, data)
                 if not shardings or not capabilities.can_split(stages, tensor):
                     continue
-                rows = min(divisors(plan.global_batch_size // data), key=lambda rows: abs(log2(rows / original.rows)))
+                batch = plan.global_batch_size // data
+                fitting = [rows for rows in divisors(batch) if capabilities.can_fill(stages, batch // rows)]
+                if not fitting:
+                    continue
+                rows = min(fitting, key=lambda rows: abs(log2(rows / original.rows)))
                 shape = UniformShape(
                     ends=_ends(plan.model_layers, stages, powers, uneven=capabilities.uneven_stages),
                     tensor=tensor,
                     data=data,
                     rows=rows,
-                    micro_batches=plan.global_batch_size // data // rows,
+                    micro_batches=batch // rows,
                     sharding=_nearest_sharding(original.sharding, shardings),
                     recomputed_blocks=0,
                     schedule=_nearest_schedule(plan.schedule, capabilities.schedules_of(stages)),

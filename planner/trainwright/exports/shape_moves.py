@@ -20,7 +20,8 @@ def neighbours(shape: UniformShape, capabilities: Capabilities) -> Iterator[Unif
     rows = divisors(shape.rows * shape.micro_batches)
     place = rows.index(shape.rows)
     for number in {max(place - 1, 0), min(place + 1, len(rows) - 1)} - {place}:
-        yield replace(shape, rows=rows[number], micro_batches=rows[-1] // rows[number])
+        if capabilities.can_fill(stages, rows[-1] // rows[number]):
+            yield replace(shape, rows=rows[number], micro_batches=rows[-1] // rows[number])
     count = shape.recomputed_blocks
     counts = {0, most, count - 1, count + 1, count // 2} if capabilities.partial_recompute else {0, most}
     for number in sorted(counts - {count}):

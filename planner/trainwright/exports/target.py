@@ -11,6 +11,7 @@ from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.uniform_shape import UniformShape, ranks, shape_of
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
 
@@ -22,7 +23,7 @@ class ExportOrder:
         model: what is trained; None if it was not given.
         remarks: sentences for the head of the first file: where the plan is from, what was lost, what it costs.
         dtype_reason: why the model is in its number format.
-        overlaps_gradients: whether the prediction reduces gradients during the last backward; None without a prediction.
+        runtime: of the prediction; None without one.
     """
 
     plan: Plan
@@ -30,7 +31,12 @@ class ExportOrder:
     optimizer: Optimizer = "adam"
     remarks: tuple[str, ...] = ()
     dtype_reason: str = "number format of the plan"
-    overlaps_gradients: bool | None = None
+    runtime: Runtime | None = None
+
+    @property
+    def overlaps_gradients(self) -> bool | None:
+        """Whether the prediction reduces gradients during the last backward; None without a prediction."""
+        return None if self.runtime is None else self.runtime.overlaps_gradients
 
     @property
     def shape(self) -> UniformShape:

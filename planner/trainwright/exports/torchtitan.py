@@ -13,6 +13,7 @@ from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding
+from trainwright.runtime import Kernels, SelectiveRecompute
 
 FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
 RECIPE = "trainwright_recipe"
@@ -26,6 +27,9 @@ class Torchtitan:
         shardings=FSDP | {Sharding.NONE},
         sequence_parallel=True,
         schedules=frozenset(Schedule),
+        fewer_micro_batches=False,
+        tied_stages=False,
+        dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
     )
     remark = "The data set, the tokenizer and the learning rate are yours."
 
@@ -53,7 +57,6 @@ def _recipe(order: ExportOrder) -> str:
     shape, model = order.shape, order.model
     spec = _llama_spec(model.family) if model is not None and isinstance(model.family, Llama) else _own_spec(model)
     stages = len(shape.ends)
-    recompute = "FullAC.Config()" if shape.recomputed_blocks else "None"
     training = [
         (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
         (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
@@ -64,8 +67,8 @@ def _recipe(order: ExportOrder) -> str:
     ]
     return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.trainer import Trainer
@@ -94,9 +97,23 @@ def trainwright():
         optimizer=default_adamw(lr=3e-4),  # yours
         training=training(),
         parallelism=parallelism(),
-        activation_checkpoint={recompute},  # {"all blocks are recomputed" if shape.recomputed_blocks else "nothing is recomputed"}
-    )
+{explained([_recompute(order), _compile(order)], " " * 8)}    )
 '''
+
+
+def _recompute(order: ExportOrder) -> tuple[str, str]:
+    if order.shape.recomputed_blocks:
+        return "activation_checkpoint=FullAC.Config(),", "all blocks are recomputed"
+    if order.runtime is not None and order.runtime.selective_recompute is SelectiveRecompute.OPERATORS:
+        return "activation_checkpoint=SelectiveAC.Config(),", "cheap operators are recomputed, as predicted"
+    return "activation_checkpoint=None,", "nothing is recomputed; SelectiveAC.Config() takes less memory, and longer"
+
+
+def _compile(order: ExportOrder) -> tuple[str, str]:
+    if order.runtime is None:
+        return "compile=CompileConfig(enable=False),", "yours: compiled kernels are faster"
+    is_compiled = order.runtime.kernels is Kernels.COMPILED
+    return f"compile=CompileConfig(enable={is_compiled}),", f"{order.runtime.kernels} kernels, as predicted"
 
 
 def _sequence(model: Model) -> object:
@@ -154,11 +171,7 @@ def _quoted(names: list[str]) -> str:
 def _formats(order: ExportOrder) -> list[tuple[str, str]]:
     if order.model is None:
         return []
-    dtype = order.model.dtype
-    if dtype is Dtype.FLOAT32:
-        return [('mixed_precision_param="float32",', order.dtype_reason)]
-    why = order.dtype_reason if dtype is Dtype.BFLOAT16 else "torchtitan has no float16, which the plan is in"
-    return [('mixed_precision_param="bfloat16",', why)]
+    return [(f'mixed_precision_param="{order.model.dtype}",', order.dtype_reason)]
 
 
 def _own_spec(model: Model | None) -> str:
@@ -172,11 +185,7 @@ def _own_spec(model: Model | None) -> str:
 
 def _llama_spec(family: Llama) -> str:
     width, heads = family.hidden_size, family.key_value_heads or family.heads
-    tied = (
-        "\n        enable_weight_tying=True,  # torchtitan refuses it with several stages"
-        if family.tied_embeddings
-        else ""
-    )
+    tied = "\n        enable_weight_tying=True," if family.tied_embeddings else ""
     return f'''from torchtitan.models import llama3
 from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 

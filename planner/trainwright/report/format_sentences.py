@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from trainwright.accelerators import best_format, is_native
+from trainwright.accelerators import PREFERRED, best_format, is_native
 from trainwright.cluster import Cluster
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
@@ -26,7 +26,8 @@ def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
     used = _accelerators(first, cluster)
     emulating = [name for name in answer.problem.accelerators if name not in used and not is_native(name, first.dtype)]
     left = f"; it leaves out {_named(emulating, cluster)}, which would emulate it" if emulating else ""
-    if (fastest := best_format(used)).num_bytes < first.dtype.num_bytes:
+    allowed = answer.problem.limits.dtypes
+    if (fastest := best_format(used, allowed)).num_bytes < first.dtype.num_bytes:
         why = (
             f"this plan does not fit into memory in {fastest}"
             if given
@@ -34,7 +35,9 @@ def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
         )
         return [f"Number format: {first.dtype}, since {why}{left}."]
     verb = "computes" if len(used) == 1 else "all compute"
-    return [f"Number format: {first.dtype}, the fastest that {_named(used, cluster)} {verb} natively{left}."]
+    lacking = [dtype for dtype in PREFERRED if dtype not in allowed]
+    whose = f" of a trainer without {' and '.join(lacking)}" if lacking else ""
+    return [f"Number format: {first.dtype}, the fastest{whose} that {_named(used, cluster)} {verb} natively{left}."]
 
 
 def slow_sentence(slow: SlowFormat, cluster: Cluster) -> str:

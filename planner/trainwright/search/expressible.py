@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,11 +16,11 @@ from trainwright.search.plan_variants import fastest_variant, without_sequence_p
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
-"""Shapes that are costed near a plan, and those of them from which the search descends."""
-MAX_STARTING_PLANS = 4
-"""Plans of the other search from which a limited search descends."""
+"""Shapes that are costed near a plan, and those of all of them from which the search descends, besides each plan's fastest."""
+MAX_STARTING_PLANS, MIN_CANDIDATES = 8, 32
+"""Plans of the other search from which a limited search descends, of each of two kinds, and those it is asked for."""
 MAX_EVALUATIONS: Final = 600
-"""Maximum number of plans that are costed for one answer."""
+"""Maximum number of plans that are costed from one plan, on average."""
 MIN_GAIN_RATIO: Final = 1e-6
 
 
@@ -49,15 +49,27 @@ class ExpressibleSearch:
     def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         """Return the trainer's plans, fastest first. Raises NoFeasiblePlan if none of those that were tried fits."""
         free = replace(problem, limits=replace(problem.limits, expressible_by=None))
-        unlimited = self.search(free, control.part(2), top)
-        plans = [candidate.plan for candidate in unlimited[:MAX_STARTING_PLANS]]
+        unlimited = self.search(free, control.part(2), None if top is None else max(top, MIN_CANDIDATES))
+        capabilities = self.capabilities.of_model(problem.model)
+        plans = _starting_plans(unlimited, capabilities)
         with suppress(NoFeasiblePlan):
             plans += [candidate.plan for candidate in megatron(free, control, 1)]
-        found = expressible_candidates(free, plans, self.capabilities, control)
+        found = expressible_candidates(free, plans, capabilities, control)
         if not found:
             raise NoFeasiblePlan("no plan that the trainer can be told fits into memory; allow other plans or trainers")
-        seconds = fastest_variant(unlimited[0], free).estimate.iteration_seconds
+        fastest = (fastest_variant(unlimited[0], free), found[0])
+        seconds = min(one.estimate.iteration_seconds for one in fastest)
         return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
+
+
+def _starting_plans(candidates: Sequence[Candidate], capabilities: Capabilities) -> list[Plan]:
+    """Return the fastest plans that the trainer can be told, and the fastest one of each number of stages."""
+    plans = [candidate.plan for candidate in candidates]
+    told = [plan for plan in plans if is_expressible(plan, capabilities)]
+    of_each_depth: dict[tuple[int, ...], Plan] = {}
+    for plan in plans:
+        of_each_depth.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
+    return list(dict.fromkeys([*[*of_each_depth.values()][:MAX_STARTING_PLANS], *told[:MAX_STARTING_PLANS]]))
 
 
 def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) -> Candidate:
@@ -65,6 +77,7 @@ def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) 
 
     If none fits, the nearest one, whose estimate says what is missing.
     """
+    capabilities = capabilities.of_model(problem.model)
     if is_expressible(plan, capabilities):
         return candidate_of(problem, plan)
     found = expressible_candidates(problem, [plan], capabilities, SearchControl())
@@ -79,17 +92,21 @@ class _Descent:
     capabilities: Capabilities
     control: SearchControl
     costed: dict[Plan, Candidate | None] = field(default_factory=dict)
+    max_evaluations: int = MAX_EVALUATIONS
 
     def run(self, plans: list[Plan]) -> list[Candidate]:
-        starts: list[tuple[float, UniformShape]] = []
+        self.max_evaluations = MAX_EVALUATIONS * len(plans)
+        starts: list[UniformShape] = []
+        fastest_of_plans: list[UniformShape] = []
         for plan in plans:
             given = shape_of(plan) if is_expressible(plan, self.capabilities) else None
             shapes = nearest_shapes(plan, self.capabilities)[:STARTS]
-            for shape in (*([given] if given else []), *shapes):
-                found = self._cost_with_savings(shape)
-                if found is not None:
-                    starts.append((self._seconds(found), found))
-        for _, shape in sorted(starts, key=lambda start: start[0])[:DESCENTS]:
+            tried = map(self._cost_with_savings, (*([given] if given else []), *shapes))
+            found = sorted((shape for shape in tried if shape is not None), key=self._seconds)
+            starts += found
+            fastest_of_plans += found[:1]
+        first = [*sorted(starts, key=self._seconds)[:DESCENTS], *sorted(fastest_of_plans, key=self._seconds)]
+        for shape in dict.fromkeys(first):
             self._descend(shape)
         return fastest_first(candidate for candidate in self.costed.values() if candidate is not None)
 
@@ -115,7 +132,7 @@ class _Descent:
 
     def _is_over(self) -> bool:
         found_some = any(candidate is not None for candidate in self.costed.values())
-        return found_some and (len(self.costed) >= MAX_EVALUATIONS or self.control.expired())
+        return found_some and (len(self.costed) >= self.max_evaluations or self.control.expired())
 
     def _cost(self, shape: UniformShape) -> Candidate | None:
         plan = shape.plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,17 +86,47 @@ def without(problem: Problem, left_out: Iterable[str]) -> Problem:
 def search_formats(problem: Problem, find: Find, control: SearchControl, top: int | None = None) -> FormatAnswer:
     """Return the best candidates over all formats that may give the fastest plan, each on its native accelerators.
 
-    `problem` is in the best format of all its accelerators. Its measured profiles hold for that format alone. Raises
-    NoFeasiblePlan if no plan is feasible in any format.
+    `problem` is in the best format of all its accelerators. Its measured profiles hold for that format alone. With a limit to
+    one trainer these are the trainer's formats; plans without that limit may be in any. Raises NoFeasiblePlan if no plan is
+    feasible in any format.
     """
     if problem.profiles.origin == "measured":
         return search_problems([problem], find, control, top)
-    own = problem.model.dtype
-    choices = sorted(format_choices(problem.accelerators), key=lambda choice: choice.dtype is not own)
+    own, allowed = problem.model.dtype, problem.limits.dtypes
+    choices = sorted(format_choices(problem.accelerators, allowed), key=lambda choice: choice.dtype is not own)
     problems = [in_format(problem, choice.dtype, choice.left_out) for choice in choices]
     if all(choice.dtype is not Dtype.FLOAT32 for choice in choices) and _is_memory_scarce(problem):
         problems.append(in_format(problem, Dtype.FLOAT32))
-    return search_problems(problems, find, control, top)
+    others = [choice for choice in format_choices(problem.accelerators) if choice.dtype not in allowed]
+    if not others:
+        return search_problems(problems, find, control, top)
+    answer = search_problems(problems, find, control.part(2), top)
+    free = replace(problem, limits=replace(problem.limits, expressible_by=None))
+    unlimited: list[Candidate] = []
+    for number, choice in enumerate(others):
+        other = in_format(free, choice.dtype, choice.left_out)
+        if _may_win(other, answer):
+            with suppress(NoFeasiblePlan):
+                unlimited += find(other, control.part(len(others) - number).apart())[:1]
+    return _with_unlimited(answer, unlimited)
+
+
+def _with_unlimited(answer: FormatAnswer, others: Iterable[Candidate]) -> FormatAnswer:
+    """Return the answer, if limited to one trainer, with the least that plans without that limit take.
+
+    `others`: plans in any format, of which those for another batch do not count.
+    """
+    rows = answer.candidates[0].plan.global_batch_size
+    seconds = [
+        one.estimate.iteration_seconds if one.unlimited_seconds is None else one.unlimited_seconds
+        for one in others
+        if one.plan.global_batch_size == rows
+    ]
+    limited = (
+        one if one.unlimited_seconds is None else replace(one, unlimited_seconds=min((*seconds, one.unlimited_seconds)))
+        for one in answer.candidates
+    )
+    return replace(answer, candidates=tuple(limited))
 
 
 def search_problems(
@@ -134,7 +165,8 @@ def search_problems(
     distinct = {one.plan: one for one in reversed(merged)}  # a plan of several formats counts in its best one
     kept = [one for one in merged if distinct[one.plan] is one]
     is_front = best.problem.limits.objective is Objective.PARETO
-    return FormatAnswer(best.problem, tuple(subsampled(kept, top) if is_front else kept[:top]))
+    answer = FormatAnswer(best.problem, tuple(subsampled(kept, top) if is_front else kept[:top]))
+    return _with_unlimited(answer, [one for other in answers for one in other.candidates])
 
 
 def slow_format(
@@ -148,7 +180,7 @@ def slow_format(
     emulated_on = emulating(names, dtype)
     if not emulated_on:
         return None
-    native, best = best_format(names), candidates[0]
+    native, best = best_format(names, problem.limits.dtypes), candidates[0]
     slow = SlowFormat(
         dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=None
     )
@@ -184,7 +216,7 @@ def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
 def _label(candidate: Candidate, problem: Problem) -> Dtype:
     """Return the preferred one of the formats that are as fast as the problem's on the plan's accelerators."""
     used = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
-    return equally_fast(used, problem.model.dtype)
+    return equally_fast(used, problem.model.dtype, problem.limits.dtypes)
 
 
 def _value(candidate: Candidate, problem: Problem) -> float:

@@ -69,6 +69,11 @@ class Limits:
         if not 0 <= self.memory_headroom_ratio < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
 
+    @property
+    def dtypes(self) -> frozenset[Dtype]:
+        """Number formats that plans may be in."""
+        return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes
+
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
         """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory."""
         is_known = all(runtime.constant_bytes_of(one.name) for one in cluster.accelerators)

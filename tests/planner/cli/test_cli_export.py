@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS, is_expressible
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Problem
 from trainwright.search.candidates import candidate_of
 
@@ -61,6 +63,8 @@ def test_export_prices_a_plan_that_the_target_can_be_told(folder: Path, problem:
     given = documents.loads((folder / "plan.json").read_text(), Plan)
     found = documents.parse(answer["plan"], Plan)
     assert is_expressible(found, TARGETS[name].capabilities)
+    runtime = runtime_presets()[name].runtime if name in runtime_presets() else problem.runtime
+    problem = replace(problem, runtime=runtime)
     assert answer["given_seconds"] == candidate_of(problem, given).estimate.iteration_seconds
     assert answer["predicted_seconds"] == candidate_of(problem, found).estimate.iteration_seconds
     assert (found == given) == (not answer["lost"])
@@ -83,8 +87,8 @@ def test_export_says_of_its_arguments_only_what_is_predicted(folder: Path, probl
     (folder / "plan.json").write_text(documents.dumps(replicas))
     reasons = {
         ("--model", "model.yaml"): "the last backward\n",
-        PRICED: "the last backward, as predicted",
-        (*PRICED, "--runtime", "megatron"): "the last backward; predicted without, so it may be faster",
+        PRICED: "the last backward; predicted without, so it may be faster",
+        (*PRICED, "--runtime", "trainwright"): "the last backward, as predicted",
     }
     for options, reason in reasons.items():
         assert reason in export(folder, "--to", "megatron", *options).stdout
@@ -94,6 +98,27 @@ def test_export_says_of_its_arguments_only_what_is_predicted(folder: Path, probl
     assert "assumed: the model file says auto" in unpriced
     assert "--bf16" in unpriced
     assert "assumed" not in priced
+
+
+def test_torchtitan_recomputes_and_compiles_as_predicted(folder: Path) -> None:
+    (folder / "plan.json").write_text(
+        documents.dumps(Plan(14, 16, (Pipeline(4, 4, (stage(0, 14, Device("node-1", 0)),)),)))
+    )
+    recipes = {
+        ("--model", "model.yaml"): ("activation_checkpoint=None,", "compile=CompileConfig(enable=False),"),
+        PRICED: ("activation_checkpoint=SelectiveAC.Config(),", "compile=CompileConfig(enable=True),"),
+        (*PRICED, "--runtime", "trainwright"): ("activation_checkpoint=None,", "compile=CompileConfig(enable=False),"),
+    }
+    for options, words in recipes.items():
+        recipe = export(folder, "--to", "torchtitan", *options).stdout
+        assert all(word in recipe for word in words), recipe
+
+
+def test_search_for_a_tied_model_on_torchtitan_has_no_stages(folder: Path) -> None:
+    files = [str(folder / word) if (folder / word).is_file() else word for word in PRICED]
+    asked = ["plan", *files, "--planner=amp", "--expressible-by=torchtitan", "--top=1", "--output=json"]
+    answer = json.loads(CliRunner().invoke(app, asked).stdout)
+    assert len(answer["candidates"][0]["plan"]["pipelines"][0]["stages"]) == 1
 
 
 def test_price_says_which_plan_takes_longer(folder: Path) -> None:

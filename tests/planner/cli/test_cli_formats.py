@@ -115,6 +115,21 @@ def test_comparison_takes_the_work_bound_of_the_format_that_was_chosen(tmp_path:
     assert "Number format: float32, since no plan in bfloat16 is as fast" in words(shown)
 
 
+def test_trainer_without_the_format_plans_and_exports_in_one_that_it_has(tmp_path: Path) -> None:
+    result = call(tmp_path, "plan", "--planner=megatron", "--expressible-by=torchtitan")
+    assert "Number format: float32, the fastest of a trainer without float16 that " in words(result)
+    call(tmp_path, "plan", "--planner=megatron", f"--write-plan={tmp_path / 'plan.json'}")
+    exported = answer(tmp_path, "export", str(tmp_path / "plan.json"), "--to=torchtitan")
+    assert 'mixed_precision_param="float32"' in exported["files"]["trainwright_recipe.py"]
+    assert "float16: it has bfloat16 and float32" in exported["lost"]
+    assert answer(tmp_path, "export", str(tmp_path / "plan.json"), "--to=megatron")["lost"] == []
+
+
+def test_format_by_name_that_the_trainer_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="dtype: torchtitan has bfloat16 and float32, got float16; give one of"):
+        call(tmp_path, "plan", "--runtime=torchtitan", dtype="float16")
+
+
 def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Path) -> None:
     files, plan = scarce_files(tmp_path), str(tmp_path / "plan.json")
     (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *UNLIMITED, *files)["candidates"]

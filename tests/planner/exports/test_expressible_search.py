@@ -8,8 +8,18 @@ from dataclasses import replace
 import pytest
 
 from trainwright.exports import TARGETS, is_expressible
-from trainwright.search import Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
-from trainwright.search.expressible import nearest_candidate
+from trainwright.search import (
+    Candidate,
+    Limits,
+    NoFeasiblePlan,
+    Objective,
+    Preference,
+    Problem,
+    Search,
+    SearchControl,
+    run,
+)
+from trainwright.search.expressible import ExpressibleSearch, nearest_candidate
 
 TRAINERS = [name for name, target in TARGETS.items() if not target.capabilities.every_plan]
 QUICK = SearchControl(effort=0.1)
@@ -28,7 +38,8 @@ def test_limited_search_returns_plans_of_the_trainer_best_first(
     assert all(is_expressible(one.plan, TARGETS[name].capabilities) for one in found)
     seconds = [one.estimate.iteration_seconds for one in found]
     assert seconds == sorted(seconds)
-    assert found[0].unlimited_seconds == run("amp", problem, top=1)[0].estimate.iteration_seconds
+    free = run("amp", problem, top=1)[0].estimate.iteration_seconds
+    assert found[0].unlimited_seconds == min(free, seconds[0])
 
 
 def test_limited_search_is_never_slower_than_the_heuristic_that_the_trainer_can_run(
@@ -44,6 +55,29 @@ def test_limited_search_finds_its_own_best_plan_again(make_problem: Callable[...
     (found,) = run("amp", limited(problem, "megatron"), top=1)
     again = nearest_candidate(problem, found.plan, TARGETS["megatron"].capabilities)
     assert again.plan == found.plan
+
+
+def found_by(*candidates: Candidate) -> Search:
+    """Return a search that finds these candidates."""
+    return lambda problem, control, top: [*candidates]
+
+
+def test_plans_without_the_limit_take_no_longer_than_those_within(make_problem: Callable[..., Problem]) -> None:
+    problem = limited(make_problem(), "megatron")
+    slowest = max(run("random", make_problem()), key=lambda one: one.estimate.iteration_seconds)
+    best = ExpressibleSearch(found_by(slowest), TARGETS["megatron"].capabilities)(problem, QUICK, 1)[0]
+    assert best.estimate.iteration_seconds < slowest.estimate.iteration_seconds
+    assert best.unlimited_seconds == best.estimate.iteration_seconds
+
+
+def test_limited_search_begins_with_all_that_the_trainer_can_be_told(make_problem: Callable[..., Problem]) -> None:
+    problem, capabilities = make_problem(), TARGETS["megatron"].capabilities
+    (told,) = run("amp", problem, top=1)
+    slow = [one for one in run("random", problem) if len(one.plan.pipelines[0].stages) == 1][:5]
+    assert len(slow) == 5
+    search = ExpressibleSearch(found_by(*slow, told), capabilities)
+    best = search(limited(problem, "megatron"), QUICK, 1)[0]
+    assert best.estimate.iteration_seconds <= told.estimate.iteration_seconds
 
 
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:

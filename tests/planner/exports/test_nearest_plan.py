@@ -23,6 +23,9 @@ from trainwright.exports import (
 )
 from trainwright.exports.shape_moves import neighbours
 from trainwright.exports.uniform_shape import ranks
+from trainwright.families import Llama
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 
 FEW = Capabilities(
@@ -124,12 +127,25 @@ def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> Non
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2]), tensor_stage(3, DEVICES[2:])), "tensor degree 2"),
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2], sequence_parallel=True), tensor_stage(3, DEVICES[2:], sequence_parallel=True)), "sequence parallelism"),
         ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))), "zero1"),
+        ("torchtitan", Plan(6, 4, (Pipeline(1, 4, EVEN.stages),)), "fewer micro-batches (1) than stages (2)"),
         ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
         ("accelerate", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES, tensor=2, data=2, rows=(2, 2)),)),)), "replicas without sharding"),
     ],
 )  # fmt: skip
 def test_losses_name_what_a_trainer_lacks(name: str, plan: Plan, words: str) -> None:
     assert any(words in loss for loss in losses(plan, TARGETS[name].capabilities))
+
+
+def test_stages_are_no_loss_but_where_the_trainer_cannot_tie_their_weights() -> None:
+    capabilities = TARGETS["torchtitan"].capabilities
+    tied, untied = (
+        Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=128, tied_embeddings=has_tied)
+        for has_tied in (True, False)
+    )
+    assert losses(EVEN, capabilities.of_model(Model.of(untied, Dtype.BFLOAT16))) == ()
+    (loss,) = losses(EVEN, capabilities.of_model(Model.of(tied, Dtype.BFLOAT16)))
+    assert loss == "2 pipeline stages: it has none of models with tied embeddings"
+    assert losses(EVEN, TARGETS["megatron"].capabilities.of_model(Model.of(tied, Dtype.BFLOAT16))) == ()
 
 
 def test_ranks_keep_the_tensor_groups_of_a_plan_with_the_data_degree_innermost() -> None:

@@ -9,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.accelerators import best_format, cluster_of, estimate_profiles, format_choices, is_native
+from trainwright.exports import TARGETS
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl, run
+from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.search.format_search import in_format, search_formats, search_problems, slow_format, slow_format_of
 
 FLOAT32, FLOAT16, BFLOAT16 = Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16
 V100, T4, A100 = "Tesla-V100-SXM2-16GB", "Tesla-T4", "NVIDIA-A100-SXM4-40GB"
 SMALL = Gpt(layers=4, hidden_size=1024, heads=8, sequence_length=512, vocabulary_size=8192)
+TORCHTITAN = TARGETS["torchtitan"].capabilities
 MACHINES = ("p3.8xlarge", "g4dn.12xlarge", "a2-highgpu-4g", "g5.12xlarge")
 MIXED = {"p3.8xlarge": 1, "g4dn.12xlarge": 1, "a2-highgpu-4g": 1}
 
@@ -60,6 +62,27 @@ def test_only_formats_that_may_win_are_searched(
     accelerators: list[str], found: list[tuple[Dtype, tuple[str, ...]]]
 ) -> None:
     assert [(choice.dtype, choice.left_out) for choice in format_choices(accelerators)] == found
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "found"),
+    [([V100, T4], [(FLOAT32, ())]), ([A100], [(BFLOAT16, ())]), ([V100, A100], [(BFLOAT16, (V100,)), (FLOAT32, ())])],
+)
+def test_only_formats_of_the_trainer_are_searched(
+    accelerators: list[str], found: list[tuple[Dtype, tuple[str, ...]]]
+) -> None:
+    choices = format_choices(accelerators, TORCHTITAN.dtypes)
+    assert [(choice.dtype, choice.left_out) for choice in choices] == found
+
+
+def test_plans_without_the_limit_to_one_trainer_may_be_in_a_format_that_it_lacks() -> None:
+    problem = problem_in(FLOAT32, {"p3.8xlarge": 1}, batch=256)
+    limited = replace(problem, limits=Limits(expressible_by=TORCHTITAN))
+    found = search_formats(limited, megatron, SearchControl(), 3)
+    in_half = megatron(in_format(problem, FLOAT16))[0].estimate.iteration_seconds
+    assert {one.dtype for one in found.candidates} == {FLOAT32}
+    assert {one.unlimited_seconds for one in found.candidates} == {in_half}
+    assert in_half < found.candidates[0].estimate.iteration_seconds
 
 
 @settings(max_examples=8)

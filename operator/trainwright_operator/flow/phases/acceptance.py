@@ -21,7 +21,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.gangs.pod_limits import find_template_excess
-from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.number_formats import check_format, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials.device_time import discard_result
@@ -48,6 +48,7 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Done(findings, status=_chosen(context))
     try:
         model = model_from_spec(context.spec, Dtype.FLOAT32)
+        check_format(context.spec)
         if context.spec.trials.framework is not None:
             check_framework(context.spec.trials.framework, model.family)
     except ValueError as error:

@@ -115,8 +115,9 @@ class _CandidatePool:
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
         """Add the plans that fit into memory and are expressible by the trainer of the limits, if there is one."""
-        trainer = self.problem.limits.expressible_by
-        allowed = (plan for plan in plans if trainer is None or is_expressible(plan, trainer))
+        trainer, model = self.problem.limits.expressible_by, self.problem.model
+        told = None if trainer is None else trainer.of_model(model)
+        allowed = (plan for plan in plans if told is None or is_expressible(plan, told))
         costed = (self._costed(plan) for plan in allowed if self._is_new(plan))
         self.candidates += [candidate for candidate in costed if candidate is not None]
 
