@@ -225,7 +225,7 @@ def runtime_of(given: Path | None) -> Runtime:
         return Runtime()
     if preset := preset_of(given):
         return runtime_preset(preset).runtime
-    if not given.exists():
+    if given != STANDARD_INPUT and not given.exists():
         raise ValueError(
             f"--runtime: there is no file and no preset {str(given)!r}; give a file, or one of {', '.join(runtime_presets())}"
         )

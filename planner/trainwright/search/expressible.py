@@ -99,6 +99,8 @@ class _Descent:
         starts: list[UniformShape] = []
         fastest_of_plans: list[UniformShape] = []
         for plan in plans:
+            if self._is_over():
+                break
             given = shape_of(plan) if is_expressible(plan, self.capabilities) else None
             shapes = nearest_shapes(plan, self.capabilities)[:STARTS]
             tried = map(self._cost_with_savings, (*([given] if given else []), *shapes))

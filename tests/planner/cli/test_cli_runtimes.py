@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_a_name_means_its_preset_and_a_file_its_content(tmp_path, monkeypatch):
     assert runtime_of(Path("megatron")) == runtime_presets()["megatron"].runtime
     Path("megatron").write_text(dumps(Runtime(constant_seconds=3.0)))
     assert runtime_of(Path("megatron")).constant_seconds == 3.0
+
+
+def test_runtime_is_read_from_standard_input(monkeypatch):
+    given = Runtime(constant_bytes=5)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(dumps(given).encode())))
+    assert runtime_of(Path("-")) == given
 
 
 def test_runtimes_lists_presets_and_shows_one_with_its_sources():
