@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 
 from trainwright.document_kind import document
@@ -91,11 +92,6 @@ class Accelerator:
             )
 
 
-def _check_flow(bytes_per_second: float | None) -> None:
-    if bytes_per_second is not None and bytes_per_second < 1:
-        raise ValueError(f"flow_bytes_per_second must be at least 1, got {bytes_per_second}; leave it out instead")
-
-
 @dataclass(frozen=True, slots=True)
 class Port:
     """Speed of a node's links that are not listed: to other nodes, or between its own devices.
@@ -111,12 +107,7 @@ class Port:
     flow_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        _check_flow(self.flow_bytes_per_second)
-        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
-            raise ValueError(
-                "a latency of at least 0 and a bandwidth of at least 1 are needed, got "
-                f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
-            )
+        _check_speed(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +149,20 @@ class Link:
     flow_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        _check_flow(self.flow_bytes_per_second)
-        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
-            raise ValueError(
-                f"link {self.source} -> {self.target} needs a latency of at least 0 and a bandwidth of at least 1, got "
-                f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
-            )
+        _check_speed(self, f"link {self.source} -> {self.target}: ")
+
+
+def _check_speed(port: Port | Link, whose: str = "") -> None:
+    """Raise ValueError for the first figure that is below its minimum; the sentence begins with `whose`."""
+    if port.latency_seconds < 0:
+        raise ValueError(f"{whose}latency_seconds must be at least 0, got {port.latency_seconds:g}")
+    if port.bandwidth_bytes_per_second < 1:
+        raise ValueError(
+            f"{whose}bandwidth_bytes_per_second must be at least 1, got {port.bandwidth_bytes_per_second:g}"
+        )
+    flow = port.flow_bytes_per_second
+    if flow is not None and flow < 1:
+        raise ValueError(f"{whose}flow_bytes_per_second must be at least 1, got {flow:g}; or leave it out")
 
 
 @document("Cluster")
@@ -198,9 +197,12 @@ class Cluster:
         known = {accelerator.name for accelerator in self.accelerators}
         for node in self.nodes:
             if node.accelerator not in known:
+                holding = [name for name in sorted(known) if node.accelerator.lower() in name.lower()]
+                near = holding or get_close_matches(node.accelerator, known, n=1)
+                remedy = f"did you mean {near[0]}?" if near else "add it there, with its memory_bytes"
                 raise ValueError(
                     f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
-                    f"({', '.join(sorted(known)) or 'none'})"
+                    f"({', '.join(sorted(known)) or 'none'}); {remedy}"
                 )
 
     def _check_links(self) -> None:

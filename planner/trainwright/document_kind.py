@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from typing import Any, Final, TypeVar
 
 _Noun = TypeVar("_Noun", bound=type)
 
 KINDS: Final[dict[type, str]] = {}
 """Kind of every class that documents are made of."""
+
+TAKEN_BY: Final[Mapping[str, str]] = {
+    "Cluster": "--cluster",
+    "Training": "--model",
+    "Profiles": "--profiles",
+    "Plan": "--plan",
+    "Runtime": "--runtime",
+    "Trials": "--trials",
+    "Candidates": "--candidates",
+}
+"""Option of the command line that takes a document, by its kind."""
 
 
 def document(kind: str) -> Callable[[_Noun], _Noun]:
@@ -26,3 +39,11 @@ def kind_of(noun: type) -> str:
     if noun not in KINDS:
         raise TypeError(f"{noun.__qualname__}: no document kind; put @document above its @dataclass")
     return KINDS[noun]
+
+
+def kind_by_fields(given: AbstractSet[Any], expected: AbstractSet[str]) -> str | None:
+    """Return the kind that users write and that has all the given fields; None where all of them are expected ones."""
+    if given <= expected:
+        return None
+    known = {kind: {field.name for field in fields(noun)} for noun, kind in KINDS.items() if kind in TAKEN_BY}
+    return next((kind for kind, names in known.items() if given <= names), None)

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainwright.document_kind import KINDS, kind_of
+from trainwright.document_kind import KINDS, TAKEN_BY, kind_by_fields, kind_of
 from trainwright.quantity import expected_quantity
 
 VERSION = "trainwright.dev/v1alpha1"
@@ -62,6 +62,16 @@ _NUMBERS = {
     "finite_number",
 }
 """Pydantic's error types for a value that should be a number."""
+
+_FORMATS = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
+    **dict.fromkeys(("fp32", "f32", "float", "single", "full"), "float32"),
+}
+"""Number formats by other names of them."""
+
+LONGEST_CHOICE = 40
+"""Letters of a value that are compared with the choices for it."""
 
 _KINDS = {type(None): "nothing", list: "a list"}
 """Descriptions of a text's top value that is no mapping."""
@@ -124,15 +134,32 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
             f"{source}: expected one plan, got the candidates of `trainwright plan`; give what is under "
             "candidates[0].plan, or write the best plan with --write-plan"
         )
-    document = data.get("document", next(iter(kinds)))
-    if not isinstance(document, str) or document not in kinds:
-        sentence = f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}"
-        is_unknown = isinstance(document, str) and document not in KINDS.values()
-        raise DocumentError(sentence, needs_newer_version=is_unknown)
-    found = _validated(body, kinds[document], source)
+    found = _validated(body, kinds[_kind(data, kinds, source)], source)
     _refuse_large_numbers(found, source)
     _refuse_truth_for_number(body, found, source, "")
     return found
+
+
+def _kind(data: Mapping[Any, Any], kinds: Mapping[str, type], source: str) -> str:
+    """Return the document's kind, by default the first. Raises DocumentError for another, whether it is named or not."""
+    expected = f"{source}: expected a document of kind {' or '.join(kinds)}"
+    names = {field.name for noun in kinds.values() for field in fields(noun)}
+    document = data.get("document", next(iter(kinds)))
+    is_kind = isinstance(document, str)
+    if not is_kind or document not in kinds:
+        taken = f", which {TAKEN_BY[document]} takes" if is_kind and document in TAKEN_BY else ""
+        sentence = f"{expected}, got {_shown(document)}{taken}"
+        raise DocumentError(sentence, needs_newer_version=is_kind and document not in KINDS.values())
+    if "document" in data:
+        return str(document)
+    named = data.get("kind") if "kind" not in names else None
+    is_named = isinstance(named, str)
+    if is_named and named in kinds:
+        raise DocumentError(f"{source}: kind: there is no such field; write document: {named}, or leave it out")
+    other = named if is_named and named in TAKEN_BY else kind_by_fields(set(data) - {"apiVersion"}, names)
+    if other is not None:
+        raise DocumentError(f"{expected}, got one of kind {other}, which {TAKEN_BY[other]} takes")
+    return str(document)
 
 
 def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
@@ -171,8 +198,20 @@ def _what(error: ErrorDetails, noun: Any) -> str:
         close = get_close_matches(name, known, n=1) or [field for field in known if field.startswith(f"{name}_")]
         what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
     if error["type"] in {"enum", "literal_error"}:
-        what += f", got {_shown(error['input'])}"
+        what += f", got {_shown(error['input'])}{_choice_meant(error)}"
     return what
+
+
+def _choice_meant(error: ErrorDetails) -> str:
+    """Return `; write float16` for a choice that has another name here, or nearly this one; empty if there is none."""
+    written = error["input"]
+    if not isinstance(written, str):
+        return ""
+    choices = re.findall("'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
+    given = written[:LONGEST_CHOICE].lower().removeprefix("torch.")
+    near = get_close_matches(given, choices, n=1, cutoff=0.85)
+    meant = [one for one in (_FORMATS.get(given), *near) if one in choices]
+    return f"; write {meant[0]}" if meant else ""
 
 
 def _most_specific_error(errors: Sequence[ErrorDetails]) -> ErrorDetails:

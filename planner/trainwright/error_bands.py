@@ -70,6 +70,21 @@ def error_band(plan: Plan, accelerators: Collection[str]) -> ErrorBand:
     return max((_band(generation, kind) for generation in generations), key=lambda band: band.greatest_ratio)
 
 
+def scarce_runs(band: ErrorBand, accelerators: Collection[str]) -> dict[str, int]:
+    """Return how many runs like the band's ran on each of the accelerators whose generation has too few for its own band.
+
+    Accelerators without a data sheet have none. Empty where the band is of the generation of all of them.
+    """
+    runs_of = {one.generation: one.runs for one in error_bands() if one.plan == band.plan and one.generation}
+    found = {}
+    for name in accelerators:
+        generation = data_sheet(name).generation if has_data_sheet(name) else None
+        runs = runs_of.get(generation or "", 0)
+        if runs < LEAST_RUNS and generation != (band.generation or ""):
+            found[name] = runs
+    return found
+
+
 def _band(generation: str | None, kind: str) -> ErrorBand:
     known = {(band.generation, band.plan): band for band in error_bands() if band.runs >= LEAST_RUNS}
     for key in ((generation, kind), (None, kind), (generation, None)):

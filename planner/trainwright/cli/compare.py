@@ -50,7 +50,7 @@ def compare(  # noqa: PLR0913 - one group of options each
         if control.interrupted.is_set():
             break
     if all(answer.candidate is None for answer in answers):
-        raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
+        raise NoFeasiblePlan(report.refusal_sentence(answers))
     fastest = min(answers, key=lambda answer: answer.seconds_per_row)
     assert fastest.candidate is not None
     found = FormatAnswer(fastest.problem, (fastest.candidate,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from trainwright import documents, report
-from trainwright.cli.framework import command
+from trainwright.cli.framework import command, end_if_infeasible
+from trainwright.cli.limit_options import ANY_TRAINER, HeadroomOption, LimitOptions
 from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost import amp_model, galvatron_model
@@ -48,6 +49,7 @@ def estimate(
             help="The plan, as a file or in words: pp2 dp2 tp2 mb1 zero1 recompute, on the cluster's devices in their order.",
         ),
     ],
+    memory_headroom: HeadroomOption = None,
     cost_model: Annotated[
         str,
         typer.Option(
@@ -58,15 +60,20 @@ def estimate(
     ] = EXACT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Predict the time and memory of a plan. Memory and breakdown are always those of the exact replay."""
+    """Predict the time and memory of a plan, and whether it fits.
+
+    Memory and breakdown are always those of the exact replay.
+    """
     if cost_model not in {EXACT, *COST_MODELS}:
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
-    answer = estimated_plan(plan_file, inputs.problem(), inputs)
+    limits = LimitOptions(memory_headroom=memory_headroom, expressible_by=ANY_TRAINER)
+    answer = estimated_plan(plan_file, inputs.problem(limits), inputs)
     problem, given, found = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
-    title, seconds = "the exact replay", found.iteration_seconds
+    seconds, of_paper = found.iteration_seconds, []
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
         seconds = paper(given, problem.cost_context)
+        of_paper = [f"{title} predicts {seconds:.4g} s"]
     if output is Output.JSON:
         show_json(
             {
@@ -76,19 +83,29 @@ def estimate(
                 **report.figure_fields(answer.candidates[0], problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
+                "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
                 "breakdown": asdict(found.breakdown),
                 **report.error_range_fields(answer.candidates[0], problem),
                 **report.format_fields(answer),
                 **report.origin_fields(problem),
             }
         )
-        return
-    show(report.breakdown_table(found, given, problem))
-    if cost_model != EXACT:
-        show(f"{title} predicts {seconds:.4g} s")
-    show(*report.error_range_sentences(answer.candidates[0], problem), *report.format_sentences(answer, given=True))
-    if found.reason is not None:
-        show(f"not feasible: {found.reason}")
+    else:
+        _show(answer, of_paper)
+    end_if_infeasible(found)
+
+
+def _show(answer: FormatAnswer, of_paper: list[str]) -> None:
+    """Print the table, what a paper's cost model predicts, and what there is to say."""
+    problem, candidate = answer.problem, answer.candidates[0]
+    show(report.breakdown_table(candidate.estimate, candidate.plan, problem))
+    reason = candidate.estimate.reason
+    show(
+        *of_paper,
+        *report.error_range_sentences(candidate, problem),
+        *report.format_sentences(answer, given=True),
+        *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),
+    )
 
 
 def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> FormatAnswer:
@@ -100,7 +117,7 @@ def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> FormatAnswer
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
-    """Read a plan. Raises DocumentError if its batch or its number of layers differs from the problem's."""
+    """Read a plan. Raises DocumentError if its batch, its number of layers or its devices are not the problem's."""
     if inputs.searches_batch:
         raise ValueError(
             "--global-batch-size cannot be `search` for a given plan, which has a batch size; leave it out"
@@ -119,4 +136,17 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
             f"{file}: the plan is for a global batch of {given.global_batch_size} rows, but {asks} asks for "
             f"{problem.global_batch_size}; make them equal"
         )
+    check_devices([given], problem, inputs, file, f", or adapt it with `trainwright plan --keep {file}`")
     return given
+
+
+def check_devices(plans: Iterable[Plan], problem: Problem, inputs: Inputs, file: Path, remedy: str = "") -> None:
+    """Raise DocumentError if a plan of the file uses a device that the cluster lacks; `remedy` ends its sentence."""
+    known = set(problem.cluster.devices)
+    for plan in plans:
+        missing = next((device for device in plan.devices if device not in known), None)
+        if missing is not None:
+            raise documents.DocumentError(
+                f"{file}: the plan {plan.summary()} uses device {missing}, which the cluster of {inputs.cluster} lacks; give "
+                f"the cluster that it was made for{remedy}"
+            )

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
-from trainwright.cli.framework import command, end_if_interrupted, show_progress
-from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted, show_progress
+from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
@@ -58,8 +58,8 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         )
     preload_search(planner)
     search.check([planner])
-    if plan_file is not None and limits.memory_headroom is None:
-        limits = replace(limits, memory_headroom=0.0)  # it is judged as `estimate` does
+    if plan_file is not None and limits.expressible_by is None:
+        limits = replace(limits, expressible_by=ANY_TRAINER)  # a given plan is not searched for
     problem, control = inputs.problem(limits, preferences.preference(inputs)), SearchControl()
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
@@ -87,6 +87,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
         show("", picture, "", report.breakdown_table(estimate, plan, problem))
     end_if_interrupted(control)
+    end_if_infeasible(estimate)
 
 
 def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
         **report.figure_fields(Candidate(told.plan, estimate), told.problem),
         "feasible": estimate.feasible,
         "reason": estimate.reason,
+        "memory_headroom_ratio": told.problem.limits.memory_headroom_ratio,
         "sentences": sentences,
         "bottleneck_stage": told.bottleneck,
         "stages": stages,

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trainwright.cli.options import SearchOptions
 from trainwright.cli.overwriting import refuse_overwriting
+from trainwright.cost.estimate import Estimate
 from trainwright.search import NoFeasiblePlan, SearchControl, SearchProgress
 
 NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -134,6 +135,12 @@ def end_if_interrupted(control: SearchControl) -> None:
     """End the command with the status of an interruption if its search was interrupted: its answer is not complete."""
     if control.interrupted.is_set():
         raise typer.Exit(INTERRUPTED)
+
+
+def end_if_infeasible(found: Estimate) -> None:
+    """End the command with the status of nothing feasible if the plan, which was shown, does not fit."""
+    if not found.feasible:
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 @contextmanager

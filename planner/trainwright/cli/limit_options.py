@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from trainwright.cli.output import note
+from trainwright.cli.plausibility import share_of
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Capabilities, Target
 from trainwright.runtime import Runtime
@@ -29,6 +30,17 @@ def target_of(option: str, name: str) -> Target:
     return TARGETS[name]
 
 
+HeadroomOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=share_of,
+        metavar="SHARE",
+        help="Share of every device's memory to leave free; default: "
+        f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LimitOptions:
     """Options that limit what plans may use."""
@@ -36,13 +48,7 @@ class LimitOptions:
     max_tensor_degree: Annotated[int | None, typer.Option(help="The largest tensor degree to use.")] = None
     max_data_degree: Annotated[int | None, typer.Option(help="The largest data degree to use.")] = None
     max_pipeline_degree: Annotated[int | None, typer.Option(help="The most stages of a pipeline.")] = None
-    memory_headroom: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of every device's memory to leave free; default: "
-            f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process."
-        ),
-    ] = None
+    memory_headroom: HeadroomOption = None
     use_nodes: Annotated[str | None, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = None
     spare: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")

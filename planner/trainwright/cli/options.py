@@ -15,7 +15,7 @@ from trainwright import documents
 from trainwright.accelerators import best_format, extrapolated
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import check_rates
+from trainwright.cli.plausibility import check_figures, share_of
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
@@ -141,7 +141,7 @@ class Inputs:
     @cached_property
     def _cluster(self) -> Cluster:
         found: Cluster = read(self.cluster, Cluster)
-        check_rates(found, self.cluster)
+        check_figures(found, self.cluster)
         return found
 
     @cached_property
@@ -200,7 +200,8 @@ class Inputs:
             )
         except ValueError as error:
             raise ValueError(
-                f"--profiles is needed: {error}; `trainwright accelerators` lists the names that a cluster document uses"
+                f"{self.cluster}: {error}; `trainwright accelerators` lists the names of all data sheets; without one, "
+                "--profiles is needed"
             ) from None
         note("layer profiles are estimated from data sheets, not measured; give measured ones with --profiles")
         return found
@@ -259,7 +260,11 @@ class PreferenceOptions:
 
     tolerance: Annotated[
         float,
-        typer.Option(help="Prefer the simplest plan that is worse than the best by at most this share, e.g. 0.03."),
+        typer.Option(
+            parser=share_of,
+            metavar="SHARE",
+            help="Prefer the simplest plan that is worse than the best by at most this share, e.g. 0.03.",
+        ),
     ] = 0.0
     keep: Annotated[
         Path | None,

@@ -25,10 +25,11 @@ from trainwright.cli.options import (
 from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.search import Candidate, Objective, Preference, Problem, SearchControl, preload_search, run
-from trainwright.search.baselines import baselines
+from trainwright.search.baselines import Baselines, baselines
 from trainwright.search.batch_size import best_batch_size
 from trainwright.search.format_search import FormatAnswer, search_formats, search_problems, slow_format, without
 from trainwright.search.node_worth import NodeWorth, node_worths
+from trainwright.search.preference.running_plan import RunningPlan
 
 app = typer.Typer(add_completion=False)
 
@@ -103,6 +104,7 @@ class _Told:
             **report.work_bound_fields(best, problem),
             **report.error_range_fields(best, problem),
             **report.format_fields(self.found),
+            **report.baseline_fields(best, _baselines(self.planner, self.inputs, problem)),
             **report.unlimited_fields(best),
             **(report.worth_fields(self.worth) if self.worth else {}),
             **candidate_fields(self.found.candidates, problem),
@@ -119,7 +121,7 @@ class _Told:
         sentences = [
             *report.error_range_sentences(candidates[0], problem),
             *report.format_sentences(self.found),
-            *_baseline_sentences(self.planner, self.inputs, problem, candidates[0]),
+            *report.baseline_sentences(candidates[0], _baselines(self.planner, self.inputs, problem), problem),
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
             *distance_sentences(candidates[0], self.inputs, problem, self.control),
@@ -129,11 +131,11 @@ class _Told:
             show("", *sentences)
 
 
-def _baseline_sentences(planner: str, inputs: Inputs, problem: Problem, candidate: Candidate) -> list[str]:
-    """Return the speed-up over the heuristic; nothing where another quantity than time is asked for, or another batch."""
+def _baselines(planner: str, inputs: Inputs, problem: Problem) -> Baselines:
+    """Return the heuristic's plans; none where another quantity than time is asked for, or another batch."""
     if planner == BASELINE or problem.limits.objective is not Objective.TIME or inputs.searches_batch:
-        return []
-    return report.baseline_sentences(candidate, baselines(problem), problem)
+        return Baselines(None)
+    return baselines(problem)
 
 
 def _check_node_worth(inputs: Inputs, problem: Problem) -> None:
@@ -235,6 +237,7 @@ def _operator_fields(candidate: Candidate) -> dict[str, Any]:
 
 def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
     """Return the candidates for JSON output, marked if their profiles are estimated."""
+    running = RunningPlan.of(problem)
     ranked = [
         {
             "rank": number,
@@ -243,10 +246,10 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             **report.figure_fields(candidate, problem),
             **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
             **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
-            **report.preference_fields(candidate, problem),
+            **report.preference_fields(candidate, running, problem),
             "plan": documents.dump(candidate.plan),
             **_operator_fields(candidate),
         }
         for number, candidate in enumerate(candidates, 1)
     ]
-    return {**report.origin_fields(problem), "candidates": ranked}
+    return {**report.origin_fields(problem), **report.running_fields(running), "candidates": ranked}

@@ -1,4 +1,4 @@
-"""Plausibility of documents that people write: figures whose unit was probably mistaken."""
+"""Plausibility of what people write: figures whose unit was probably mistaken."""
 
 from __future__ import annotations
 
@@ -6,27 +6,70 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import typer
+
 from trainwright import documents
-from trainwright.cluster import Cluster
+from trainwright.cluster import Cluster, Link, Port
+from trainwright.quantity import format_bytes
 
 SLOWEST_RATE: Final = 10_000.0
 """Bytes per second below which no network of today is: 80 kbit/s."""
+LONGEST_LATENCY_SECONDS: Final = 1.0
+"""Latency above which no link that trains is."""
+LEAST_MEMORY_BYTES: Final = 64 * 2**20
+"""Memory below which no accelerator is, but an emulated one."""
+
+MOST_PERCENT: Final = 100
 
 
-def check_rates(cluster: Cluster, file: Path) -> None:
-    """Raise DocumentError for a bandwidth that is too low to be one in bytes per second."""
-    for place, rate in _rates(cluster):
+def check_figures(cluster: Cluster, file: Path) -> None:
+    """Raise DocumentError for a memory, a latency or a bandwidth that cannot be one in bytes and seconds."""
+    for accelerator in cluster.accelerators:
+        size = accelerator.memory_bytes
+        if accelerator.emulation is None and size < LEAST_MEMORY_BYTES:
+            raise documents.DocumentError(
+                f"{file}: accelerators {accelerator.name}: memory_bytes: must be at least {LEAST_MEMORY_BYTES:,} "
+                f"({format_bytes(LEAST_MEMORY_BYTES)}), got {size}, less than any accelerator has; {_bytes_meant(size)}"
+            )
+    for place, port in _ports(cluster):
+        rate, latency = port.bandwidth_bytes_per_second, port.latency_seconds
         if rate < SLOWEST_RATE:
             raise documents.DocumentError(
-                f"{file}: {place}: must be at least {SLOWEST_RATE:,.0f}, got {rate:g}, slower than any network; write bytes per "
-                "second, for example 1.25e9 for 10 Gbit/s"
+                f"{file}: {place}bandwidth_bytes_per_second: must be at least {SLOWEST_RATE:,.0f}, got {rate:g}, slower than "
+                "any network; write bytes per second, for example 1.25e9 for 10 Gbit/s"
+            )
+        if latency > LONGEST_LATENCY_SECONDS:
+            raise documents.DocumentError(
+                f"{file}: {place}latency_seconds: must be at most {LONGEST_LATENCY_SECONDS:g}, got {latency:g}, longer than "
+                f"any network's; write seconds: {latency:g} µs are {latency * 1e-6:g}, {latency:g} ms are {latency * 1e-3:g}"
             )
 
 
-def _rates(cluster: Cluster) -> Iterator[tuple[str, float]]:
+def _bytes_meant(size: int) -> str:
+    unit, factor = ("GiB", 2**30) if size < 2**10 else ("MiB", 2**20) if size < 2**20 else ("KiB", 2**10)
+    return f"write bytes: {size} {unit} are {size * factor}"
+
+
+def _ports(cluster: Cluster) -> Iterator[tuple[str, Port | Link]]:
     for link in cluster.links:
-        yield f"links {link.source} -> {link.target}: bandwidth_bytes_per_second", link.bandwidth_bytes_per_second
+        yield f"links {link.source} -> {link.target}: ", link
     for node in cluster.nodes:
         for name, port in (("network", node.network), ("inside", node.inside)):
             if port is not None:
-                yield f"nodes {node.name}: {name}.bandwidth_bytes_per_second", port.bandwidth_bytes_per_second
+                yield f"nodes {node.name}: {name}.", port
+
+
+def share_of(given: str | float) -> float:
+    """Read a share, as an option's parser, which gets the default too.
+
+    Raises typer.BadParameter with the number to write for a percentage.
+    """
+    text = str(given).strip()
+    number = text.removesuffix("%")
+    try:
+        value = float(number)
+    except ValueError:
+        raise typer.BadParameter(f"expected a share such as 0.03 for 3%, got {text!r}") from None
+    if number != text or 1 <= value <= MOST_PERCENT:
+        raise typer.BadParameter(f"expected a share below 1, got {text!r}; write {value / 100:g} for {value:g}%")
+    return value

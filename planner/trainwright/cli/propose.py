@@ -11,6 +11,7 @@ import typer
 
 from trainwright import documents
 from trainwright.calibration import Trials
+from trainwright.cli.estimate import check_devices
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, SearchOptions, read
@@ -47,6 +48,8 @@ class ListedCandidate:
     price_per_row: float | None = None
     traded: str | None = None
     moved_bytes: float | None = None
+    move_seconds: float | None = None
+    pays_off_after_iterations: int | None = None
     operators: tuple[Any, ...] = ()
     dtype: Dtype | None = None
 
@@ -72,6 +75,8 @@ class Candidates:
     gap: float | None = None
     dtype: Dtype | None = None
     slow_format: dict[str, Any] | None = None
+    heuristic: dict[str, Any] | None = None
+    running_plan: dict[str, Any] | None = None
     unlimited_seconds: float | None = None
     node_worth: tuple[dict[str, Any], ...] = ()
 
@@ -119,6 +124,8 @@ def propose_trial(
     check_writable(choosing.write_plan)
     problem, rule = inputs.problem(limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
+    if trials is not None and choosing.trials is not None:
+        check_devices(trials.plans, problem, inputs, choosing.trials)
     candidates: Sequence[Candidate | ListedCandidate]
     control = SearchControl()
     if choosing.candidates is None:
@@ -130,6 +137,7 @@ def propose_trial(
         candidates = _listed(choosing.candidates)
         if inputs.searches_format and candidates[0].dtype is not None:
             problem = in_format(problem, candidates[0].dtype)
+        check_devices((one.plan for one in candidates), problem, inputs, choosing.candidates)
     plans = _in_format_of(problem, candidates)
     _check_batches(plans, trials, problem)
     study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainwright import documents, report
 from trainwright.calibration import Trial, Trials, fit
-from trainwright.cli.estimate import estimated_plan
+from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.options import Inputs, content_of, read
 from trainwright.cli.output import (
@@ -53,6 +53,7 @@ def calibrate(
         raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
     measured: Trials = read(trials, Trials)
     problem = inputs.problem()
+    check_devices((one.plan for one in measured.trials), problem, inputs, trials)
     if inputs.searches_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     found = fit(measured, problem.cost_context)

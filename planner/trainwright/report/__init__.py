@@ -7,8 +7,7 @@ from trainwright.report.comparison import (
     comparison_fields,
     comparison_table,
     enumeration_sentence,
-    preference_fields,
-    preference_sentences,
+    refusal_sentence,
     runner_up,
     stopped_fields,
     stopped_sentences,
@@ -28,10 +27,12 @@ from trainwright.report.hardware_tables import accelerator_table, machine_table,
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.report.plan_figures import figure_fields
+from trainwright.report.preference import preference_fields, preference_sentences, running_fields
 from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 from trainwright.report.worth import (
+    baseline_fields,
     baseline_sentences,
     unlimited_fields,
     unlimited_sentences,
@@ -44,6 +45,7 @@ __all__ = [
     "Explanation",
     "ExportPrice",
     "accelerator_table",
+    "baseline_fields",
     "baseline_sentences",
     "breakdown_table",
     "calibration_report",
@@ -68,7 +70,9 @@ __all__ = [
     "preference_sentences",
     "preset_lines",
     "preset_table",
+    "refusal_sentence",
     "runner_up",
+    "running_fields",
     "sheet_lines",
     "slow_format_fields",
     "slow_sentence",

@@ -17,7 +17,6 @@ from trainwright.report import plan_summary, tables
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.search import Candidate, Limits, Problem, SearchControl
-from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
 ALIKE = 0.0005
 """Relative difference below which a percentage prints as 0.0%."""
@@ -243,28 +242,19 @@ def _searched(answer: ComparisonRow) -> str:
     return tables.seconds(answer.search_seconds) + (" (stopped)" if answer.stopped else "")
 
 
-def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> list[str]:
-    """Return what was traded for the first candidate, and what state moves to change to it."""
-    first, keep = candidates[0], problem.running_plan
-    told = [] if first.traded is None else [f"The first plan is preferred: it is {first.traded}."]
-    if keep is None:
-        return told
-    if problem.is_running(first.plan):
-        return [*told, "It is the plan that runs now: nothing moves."]
-    moved = migration_bytes(keep, first.plan, problem.cost_context)
-    seconds = migration_seconds(keep, first.plan, problem.cost_context)
-    if not moved:
-        return [*told, "Changing to it moves no state."]
-    return [
-        *told,
-        f"Changing to it moves {tables.format_bytes(moved)} of state, which takes {tables.seconds(seconds)}.",
-    ]
-
-
-def preference_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
-    """Return the preference for JSON output: only what was requested and what happened."""
-    keep = problem.preference.keep
-    return {
-        **({} if candidate.traded is None else {"traded": candidate.traded}),
-        **({} if keep is None else {"moved_bytes": migration_bytes(keep, candidate.plan, problem.cost_context)}),
-    }
+def refusal_sentence(answers: Sequence[ComparisonRow]) -> str:
+    """Return one sentence on searches that all found no plan: what several of them say is said once."""
+    reasons = {answer.planner: answer.reason or "" for answer in answers}
+    shared = []
+    causes = {reason.partition("; ")[0] for reason in reasons.values()}
+    if len(causes) == 1:
+        shared = [*causes]
+        reasons = {planner: reason.partition("; ")[2] for planner, reason in reasons.items()}
+    planners: dict[str, list[str]] = {}
+    for planner, reason in reasons.items():
+        planners.setdefault(reason, []).append(planner)
+    if len(planners) == 1:
+        told = [reason for reason in planners if reason]
+    else:
+        told = [f"{' and '.join(names)}: {reason}" for reason, names in planners.items()]
+    return f"no planner found a plan: {'; '.join([*shared, *told])}"

@@ -1,10 +1,11 @@
-"""Error band of an answer whose profiles are estimated: a sentence for people, fields for programs."""
+"""Error band of an answer whose profiles are estimated: sentences for people, fields for programs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainwright.error_bands import ErrorBand, error_band
+from trainwright.error_bands import ErrorBand, error_band, scarce_runs
+from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
 
@@ -12,12 +13,18 @@ from trainwright.search import Candidate, Problem
 def _band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
     if problem.profiles.origin != "estimated":
         return None
-    names = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
-    return error_band(candidate.plan, names)
+    return error_band(candidate.plan, _accelerators(candidate, problem))
+
+
+def _accelerators(candidate: Candidate, problem: Problem) -> list[str]:
+    return list(dict.fromkeys(problem.cluster.node(node).accelerator for node in candidate.plan.nodes))
 
 
 def error_range_sentences(candidate: Candidate, problem: Problem) -> list[str]:
-    """Return the range in which the iteration is expected, and the runs that it comes from; nothing if it was measured."""
+    """Return the range in which the iteration is expected, and the runs that it comes from; nothing if it was measured.
+
+    A second sentence names the accelerators of the plan that few or none of these runs used.
+    """
     band = _band(candidate, problem)
     if band is None:
         return []
@@ -25,7 +32,19 @@ def error_range_sentences(candidate: Candidate, problem: Problem) -> list[str]:
     plans = f" of {band.plan} plans" if band.plan else ""
     where = f" on {band.generation} GPUs" if band.generation else ""
     runs = f"8 of 10 published runs{plans}{where} ({band.runs} in all)"
-    return [f"Estimated from data sheets: {least} to {greatest} an iteration, as {runs}."]
+    return [
+        f"Estimated from data sheets: {least} to {greatest} an iteration, as {runs}.",
+        *_scarce(scarce_runs(band, _accelerators(candidate, problem)), problem),
+    ]
+
+
+def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
+    """Return a sentence on the accelerators with too few published runs; none if there is none."""
+    if not runs:
+        return []
+    names = short_names(problem.cluster)
+    told = ", ".join(f"{count or 'none'} on the {names[name]}'s generation" for name, count in runs.items())
+    return [f"Such runs are few on GPUs of this plan ({told}): the error there may be larger."]
 
 
 def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
@@ -34,4 +53,13 @@ def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]
     if band is None:
         return {}
     least, greatest = band.range_of(candidate.estimate.iteration_seconds)
-    return {"estimated_range": {"least_seconds": least, "greatest_seconds": greatest, "published_runs": band.runs}}
+    scarce = scarce_runs(band, _accelerators(candidate, problem))
+    return {
+        "estimated_range": {
+            "least_seconds": least,
+            "greatest_seconds": greatest,
+            "published_runs": band.runs,
+            **({"published_generation": band.generation} if band.generation else {}),
+            **({"scarce_runs": scarce} if scarce else {}),
+        }
+    }

@@ -142,7 +142,7 @@ class Explanation:
 
     def _memory(self) -> list[str]:
         if self.estimate.reason is not None:
-            return [f"Memory: it does not fit: {self.estimate.reason}."]
+            return [f"Memory: it does not fit{self.problem.limits.headroom_words}: {self.estimate.reason}."]
         number = min(range(len(self.memory)), key=lambda one: self.memory[one].spare_bytes)
         least = self.memory[number]
         held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(least.device)]

@@ -32,6 +32,22 @@ def baseline_sentences(candidate: Candidate, found: Baselines, problem: Problem)
     return [f"Megatron's heuristic takes {' and '.join(parts)}; this plan is {times:.2f} times as fast as {which}."]
 
 
+def baseline_fields(candidate: Candidate, found: Baselines) -> dict[str, Any]:
+    """Return these times and the speed-up for JSON output; empty where no plan of the heuristic fits."""
+    better = found.better
+    if better is None:
+        return {}
+    of_all = {} if found.of_all is None else {"seconds_on_all": found.of_all.estimate.iteration_seconds}
+    of_equal: dict[str, Any] = {}
+    if found.of_equal is not None and found.accelerator is not None:
+        of_equal = {
+            "seconds_on_equal": found.of_equal.estimate.iteration_seconds,
+            "equal_accelerator": found.accelerator,
+        }
+    speedup = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
+    return {"heuristic": {"planner": "megatron", **of_all, **of_equal, "speedup": speedup}}
+
+
 def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
     """Return the iteration without each type of node, and the price of these nodes per hour."""
     table = new_table([("without", "whole"), ("iteration", "right"), ("longer by", "right"), ("price/h", "right")])

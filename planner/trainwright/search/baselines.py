@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from trainwright.search.format_search import Find, FormatAnswer, search_problems
 from trainwright.search.megatron import megatron
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, SearchControl
 
@@ -32,15 +34,25 @@ class Baselines:
 
 def baselines(problem: Problem) -> Baselines:
     """Return the heuristic's plans on all devices of the problem and on each accelerator's."""
-    whole = _heuristic(problem)
-    if len(problem.accelerators) == 1:
+    control = SearchControl()
+    whole: Candidate | None = None
+    with suppress(NoFeasiblePlan):
+        whole = _heuristic(problem, control)[0]
+    fastest = best_on_one_accelerator([problem], _heuristic, control) if len(problem.accelerators) > 1 else None
+    if fastest is None:
         return Baselines(whole)
-    parts = {name: _heuristic(on_one_accelerator(problem, name)) for name in problem.accelerators}
-    found = {name: one for name, one in parts.items() if one is not None}
-    if not found:
-        return Baselines(whole)
-    fastest = min(found, key=lambda name: found[name].estimate.iteration_seconds)
-    return Baselines(whole, found[fastest], fastest)
+    return Baselines(whole, fastest.candidates[0], *fastest.problem.accelerators)
+
+
+def best_on_one_accelerator(problems: Sequence[Problem], find: Find, control: SearchControl) -> FormatAnswer | None:
+    """Return the best plan on the nodes of one accelerator, with the problem on them; None if none fits.
+
+    `problems` are one problem in several number formats.
+    """
+    parts = [on_one_accelerator(one, name) for one in problems for name in one.accelerators]
+    with suppress(NoFeasiblePlan):
+        return search_problems(parts, find, control, 1)
+    return None
 
 
 def on_one_accelerator(problem: Problem, accelerator: str) -> Problem:
@@ -49,7 +61,5 @@ def on_one_accelerator(problem: Problem, accelerator: str) -> Problem:
     return problem.with_nodes([name for name in problem.nodes if cluster.node(name).accelerator == accelerator])
 
 
-def _heuristic(problem: Problem) -> Candidate | None:
-    with suppress(NoFeasiblePlan):
-        return megatron(problem, SearchControl(), 1)[0]
-    return None
+def _heuristic(problem: Problem, control: SearchControl) -> list[Candidate]:
+    return megatron(problem, control, 1)

@@ -70,6 +70,11 @@ class Limits:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
 
     @property
+    def headroom_words(self) -> str:
+        """Return ` with 8% of it left free`, for a sentence on memory; empty without head-room."""
+        return f" with {100 * self.memory_headroom_ratio:.6g}% of it left free" if self.memory_headroom_ratio else ""
+
+    @property
     def dtypes(self) -> frozenset[Dtype]:
         """Number formats that plans may be in."""
         return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes

@@ -65,7 +65,8 @@ def test_plan_writes_readable_candidates_best_first(
     result = call(files, "plan", "--planner", planner, "--top", "3", "--output", "json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
-    assert list(answer) == ["planner", "search_seconds", "work_bound_seconds", "candidates"]
+    heuristic = [] if planner == "megatron" else ["heuristic"]
+    assert list(answer) == ["planner", "search_seconds", "work_bound_seconds", *heuristic, "candidates"]
     assert answer["planner"] == planner
     expected = run(planner, make_problem(), top=3)
     assert [c["rank"] for c in answer["candidates"]] == [1, 2, 3]
@@ -92,6 +93,31 @@ def test_estimate_agrees_with_plan(files: Path) -> None:
     assert (amp["cost_model"], amp["exact_seconds"]) == ("amp", found["predicted_seconds"])
     assert amp["predicted_seconds"] != found["predicted_seconds"]
     assert amp["breakdown"] == found["breakdown"]
+
+
+@pytest.mark.parametrize("command", ["estimate", "explain"])
+def test_plan_that_leaves_too_little_memory_is_shown_and_ends_with_code_3(
+    tmp_path: Path, make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], command: str
+) -> None:
+    plan = run("megatron", make_problem(), top=1)[0]
+    # The plan takes 95 % of the memory.
+    folder = write(tmp_path, make_problem(make_cluster(memory=int(plan.estimate.peak_memory_bytes / 0.95))))
+    (folder / "plan.json").write_text(documents.dumps(plan.plan))
+    options = [command, "--planner", "auto"] if command == "explain" else [command]
+    found = call(folder, *options, "--plan", "plan.json", "--output", "json")
+    assert found.exit_code == 3
+    answer = json.loads(found.stdout)
+    assert (answer["feasible"], answer["memory_headroom_ratio"]) == (False, 0.08)
+    assert answer["reason"].startswith("device node-")
+    shown = call(folder, *options, "--plan", "plan.json")
+    assert shown.exit_code == 3
+    assert "not fit" in shown.stdout
+    assert "with 8% of it left free" in " ".join(shown.stdout.split())
+    whole = call(folder, *options, "--plan", "plan.json", "--memory-headroom", "0", "--output", "json")
+    assert whole.exit_code == 0
+    assert json.loads(whole.stdout) == {**answer, "feasible": True, "reason": None, "memory_headroom_ratio": 0.0} | (
+        {"sentences": json.loads(whole.stdout)["sentences"]} if command == "explain" else {}
+    )
 
 
 def test_tables_mark_emulated_devices(files: Path) -> None:
@@ -213,7 +239,10 @@ def test_shown_plans_keep_the_limits(files: Path) -> None:
         (["--spare", "node-9"], "unknown node or accelerator node-9; the cluster has the nodes node-1, "),
         (["--use-nodes", "emulated-fast"], "unknown node emulated-fast; the cluster has node-1, "),
         (["--use-nodes", " ,"], "--use-nodes needs at least one name, got ' ,'; leave the option out"),
-        (["--memory-headroom", "1.5"], ": --memory-headroom must be"),
+        (["--memory-headroom", "8%"], "'--memory-headroom': expected a share below 1, got '8%'; write 0.08 for 8%"),
+        (["--memory-headroom", "-0.5"], ": --memory-headroom must be"),
+        (["--tolerance", "3%"], "'--tolerance': expected a share below 1, got '3%'; write 0.03 for 3%"),
+        (["--tolerance", "little"], "'--tolerance': expected a share such as 0.03 for 3%, got 'little'"),
         (["--budget-seconds", "-1"], "--budget-seconds must be at least 0"),
         (["--keep-weight", "3"], "--keep-weight needs --keep"),
     ],
@@ -348,7 +377,32 @@ def test_compare_shows_a_row_when_a_planner_finds_nothing(files: Path, monkeypat
     assert re.search(r"megatron +no plan", table)
     assert "megatron: nothing here" in table
     assert re.search(r"amp .*100.0%", table)
-    assert "no planner found a plan: megatron: nothing here" in refused(call(files, "compare", "megatron"), 3)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        (("no memory; the closest is A", "no memory; the closest is A"), "no memory; the closest is A"),
+        (
+            ("no memory; the closest is A", "no memory; the closest is B"),
+            "no memory; megatron: the closest is A; amp: the closest is B",
+        ),
+        (("no memory", "no devices; add some"), "megatron: no memory; amp: no devices; add some"),
+    ],
+)
+def test_compare_says_once_why_no_planner_found_a_plan(
+    files: Path, monkeypatch: pytest.MonkeyPatch, reasons: tuple[str, str], told: str
+) -> None:
+    def refusing(reason: str) -> Callable[..., list[object]]:
+        def search(*_: object) -> list[object]:
+            raise NoFeasiblePlan(reason)
+
+        return search
+
+    for name, reason in zip(("megatron", "amp"), reasons, strict=True):
+        monkeypatch.setitem(SEARCHES, name, refusing(reason))
+    sentence = refused(call(files, "compare", "megatron", "amp"), 3)
+    assert sentence == f"trainwright: no planner found a plan: {told}\n"
 
 
 def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

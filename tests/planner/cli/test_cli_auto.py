@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainwright.report import (
     work_bound_sentences,
 )
 from trainwright.report.plan_summary import degrees, lines, short_names, strategies
+from trainwright.report.units import seconds
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, Candidate, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of, fitting_candidate
@@ -175,7 +177,7 @@ def test_tolerance_prefers_the_simpler_plan_and_reports_the_trade(files: Path, p
     for command in ("plan", "explain"):
         said = answered(call(files, command, *asked, "--tolerance", "0.3"))
         assert found["traded"].split(",")[0] in " ".join(said.split())
-    assert ": --tolerance must be 0 or more" in refused(call(files, "plan", "--tolerance", "2"))
+    assert ": --tolerance must be 0 or more" in refused(call(files, "plan", "--tolerance", "-2"))
 
 
 def test_kept_plan_stays_or_moved_state_is_reported(files: Path, problem: Problem, make_plan: MakePlan) -> None:
@@ -184,13 +186,24 @@ def test_kept_plan_stays_or_moved_state_is_reported(files: Path, problem: Proble
     kept = ("--keep", "keep.json", "--keep-weight")
     answer = json.loads(answered(call(files, "plan", *kept, "1e6", "--top", "1", "--output", "json")))
     assert documents.parse(answer["candidates"][0]["plan"], Plan) == plan
-    assert answer["candidates"][0]["moved_bytes"] == 0
+    assert (answer["candidates"][0]["moved_bytes"], answer["candidates"][0]["move_seconds"]) == (0, 0)
+    own = answer["candidates"][0]["predicted_seconds"]
+    assert answer["running_plan"] == {"predicted_seconds": own, "feasible": True, "reason": None}
     assert "It is the plan that runs now: nothing moves." in answered(call(files, "plan", *kept, "1e6"))
-    free = answered(call(files, "plan", *kept, "0"))
-    assert "of state, which takes" in " ".join(free.split())
-    lost = json.loads(
-        answered(call(files, "plan", *kept, "1e6", "--spare", "node-3", "--top", "1", "--output", "json"))
-    )["candidates"][0]
+    free = " ".join(answered(call(files, "plan", *kept, "0")).split())
+    change = json.loads(answered(call(files, "plan", *kept, "0", "--top", "1", "--output", "json")))["candidates"][0]
+    assert f"The plan that runs now takes {seconds(own)} an iteration; changing to the first moves " in free
+    iterations = math.ceil(change["move_seconds"] / (own - change["predicted_seconds"]))
+    assert change["pays_off_after_iterations"] == iterations
+    assert f"which takes {seconds(change['move_seconds'])} and pays off after {iterations} iteration" in free
+    spared = (*kept, "1e6", "--spare", "node-3")
+    told = " ".join(answered(call(files, "plan", *spared)).split())
+    gone = "2 of its 8 devices are excluded (the first is node-3:0)"
+    assert f"The plan that runs now cannot stay: {gone}; changing to the first moves" in told
+    lost = json.loads(answered(call(files, "plan", *spared, "--top", "1", "--output", "json")))
+    assert lost["running_plan"] == {"feasible": False, "reason": gone}
+    lost = lost["candidates"][0]
+    assert "pays_off_after_iterations" not in lost
     assert "node-3" not in {
         device["node"] for stage in lost["plan"]["pipelines"][0]["stages"] for device in stage["devices"]
     }

@@ -127,6 +127,29 @@ def test_plan_of_another_model_is_refused_naming_both_files(files: Path) -> None
     assert "model.yaml has 10" in told
 
 
+@pytest.mark.parametrize("device", [{"node": "node-9", "slot": 0}, {"node": "node-4", "slot": 2}])
+def test_plan_of_another_cluster_is_refused_naming_both_files_and_the_device(
+    files: Path, device: dict[str, object]
+) -> None:
+    plan = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)["candidates"][0]["plan"]
+    plan["pipelines"][0]["stages"][-1]["devices"][-1] = device
+    (files / "plan.json").write_text(json.dumps(plan))
+    told = refused(call(files, "estimate", "--plan", str(files / "plan.json")))
+    uses = f"uses device {device['node']}:{device['slot']}, which the cluster of {files / 'cluster.json'} lacks"
+    assert "plan.json: the plan pp" in told
+    assert f"{uses}; give the cluster that it was made for, or adapt it with `trainwright plan --keep" in told
+    (files / "listed.json").write_text(json.dumps({"candidates": [{"plan": plan}]}))
+    (files / "trials.json").write_text(json.dumps({"trials": [{"plan": plan, "iteration_seconds": 1.0}]}))
+    for command, option, name in (
+        ("propose", "--candidates", "listed.json"),
+        ("propose", "--trials", "trials.json"),
+        ("calibrate", "--trials", "trials.json"),
+    ):
+        told = refused(call(files, command, option, str(files / name)))
+        assert told.startswith(f"trainwright: {files / name}: the plan ")
+        assert uses in told
+
+
 def test_answer_is_shown_when_the_terminal_has_no_columns(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     assert "Candidates of megatron" in call(files, "plan", "--planner", "megatron").stdout

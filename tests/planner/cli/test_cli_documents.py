@@ -96,7 +96,7 @@ def test_profiles_are_required_when_an_accelerator_has_no_data_sheet(folder: Pat
     text = (folder / "cluster.yaml").read_text().replace("Tesla-T4", "Abacus-9000")
     (folder / "cluster.yaml").write_text(text)
     result = call("plan", "--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml")
-    assert "--profiles is needed: no data sheet for accelerator 'Abacus-9000'" in refused(result)
+    assert "cluster.yaml: no data sheet for accelerator 'Abacus-9000'" in refused(result)
 
 
 def test_imported_tables_become_profiles(folder: Path) -> None:

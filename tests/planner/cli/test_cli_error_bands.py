@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trainwright import error_bands
 from trainwright.cli import app
 from trainwright.cluster import Device
-from trainwright.error_bands import ErrorBand, error_band, plan_kind
+from trainwright.error_bands import ErrorBand, error_band, plan_kind, scarce_runs
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 
 
@@ -65,6 +65,27 @@ def test_a_band_falls_back_to_the_kind_of_plan_then_to_the_generation_then_to_al
     assert error_band(sharded, ["A100-80", "T4"]).greatest_ratio == 1.4
 
 
+@pytest.mark.parametrize(
+    ("band", "accelerators", "scarce"),
+    [
+        (ErrorBand(None, None, 40, 0.7, 1.4), ["V100", "T4", "Abacus"], {"V100": 3, "T4": 0, "Abacus": 0}),
+        (ErrorBand(None, "dp", 19, 0.9, 1.2), ["A100-80", "H100"], {"H100": 2}),
+        (ErrorBand("ampere", None, 20, 0.8, 1.3), ["A100-80", "H100"], {"H100": 0}),
+        (ErrorBand("ampere", "tp", 20, 0.8, 1.3), ["A100-80"], {}),
+    ],
+)
+def test_runs_are_counted_for_generations_that_have_too_few_of_them(monkeypatch, band, accelerators, scarce):
+    bands = (
+        ErrorBand(None, None, 40, 0.7, 1.4),
+        ErrorBand("ampere", None, 20, 0.8, 1.3),
+        ErrorBand("volta", None, 3, 0.8, 1.3),
+        ErrorBand("ampere", "dp", 18, 0.95, 1.1),
+        ErrorBand("hopper", "dp", 2, 0.5, 1.6),
+    )
+    monkeypatch.setattr(error_bands, "error_bands", lambda: bands)
+    assert scarce_runs(band, accelerators) == scarce
+
+
 def test_the_estimate_is_in_its_own_range():
     assert ErrorBand(None, None, 9, 0.7, 0.8).range_of(2.0) == (1.4, 2.0)
 
@@ -81,3 +102,10 @@ def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
     answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
     found, seconds = answer["estimated_range"], answer["candidates"][0]["predicted_seconds"]
     assert found["least_seconds"] <= seconds <= found["greatest_seconds"]
+    assert "runs are few" not in told.stdout
+    assert "scarce_runs" not in found
+    cluster.write_text(CliRunner().invoke(app, ["cluster", "g4dn.12xlarge=1"]).stdout)
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert "Such runs are few on GPUs of this plan (none on the T4's generation): the error there may be" in told.stdout
+    answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
+    assert answer["estimated_range"]["scarce_runs"] == {"Tesla-T4": 0}

@@ -134,13 +134,13 @@ def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Pa
     files, plan = scarce_files(tmp_path), str(tmp_path / "plan.json")
     (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *UNLIMITED, *files)["candidates"]
     for command in ("estimate", "explain"):
-        found = json_of(command, f"--plan={plan}", *files)
+        found = json_of(command, f"--plan={plan}", *UNLIMITED, *files)
         assert (found["dtype"], found["feasible"], found["predicted_seconds"]) == (
             "float32",
             True,
             best["predicted_seconds"],
         )
-        shown = CliRunner().invoke(app, [command, f"--plan={plan}", *files])
+        shown = CliRunner().invoke(app, [command, f"--plan={plan}", *UNLIMITED, *files])
         assert "float32, since this plan does not fit into memory in bfloat16." in words(shown)
     listed = tmp_path / "candidates.json"
     listed.write_text(json.dumps({"candidates": [best, {**best, "dtype": "bfloat16"}]}))

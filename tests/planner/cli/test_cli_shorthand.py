@@ -73,11 +73,17 @@ def test_shorthand_takes_layers_by_stage() -> None:
     ("text", "words"),
     [
         ("pp2 dp2 xp2", "'xp2' is not understood"),
-        ("pp2 pp2", "'pp2' is not understood or given twice"),
+        ("pp2 pp2", "'pp2' is given twice; keep one"),
+        ("pp2 pp4", "'pp2' and 'pp4' contradict; keep one"),
+        ("pp2 zero1 zero3", "'zero1' and 'zero3' contradict; keep one"),
+        ("pp2 gpipe 1f1b", "'gpipe' and '1f1b' contradict; keep one"),
+        ("pp2 [4 2] [2 4]", "layers are given twice, as [4 2] and [2 4]; keep one"),
+        ("pp1 mb0", "'mb0' must be at least mb1"),
         ("pp3 dp4", "needs 12 devices, the cluster has 8"),
         ("pp1 dp3", "do not divide the global batch of 32"),
         ("pp7 dp1", "7 stages for 4 blocks"),
-        ("pp2 [4 4]", "sum to 6"),
+        ("pp2 dp3 [4 4]", "[4 4] are 8 layers in 2 stages, but the model has 6, embedding and head included, for pp2"),
+        ("pp3 [3 3]", "give 3 numbers of at least 1 that sum to 6"),
     ],
 )
 def test_shorthand_is_refused_in_one_sentence(text: str, words: str) -> None:
@@ -93,11 +99,13 @@ def test_commands_take_a_plan_in_words(folder: Path, command: str) -> None:
     assert json.loads(result.stdout)["predicted_seconds"] > 0
 
 
-@pytest.mark.parametrize("words", ["pp0", "pp2tp3", "PP-1 dp2"])
-def test_wrong_degree_is_not_taken_for_a_file(folder: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"), [("pp0", "must be at least pp1"), ("pp2tp3", "is not understood"), ("PP-1", "is not understood")]
+)
+def test_wrong_degree_is_not_taken_for_a_file(folder: Path, words: str, told: str) -> None:
     result = call(folder, "estimate", "--plan", words)
     assert result.exit_code == 2
-    assert f"'{words.lower().split()[0]}' is not understood" in result.stderr
+    assert f"{words.lower()!r} {told}" in result.stderr
 
 
 def test_kept_plan_may_be_in_words(folder: Path) -> None:
@@ -119,6 +127,23 @@ def test_document_is_read_from_standard_input(folder: Path) -> None:
     [
         ({"devices": True}, "nodes.0.devices: expected a number, got true"),
         ({"network": {"latency_seconds": 1e-5, "bandwidth_bytes_per_second": 200}}, "must be at least 10,000, got 200"),
+        (
+            {"network": {"latency_seconds": 50, "bandwidth_bytes_per_second": 1e9}},
+            "network.latency_seconds: must be at most 1, got 50, longer than any network's; write seconds: 50 µs are 5e-05",
+        ),
+        (
+            {"inside": {"latency_seconds": -1, "bandwidth_bytes_per_second": 1e9}},
+            "nodes.0.inside: latency_seconds must be at least 0, got -1",
+        ),
+        (
+            {"accelerator": "V100"},
+            "not among the accelerators (Tesla-V100-SXM2-16GB); did you mean Tesla-V100-SXM2-16GB?",
+        ),
+        (
+            {"accelerator": "Tesla-V100-SXM2-32GB"},
+            "not among the accelerators (Tesla-V100-SXM2-16GB); did you mean Tesla-V100-SXM2-16GB?",
+        ),
+        ({"accelerator": "abacus"}, "(Tesla-V100-SXM2-16GB); add it there, with its memory_bytes"),
     ],
 )
 def test_figures_that_cannot_be_meant_are_refused(folder: Path, changes: dict[str, object], words: str) -> None:
@@ -127,6 +152,19 @@ def test_figures_that_cannot_be_meant_are_refused(folder: Path, changes: dict[st
     result = call(folder, "estimate", "--plan", "pp2 dp4 mb1", cluster="-", typed=json.dumps(cluster))
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "meant"),
+    [(16, "16 GiB are 17179869184"), (16384, "16384 MiB are 17179869184"), (2**25, "33554432 KiB are 34359738368")],
+)
+def test_memory_in_another_unit_is_refused_with_the_bytes_to_write(folder: Path, size: int, meant: str) -> None:
+    cluster = json.loads((folder / "cluster.json").read_text())
+    cluster["accelerators"][0]["memory_bytes"] = size
+    result = call(folder, "estimate", "--plan", "pp2 dp4 mb1", cluster="-", typed=json.dumps(cluster))
+    assert result.exit_code == 2
+    assert f"memory_bytes: must be at least 67,108,864 (64.0 MiB), got {size}, less than any" in result.stderr
+    assert meant in result.stderr
 
 
 def test_version_is_shown() -> None:

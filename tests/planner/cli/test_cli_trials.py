@@ -122,7 +122,7 @@ def test_append_keeps_existing_trials(folder: Path, plans: Sequence[Plan]) -> No
     [
         ("", "trials.json: expected a mapping at the top, got nothing"),
         ('{"document": "Plan"}', "trials.json: expected a document of kind Trials, got 'Plan'"),
-        ('{"layers": []}', "trials.json: layers: there is no such field; there are trials, failed"),
+        ('{"layers": []}', "trials.json: expected a document of kind Trials, got one of kind Profiles"),
         ("{", "trials.json: neither YAML nor JSON"),
     ],
 )

@@ -14,6 +14,7 @@ from trainwright import documents
 from trainwright.accelerators import cluster_of
 from trainwright.cli import app
 from trainwright.report.plan_figures import PlanFigures
+from trainwright.report.units import seconds
 from trainwright.search import Problem, run
 from trainwright.search.baselines import baselines
 from trainwright.throughput import throughput
@@ -86,6 +87,17 @@ def test_cluster_of_equal_devices_has_one_baseline(
 ) -> None:
     found = baselines(make_problem(make_cluster([("fast", 2), ("fast", 2)])))
     assert (found.of_equal, found.accelerator) == (None, None)
+
+
+def test_json_has_the_times_of_the_sentence_on_the_heuristic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = json.loads(call(folder, "plan", "--planner=amp", "--top=1", "--output=json").stdout)
+    found, best = answer["heuristic"], answer["candidates"][0]["predicted_seconds"]
+    faster = min(found["seconds_on_all"], found["seconds_on_equal"])
+    assert found["speedup"] == pytest.approx(faster / best)
+    assert found["equal_accelerator"] == "Tesla-V100-SXM2-16GB"
+    told = f"{seconds(found['seconds_on_all'])} on all GPUs and {seconds(found['seconds_on_equal'])} on the V100 alone"
+    assert f"{told}; this plan is {found['speedup']:.2f} times" in call(folder, "plan", "--planner=amp").stdout
 
 
 def test_node_worth_is_the_answer_without_each_type_of_node(folder: Path) -> None:

@@ -86,10 +86,19 @@ def test_minimal_model_file_is_read() -> None:
         ),
         ({"globalBatchSize": 3}, "there is no such field; did you mean global_batch_size?"),
         ({"gpt": 3}, "model.yaml: gpt: expected a mapping"),
+        ({"dtype": "fp16"}, "'float16' or 'bfloat16', got 'fp16'; write float16"),
+        ({"dtype": "BF16"}, "got 'BF16'; write bfloat16"),
+        ({"dtype": "half"}, "got 'half'; write float16"),
+        ({"dtype": "torch.float32"}, "got 'torch.float32'; write float32"),
+        ({"dtype": "float8"}, "got 'float8'$"),
         ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
         ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
         ({"apiVersion": "v2"}, "model.yaml: expected apiVersion"),
-        ({"document": "Plan"}, "model.yaml: expected a document of kind Training, got 'Plan'"),
+        ({"document": "Plan"}, "expected a document of kind Training, got 'Plan', which --plan takes"),
+        ({"kind": "Training"}, "model.yaml: kind: there is no such field; write document: Training, or leave it out"),
+        ({"kind": ["Plan"]}, "model.yaml: kind: there is no such field; there are"),
+        ({"dtype": ["fp16"]}, "or 'bfloat16', got a list$"),
+        ({"kind": "Plan"}, "expected a document of kind Training, got one of kind Plan, which --plan takes"),
         ({"document": []}, r"model.yaml: expected a document of kind Training, got a list"),
         (
             {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "vocabulary_size": 10**30}},
@@ -103,6 +112,20 @@ def test_error_names_the_wrong_field(change: dict[Any, Any], message: str) -> No
     data = {**yaml.safe_load(TRAINING), **change}
     with pytest.raises(documents.DocumentError, match=message):
         documents.parse(data, Training, source="model.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "noun", "told"),
+    [
+        (("gpt", "global_batch_size"), Cluster, "Cluster, got one of kind Training, which --model takes"),
+        (("nodes", "accelerators"), Training, "Training, got one of kind Cluster, which --cluster takes"),
+        (("model_layers", "pipelines"), Profiles, "Profiles, got one of kind Plan, which --plan takes"),
+        (("gpt", "nodes"), Cluster, "gpt: there is no such field"),
+    ],
+)
+def test_document_without_its_kind_is_told_by_its_fields(keys: tuple[str, ...], noun: type, told: str) -> None:
+    with pytest.raises(documents.DocumentError, match=told):
+        documents.parse({key: [] for key in keys}, noun)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +246,16 @@ def test_contradictory_cluster_or_profiles_are_refused(nouns: tuple[object, ...]
     for bad, noun, message in (
         (doubled(cluster, "links"), Cluster, f"the link {edge} is given twice"),
         (doubled(cluster, "links", target="nowhere"), Cluster, "names nowhere, which is not among the nodes"),
-        (doubled(cluster, "links", bandwidth_bytes_per_second=1e-300), Cluster, "a bandwidth of at least 1"),
+        (
+            doubled(cluster, "links", bandwidth_bytes_per_second=1e-300),
+            Cluster,
+            f"link {edge}: bandwidth_bytes_per_second must",
+        ),
+        (
+            doubled(cluster, "links", latency_seconds=-1),
+            Cluster,
+            f"link {edge}: latency_seconds must be at least 0, got -1",
+        ),
         (
             doubled(profiles, "layers", rows=3, forward_seconds=1e300),
             Profiles,

@@ -191,6 +191,5 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
             f"batch of {problem.global_batch_size} rows and the profiled tensor degrees; change the batch size, the "
             "number of devices or the limits"
         )
-    headroom_ratio = problem.limits.memory_headroom_ratio
-    headroom = f" with {100 * headroom_ratio:.6g}% of it left free" if headroom_ratio else ""
+    headroom = problem.limits.headroom_words
     return NoFeasiblePlan(f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}")
