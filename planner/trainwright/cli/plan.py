@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913 - one group of options each
         _check_node_worth(inputs, problem)
     started = time.perf_counter()
     with show_progress(f"searching with {planner}", search) as control:
-        first = control.part(1 + len(problem.accelerators) if answer.node_worth else 1)
+        first = control.part(2 if answer.node_worth else 1)
         found = find_in_formats(planner, inputs, problem, first, answer.top)
         search_seconds = time.perf_counter() - started
         if answer.write_plan is not None:
@@ -110,6 +110,10 @@ class _Told:
             **candidate_fields(self.found.candidates, problem),
         }
 
+    @property
+    def _is_out_of_budget(self) -> bool:
+        return self.control.budget_exhausted.is_set() and not self.control.interrupted.is_set()
+
     def show(self, answer: PlanAnswer) -> None:
         """Print the tables, and what there is to say of the best plan."""
         problem, candidates = self.found.problem, self.found.candidates
@@ -126,6 +130,7 @@ class _Told:
             *report.unlimited_sentences(candidates[0]),
             *distance_sentences(candidates[0], self.inputs, problem, self.control),
             *report.stopped_sentences(self.control),
+            *(["Half of its budget is for --node-worth."] if answer.node_worth and self._is_out_of_budget else []),
         ]
         if sentences:
             show("", *sentences)

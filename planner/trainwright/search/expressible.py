@@ -19,6 +19,8 @@ STARTS, DESCENTS = 40, 4
 """Shapes that are costed near a plan, and those of all of them from which the search descends, besides each plan's fastest."""
 MAX_STARTING_PLANS, MIN_CANDIDATES = 8, 32
 """Plans of the other search from which a limited search descends, of each of two kinds, and those it is asked for."""
+PARTS: Final = 4 / 3
+"""Parts of the time of which the other search gets one; the descents took a quarter of both on 16 devices."""
 MAX_EVALUATIONS: Final = 600
 """Maximum number of plans that are costed from one plan, on average."""
 MIN_GAIN_RATIO: Final = 1e-6
@@ -49,7 +51,7 @@ class ExpressibleSearch:
     def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         """Return the trainer's plans, fastest first. Raises NoFeasiblePlan if none of those that were tried fits."""
         free = replace(problem, limits=replace(problem.limits, expressible_by=None))
-        unlimited = self.search(free, control.part(2), None if top is None else max(top, MIN_CANDIDATES))
+        unlimited = self.search(free, control.part(PARTS), None if top is None else max(top, MIN_CANDIDATES))
         capabilities = self.capabilities.of_model(problem.model)
         plans = _starting_plans(unlimited, capabilities)
         with suppress(NoFeasiblePlan):

@@ -300,8 +300,8 @@ class SearchControl:
         deadline = None if budget_seconds is None else clock() + budget_seconds
         return cls(seed, deadline, report, effort, clock)
 
-    def part(self, parts: int) -> SearchControl:
-        """Return the control of the next of `parts` searches in sequence: an equal share of the time that is left.
+    def part(self, parts: float) -> SearchControl:
+        """Return the control of the next of `parts` searches in sequence: one in `parts` of the time that is left.
 
         What it leaves unspent is the others'. It sets `budget_exhausted` of both, and `enumerated` of its own.
         """

@@ -35,7 +35,9 @@ class RunningPlan:
             missing = [device for device in plan.devices if device not in known]
             if missing:
                 are = f"{'is' if len(missing) == 1 else 'are'} {what}"
-                return cls(plan, None, f"{len(missing)} of its {len(plan.devices)} devices {are} (the first is {missing[0]})")
+                return cls(
+                    plan, None, f"{len(missing)} of its {len(plan.devices)} devices {are} (the first is {missing[0]})"
+                )
         try:
             found = candidate_of(problem, plan).estimate
         except ValueError as error:
