@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class SearchBudget:
         reuses_best_sizes: lines after the first search only sizes near the best size of the first.
         refined_choices: number of best coarse (line, size) pairs that are searched finely.
         shared_end_lines: number of lines with one node split over both ends.
+        striped_lines: number of lines whose stages take few devices each of many nodes, where links inside nodes are slow.
         starts_with_smallest: search micro-batch sizes from the smallest instead of the middle.
     """
 
@@ -34,6 +35,7 @@ class SearchBudget:
     reuses_best_sizes: bool
     refined_choices: int
     shared_end_lines: int
+    striped_lines: int = 0
     starts_with_smallest: bool = False
 
 
@@ -45,6 +47,7 @@ SMALL_CLUSTER = SearchBudget(
     reuses_best_sizes=False,
     refined_choices=8,
     shared_end_lines=24,
+    striped_lines=1,
 )
 MEDIUM_CLUSTER = SearchBudget(
     Resolution(12, 13, 6),
@@ -54,9 +57,17 @@ MEDIUM_CLUSTER = SearchBudget(
     reuses_best_sizes=False,
     refined_choices=3,
     shared_end_lines=6,
+    striped_lines=1,
 )
 LARGE_CLUSTER = SearchBudget(
-    Resolution(12, 13, 2), (Resolution(24, 28, 2),), 0, 1, reuses_best_sizes=True, refined_choices=3, shared_end_lines=1
+    Resolution(12, 13, 2),
+    (Resolution(24, 28, 2),),
+    0,
+    1,
+    reuses_best_sizes=True,
+    refined_choices=3,
+    shared_end_lines=1,
+    striped_lines=1,
 )
 MANY_STAGES = SearchBudget(
     Resolution(32, 24, 4),
@@ -66,8 +77,11 @@ MANY_STAGES = SearchBudget(
     reuses_best_sizes=False,
     refined_choices=2,
     shared_end_lines=4,
+    striped_lines=1,
     starts_with_smallest=True,
 )
+LARGE_TENSOR_GROUPS = replace(MANY_STAGES, max_tensor_degree=64)
+"""For models whose layers are too large for the tensor groups of `MANY_STAGES`."""
 SUBCLUSTER = SearchBudget(
     Resolution(16, 13, 2), (Resolution(16, 28, 2),), 0, 2, reuses_best_sizes=True, refined_choices=2, shared_end_lines=2
 )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise, permutations
 
+import numpy as np
+
 from trainwright.cluster import Device
-from trainwright.cost.network import node_classes
+from trainwright.cost.network import link_matrices, node_classes
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Problem
 
@@ -59,21 +61,25 @@ _Block = tuple[int, tuple[Device, ...]]
 """(node kind, devices)."""
 
 
-def device_lines(problem: Problem, max_blocks: int, max_orders: int, max_shared_end_lines: int) -> list[DeviceLine]:
+def device_lines(
+    problem: Problem, max_blocks: int, max_orders: int, max_shared_end_lines: int, max_striped_lines: int = 0
+) -> list[DeviceLine]:
     """Return lines worth searching: node kinds in up to `max_orders` orders, and evenly interleaved.
 
-    Each has about `max_blocks` blocks, because the DP's cost grows with their square. If only the first and last layer share
-    a weight, up to `max_shared_end_lines` lines are added with one node split over both ends.
+    Each has about `max_blocks` blocks, because the DP's cost grows with their square. If links inside nodes are slower than
+    those between nodes, up to `max_striped_lines` lines are added whose stages take few devices each of many nodes. If only
+    the first and last layer share a weight, up to `max_shared_end_lines` lines are added with one node split over both ends.
     """
     kinds = nodes_by_kind(problem)
     blocks_by_kind = [_blocks_of_kind(problem, number, nodes, max_blocks) for number, nodes in enumerate(kinds)]
-    orders = [
-        [block for number in order for block in blocks_by_kind[number]]
-        for order in _sampled_orders(len(kinds), max_orders)
-    ]
+    orders = list(_in_sampled_orders(blocks_by_kind, max_orders))
     if len(kinds) > 1:
         orders.append(_interleave(blocks_by_kind))
     found = [_build_line(order) for order in orders]
+    if max_striped_lines and is_slower_inside_nodes(problem):
+        striped = [_striped(blocks) for blocks in blocks_by_kind]
+        if striped != blocks_by_kind:
+            found += [_build_line(order) for order in _in_sampled_orders(striped, max_striped_lines)]
     if problem.model.owners == (0, len(problem.model.layers) - 1):
         shared = (line for order in orders if (line := _with_shared_ends(order)) is not None)
         found += islice(shared, max_shared_end_lines)
@@ -112,6 +118,22 @@ def nodes_by_kind(problem: Problem) -> list[list[str]]:
     return list(groups.values())
 
 
+def is_slower_inside_nodes(problem: Problem) -> bool:
+    """Return whether a link inside a node is slower than the fastest link between nodes."""
+    nodes = [problem.cluster.node(name) for name in problem.nodes]
+    bandwidth = link_matrices(problem.cluster).bandwidth
+    inside = (
+        problem.cluster.link(node.name, node.name).bandwidth_bytes_per_second for node in nodes if node.devices > 1
+    )
+    between = bandwidth[~np.eye(len(bandwidth), dtype=np.bool_)].max(initial=0.0)
+    return bool(min(inside, default=np.inf) < between)
+
+
+def _in_sampled_orders(blocks_by_kind: Sequence[Sequence[_Block]], max_orders: int) -> Iterator[list[_Block]]:
+    for order in _sampled_orders(len(blocks_by_kind), max_orders):
+        yield [block for number in order for block in blocks_by_kind[number]]
+
+
 def _sampled_orders(count: int, max_orders: int) -> Iterator[tuple[int, ...]]:
     """Yield orders of the kinds: fastest first, fastest last, then an even sample."""
     permuted = list(permutations(range(count)))
@@ -120,15 +142,25 @@ def _sampled_orders(count: int, max_orders: int) -> Iterator[tuple[int, ...]]:
 
 
 def _blocks_of_kind(problem: Problem, number: int, nodes: Sequence[str], max_blocks: int) -> list[_Block]:
-    """Split one kind's devices into equal blocks that do not end inside another block's node."""
+    """Split one kind's devices into equal blocks that do not end inside another block's node.
+
+    Blocks of several nodes are a little smaller where all can then be equal: equal stages need equal blocks.
+    """
     min_block_devices = -(-len(problem.devices) // max_blocks)
     per_node = problem.cluster.node(nodes[0]).devices
     if min_block_devices <= per_node:
         size = next(part for part in range(min_block_devices, per_node + 1) if per_node % part == 0)
     else:
-        size = -(-min_block_devices // per_node) * per_node
+        most = -(-min_block_devices // per_node)
+        size = per_node * next((some for some in range(most, most // 2, -1) if len(nodes) % some == 0), most)
     devices = [Device(name, slot) for name in nodes for slot in range(per_node)]
     return [(number, tuple(devices[start : start + size])) for start in range(0, len(devices), size)]
+
+
+def _striped(blocks: Sequence[_Block]) -> list[_Block]:
+    """Return blocks of the same sizes and kind that take the first device of every node, then the second, and so on."""
+    devices = iter(sorted((device for _, block in blocks for device in block), key=lambda one: one.slot))
+    return [(number, tuple(islice(devices, len(block)))) for number, block in blocks]
 
 
 def _interleave(blocks_by_kind: Sequence[Sequence[_Block]]) -> list[_Block]:

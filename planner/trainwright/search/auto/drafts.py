@@ -217,7 +217,7 @@ class DraftGenerator:
         coarse = budget.coarse
         replica_tables = ReplicaTables(self.problem, coarse.layer_cuts)
         coarse_results: list[tuple[float, int, int]] = []
-        coarse_lines = device_lines(self.problem, coarse.blocks, coarse.kind_orders, self._max_shared_end_lines)
+        coarse_lines = self._lines(coarse)
         nearby_sizes: list[int] = []
         for number, line in enumerate(coarse_lines):
             sites = StageSites(replica_tables, line, budget.max_tensor_degree)
@@ -244,7 +244,7 @@ class DraftGenerator:
         self, replica_tables: ReplicaTables, fine: Resolution, chosen: Sequence[tuple[int, int]]
     ) -> Iterator[LineOptions]:
         """Yield tables of the chosen (line number, rows) pairs; lines with equal rows share theirs."""
-        found = dict(enumerate(device_lines(self.problem, fine.blocks, fine.kind_orders, self._max_shared_end_lines)))
+        found = dict(enumerate(self._lines(fine)))
         chosen = [(number, rows) for number, rows in chosen if number in found]
         sites = {
             number: StageSites(replica_tables, found[number], self.budget.max_tensor_degree) for number, _ in chosen
@@ -256,6 +256,15 @@ class DraftGenerator:
                 tables = self._line_options([sites[other] for other in same_size], rows)
                 known.update(zip(((other, rows) for other in same_size), tables, strict=True))
             yield known[number, rows]
+
+    def _lines(self, resolution: Resolution) -> list[DeviceLine]:
+        return device_lines(
+            self.problem,
+            resolution.blocks,
+            resolution.kind_orders,
+            self._max_shared_end_lines,
+            self.budget.striped_lines,
+        )
 
     @cached_property
     def _max_shared_end_lines(self) -> int:

@@ -15,7 +15,6 @@ from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Problem
 
-_MAX_TENSOR_DEGREE = 16
 _MAX_ROUNDS = 4
 """Maximum rebalancing rounds, each corrected by the memory that stages actually used."""
 
@@ -46,7 +45,7 @@ def memory_balanced_plans(problem: Problem) -> Iterator[Plan]:
 
 def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
     """Return each accelerator's tensor degrees, ascending."""
-    most = min(len(problem.devices), _MAX_TENSOR_DEGREE, problem.limits.max_tensor_degree or _MAX_TENSOR_DEGREE)
+    most = min(len(problem.devices), problem.limits.max_tensor_degree or len(problem.devices))
     allowed = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
     names = dict.fromkeys(problem.cluster.node(node).accelerator for node in problem.nodes)
     return {

@@ -10,6 +10,7 @@ from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
 from trainwright.search.auto.budget import (
     LARGE_CLUSTER,
     LARGE_SUBCLUSTER,
+    LARGE_TENSOR_GROUPS,
     MANY_STAGES,
     MEDIUM_CLUSTER,
     MEDIUM_CLUSTER_DEVICES,
@@ -157,6 +158,8 @@ def _budgets(state: SearchState) -> Iterator[SearchBudget]:
         yield MEDIUM_CLUSTER if len(state.problem.devices) <= MEDIUM_CLUSTER_DEVICES else LARGE_CLUSTER
         if state.has_no_plan:
             yield MANY_STAGES
+    if not state.drafts and not state.has_no_plan and not state.is_out_of_time:
+        yield LARGE_TENSOR_GROUPS
 
 
 def refine_stage_count(state: SearchState) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from trainwright.cost.network import link_matrices
 from trainwright.search.auto.computing import ComputeEstimate
-from trainwright.search.auto.device_lines import nodes_by_kind
+from trainwright.search.auto.device_lines import is_slower_inside_nodes, nodes_by_kind
 from trainwright.search.problem import Problem
 
 
@@ -30,14 +27,8 @@ def subclusters_of_fewer_nodes(compute_estimate: ComputeEstimate, max_seconds: f
 def subclusters_of_fewer_devices(compute_estimate: ComputeEstimate, max_seconds: float) -> Iterator[Problem]:
     """Yield subproblems with fewer devices per node, if intra-node links are slower than inter-node links."""
     problem = compute_estimate.problem
-    used = [node for node in map(problem.cluster.node, problem.nodes) if node.devices > 1]
-    most = max((node.devices for node in used), default=1)
-    bandwidth = link_matrices(problem.cluster).bandwidth
-    intra_node = min(
-        (problem.cluster.link(node.name, node.name).bandwidth_bytes_per_second for node in used), default=np.inf
-    )
-    inter_node = bandwidth[~np.eye(len(bandwidth), dtype=np.bool_)].max(initial=0.0)
-    for power in range((most - 1).bit_length() if intra_node < inter_node else 0):
+    most = max((problem.cluster.node(name).devices for name in problem.nodes), default=1)
+    for power in range((most - 1).bit_length() if is_slower_inside_nodes(problem) else 0):
         devices_per_node = 1 << power
         if compute_estimate.seconds(problem.nodes, devices_per_node) <= max_seconds:
             nodes = tuple(replace(node, devices=min(node.devices, devices_per_node)) for node in problem.cluster.nodes)
