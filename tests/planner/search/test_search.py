@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -215,6 +216,27 @@ def test_infeasible_search_reports_the_closest_plan(
     problem = make_problem(make_cluster(memory=2**20))
     with pytest.raises(NoFeasiblePlan, match=r"no plan fits into memory; the closest is pp.*lacks .* MiB"):
         run(planner, problem)
+
+
+def test_closest_plan_of_auto_lacks_least(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+    problem, lacking = make_problem(make_cluster(memory=2**20)), {}
+    for planner in ("auto", "amp", "galvatron-base"):
+        with pytest.raises(NoFeasiblePlan) as refused:
+            run(planner, problem)
+        found = re.search(r"lacks (\S+) MiB: the plan needs", str(refused.value))
+        assert found is not None, refused.value
+        lacking[planner] = float(found[1])
+    assert lacking["auto"] == min(lacking.values()), lacking
+
+
+def test_model_larger_than_all_memory_is_told(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+    for memory, is_told in ((2**20, True), (2**23, False)):
+        problem = make_problem(make_cluster(memory=memory))
+        with pytest.raises(NoFeasiblePlan) as refused:
+            run("megatron", problem)
+        state = problem.model.parameters * problem.cost_context.value_bytes.unsharded
+        assert (state > memory * len(problem.devices)) == is_told
+        assert ("all devices together have 8.0 MiB: use more devices" in str(refused.value)) == is_told
 
 
 @pytest.mark.parametrize("planner", AMP_FAMILY)

@@ -22,6 +22,14 @@ Group = tuple[Device, ...]
 
 
 def memory_balanced_plans(problem: Problem) -> Iterator[Plan]:
+    """Yield those of `least_memory_plans` that fit."""
+    context = problem.cost_context
+    for plan in least_memory_plans(problem):
+        if all(held <= context.memory_of_node[device.node] for device, held in memory_by_device(plan, context)):
+            yield plan
+
+
+def least_memory_plans(problem: Problem) -> Iterator[Plan]:
     """Yield single pipelines with one tensor group per stage that minimise the fullest stage, smallest groups first.
 
     Groups have equal sizes or about equal memory. Stages take one row at a time and recompute everything.
@@ -38,9 +46,7 @@ def memory_balanced_plans(problem: Problem) -> Iterator[Plan]:
         }
         degree_choices += [one for one in (uniform, memory_matched) if one not in degree_choices]
     for degree_of in degree_choices:
-        plan = _balance_memory(problem, degree_of)
-        if plan is not None:
-            yield plan
+        yield from _balance_memory(problem, degree_of)
 
 
 def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
@@ -59,11 +65,11 @@ def _max_memory(problem: Problem, accelerator: str) -> int:
     return max(problem.cost_context.memory_of_node[name] for name in nodes)
 
 
-def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
-    """Return the memory-balanced plan; None if it does not fit."""
+def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Iterator[Plan]:
+    """Yield the memory-balanced plan if there are groups for it: the first that fits, else the last of those tried."""
     groups, context = form_tensor_groups(problem, degree_of), problem.cost_context
     if not groups:
-        return None
+        return
     costs = _layer_bytes(problem, groups)
     memory = np.array([context.memory_of_node[group[0].node] for group in groups], dtype=np.float64)
     free = memory
@@ -73,10 +79,10 @@ def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Plan | No
         resident = dict(memory_by_device(plan, context))
         fullest = np.array([max(resident[device] for device in group) for group in groups], dtype=np.float64)
         if (fullest <= memory).all():
-            return plan
+            break
         expected = [cost[first:end].sum() for cost, first, end in zip(costs, (0, *ends), ends, strict=False)]
         free = memory - (fullest - expected)
-    return None
+    yield plan
 
 
 def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
@@ -31,7 +32,7 @@ from trainwright.search.auto.drafts import DraftGenerator
 from trainwright.search.auto.exhaustive import enumerate_plans, is_enumerable
 from trainwright.search.auto.layer_rebalancing import with_sharding
 from trainwright.search.auto.local_search import IteratedLocalSearch, local_search
-from trainwright.search.auto.memory_first_starts import memory_balanced_plans
+from trainwright.search.auto.memory_first_starts import least_memory_plans, memory_balanced_plans
 from trainwright.search.auto.neighbourhood.strategy_moves import other_schedules
 from trainwright.search.auto.search_state import MAX_EVALUATIONS, PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
@@ -138,11 +139,10 @@ def draft_evaluation_limit(state: SearchState) -> int:
 
 
 def closest_draft_error(state: SearchState) -> NoFeasiblePlan:
-    """Return an error that names the draft closest to fitting or, without drafts, such a uniform plan."""
-    return infeasibility_error(
-        state.problem,
-        _drafts_best_first(state)[:MAX_EVALUATED_DRAFTS] or UniformPlanSpace.of(state.problem).plans_ignoring_memory(),
-    )
+    """Return an error that names the plan closest to fitting of the drafts, uniform plans, and those that need least memory."""
+    drafts = _drafts_best_first(state)[:MAX_EVALUATED_DRAFTS]
+    uniform = UniformPlanSpace.of(state.problem).plans_ignoring_memory()
+    return infeasibility_error(state.problem, chain(drafts or uniform, least_memory_plans(state.problem)))
 
 
 def _drafts_best_first(state: SearchState) -> list[Plan]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trainwright.cost.estimate import memory_by_device, memory_shortfalls
 from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Plan
+from trainwright.quantity import format_bytes
 from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, micro_batch_sizes, tensor_degrees
 from trainwright.search.node_order import DeviceOrder, device_order
@@ -192,4 +193,19 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
             "number of devices or the limits"
         )
     headroom = problem.limits.headroom_words
-    return NoFeasiblePlan(f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}")
+    return NoFeasiblePlan(
+        f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}{_excess_words(problem)}"
+    )
+
+
+def _excess_words(problem: Problem) -> str:
+    """Say that the training state exceeds the memory of all devices, if it does: then no plan can fit."""
+    context = problem.cost_context
+    state = round(problem.model.parameters * context.value_bytes.unsharded)
+    memory = sum(context.memory_of_node[device.node] for device in problem.devices)
+    if state <= memory:
+        return ""
+    return (
+        f". Weights, gradients and optimizer alone take {format_bytes(state)}, and all devices together have "
+        f"{format_bytes(memory)}: use more devices or a smaller model"
+    )
