@@ -48,7 +48,7 @@ def _module(order: ExportOrder) -> str:
         (f"tp_size={shape.tensor},", "devices that share each layer"),
     ]
     options = [
-        ("parallelism_config=parallelism(),", ""),
+        ("parallelism_config=parallelism(),", "degrees, above"),
         (f"gradient_accumulation_steps={shape.micro_batches},", "micro-batches of an iteration"),
     ]
     if order.model is not None:
@@ -60,13 +60,13 @@ def _module(order: ExportOrder) -> str:
             "ZeRO-3: weights are gathered for each pass" if always else "ZeRO-2: weights stay whole until the backward"
         )
         arguments = [
-            ("fsdp_version=2,", ""),
+            ("fsdp_version=2,", "ParallelismConfig takes no other"),
             (f"reshard_after_forward={always},", why),
             (f"activation_checkpointing={shape.recomputed_blocks > 0},", "recompute of all blocks, or none"),
             ('auto_wrap_policy="transformer_based_wrap",', "block by block"),
         ]
         plugin = f"    plugin = FullyShardedDataParallelPlugin(\n{explained(arguments, ' ' * 8)}    )\n"
-        options.append(("fsdp_plugin=plugin,", ""))
+        options.append(("fsdp_plugin=plugin,", "sharding, above"))
     elif shape.recomputed_blocks:
         recompute = "All blocks are recomputed: call model.gradient_checkpointing_enable()."
     told = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"

@@ -18,6 +18,8 @@ from trainwright.training import Optimizer
 
 STAGES = {sharding: number for number, sharding in enumerate(Sharding)}
 """ZeRO's stages."""
+FORMATS = {Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
+"""Sections of number formats other than float32, which is the default."""
 _PIPELINED = frozenset({Sharding.NONE, Sharding.ZERO1})
 
 
@@ -38,7 +40,7 @@ class DeepSpeed:
         dtype = None if order.model is None else order.model.dtype
         found = [
             ExportFile(
-                "launch.sh", launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks, *_reasons(shape)))
+                "launch.sh", launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks, *_reasons(order)))
             ),
             ExportFile("ds_config.json", json.dumps(config(shape, dtype, order.optimizer), indent=2) + "\n"),
         ]
@@ -58,19 +60,21 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
         "gradient_accumulation_steps": shape.micro_batches,
         "zero_optimization": {"stage": STAGES[shape.sharding]},
         **({"tensor_parallel": {"autotp_size": shape.tensor}} if shape.tensor > 1 else {}),
-        **({"fp16": {"enabled": True}} if dtype is Dtype.FLOAT16 else {}),
-        **({"bf16": {"enabled": True}} if dtype is Dtype.BFLOAT16 else {}),
+        **({FORMATS[dtype]: {"enabled": True}} if dtype in FORMATS else {}),
         "optimizer": {"type": {"adam": "Adam", "sgd": "SGD"}[optimizer], "params": {"lr": 1e-4}},
     }
 
 
-def _reasons(shape: UniformShape) -> list[str]:
+def _reasons(order: ExportOrder) -> list[str]:
     """Explain ds_config.json, since JSON has no comments."""
+    shape = order.shape
     told = [
         (
             f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
             f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.sharding]}; the learning rate is yours."
-        )
+        ),
+        f"optimizer: {'assumed, since the model was not given (--model)' if order.model is None else 'that of the model file'}.",
+        _format_reason(order),
     ]
     if shape.tensor > 1:
         told.append(f"tensor_parallel.autotp_size {shape.tensor}: devices that share each layer.")
@@ -79,6 +83,14 @@ def _reasons(shape: UniformShape) -> list[str]:
             "All blocks are recomputed: call model.gradient_checkpointing_enable(), or wrap them in checkpoint()."
         )
     return told
+
+
+def _format_reason(order: ExportOrder) -> str:
+    if order.model is None:
+        return "No fp16 or bf16: the model was not given (--model), so the number format is yours."
+    if order.model.dtype is Dtype.FLOAT32:
+        return f"No fp16 or bf16, which is float32: {order.dtype_reason}."
+    return f"{FORMATS[order.model.dtype]}: {order.dtype_reason}."
 
 
 def _pipeline(shape: UniformShape) -> str:

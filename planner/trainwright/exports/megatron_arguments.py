@@ -17,7 +17,6 @@ from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.plan import Sharding
-from trainwright.training import Optimizer
 
 STRATEGIES: Final = {Sharding.ZERO2: "optim_grads", Sharding.ZERO3: "optim_grads_params"}
 """Megatron-FSDP's names of what is sharded."""
@@ -38,10 +37,11 @@ class Megatron:
     remark = "The data set, the tokenizer and the learning rate are yours."
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        has_experts = order.model is not None and isinstance(order.model.family, Moe)
         arguments = [
-            *parallel_arguments(order.shape, order.overlaps_gradients),
+            *parallel_arguments(order.shape, order.overlaps_gradients, has_experts=has_experts),
             *_model_arguments(order),
-            *_run_arguments(order.optimizer),
+            *_run_arguments(order),
         ]
         before = f"arguments=(\n{explained(arguments)})\n"
         if order.shape.tensor > 1 and order.shape.sharding not in STRATEGIES:
@@ -49,7 +49,8 @@ class Megatron:
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
         program = f'{SCRIPT} "${{arguments[@]}}"'
-        return (ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks, before=before)),)
+        remarks = (*order.remarks, *_expert_remarks(order))
+        return (ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=before)),)
 
 
 SCRIPT = '"${MEGATRON:-.}"/pretrain_gpt.py'
@@ -68,13 +69,21 @@ def layout(shape: UniformShape) -> str:
 _OVERLAP: Final = {True: ", as predicted", False: "; predicted without, so it may be faster", None: ""}
 
 
-def parallel_arguments(shape: UniformShape, overlaps_gradients: bool | None = None) -> Arguments:
-    """Yield the arguments that say how the model is trained on the devices, with what is predicted of gradients."""
+def parallel_arguments(
+    shape: UniformShape, overlaps_gradients: bool | None = None, *, has_experts: bool = False
+) -> Arguments:
+    """Yield the arguments that say how the model is trained on the devices, with what is predicted of gradients.
+
+    `MoELayer.forward` raises ValueError in training if a tensor group has experts and is not sequence parallel, so that a model
+    with experts always is.
+    """
     stages = len(shape.ends)
     overlap = f"gradients are reduced during the last backward{_OVERLAP[overlaps_gradients]}"
     yield f"--tensor-model-parallel-size {shape.tensor}", "devices that share each layer"
     if shape.sequence_parallel:
         yield "--sequence-parallel", "activations divided along the sequence outside of products"
+    elif has_experts and shape.tensor > 1:
+        yield "--sequence-parallel", "not of the plan: Megatron refuses to train experts in tensor groups without it"
     yield f"--pipeline-model-parallel-size {stages}", "stages; replicas follow from the number of ranks"
     if stages > 1:
         layers = " ".join(str(end - first) for first, end in shape.spans)
@@ -157,6 +166,20 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
         yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
 
 
+def _expert_remarks(order: ExportOrder) -> Iterator[str]:
+    """Say where sequence parallelism is Megatron's wish and not the plan's."""
+    family, shape = None if order.model is None else order.model.family, order.shape
+    if not isinstance(family, Moe) or shape.tensor == 1 or shape.sequence_parallel:
+        return
+    what = "The plan is" if order.runtime is None else "The plan and its prediction are"
+    yield f"{what} without sequence parallelism, which Megatron demands where tensor groups have experts."
+    if family.sequence_length % shape.tensor:
+        yield (
+            f"Megatron cannot train this plan: {family.sequence_length} tokens cannot be divided among {shape.tensor} devices; "
+            "choose a sequence length or a tensor degree with which they can."
+        )
+
+
 def _expert_arguments(family: Moe) -> Arguments:
     yield f"--num-experts {family.experts}", "model"
     yield f"--moe-router-topk {family.experts_per_token}", "experts of each token"
@@ -166,8 +189,8 @@ def _expert_arguments(family: Moe) -> Arguments:
         yield f"--moe-layer-freq {quote(str(numbers).replace(' ', ''))}", "blocks that have experts"
 
 
-def _run_arguments(optimizer: Optimizer) -> Arguments:
-    yield f"--optimizer {optimizer}", "optimizer of the model file"
+def _run_arguments(order: ExportOrder) -> Arguments:
+    yield f"--optimizer {order.optimizer}", "assumed" if order.model is None else "optimizer of the model file"
     yield "--lr 1e-4", "yours"
     yield "--train-iters 100", "yours"
     yield "--mock-data", "yours: --data-path"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -13,6 +13,17 @@ from trainwright.exports.torchrun import PLAN_FILE, plan_file
 
 NAME = "trainwright"
 PORT = 29500
+
+REASONS: Final = {
+    "data:": "the plan as it is: the pods of all jobs mount it",
+    "replicas:": "one pod: all replicas of a job would share a template, which cannot pin each to a node of its own",
+    "restartPolicy:": "a rank that starts anew cannot join the others",
+    "nodeSelector:": "the node on which the plan has these ranks",
+    "name: pytorch": "the operator looks for this name",
+    "command:": "--node-rank numbers the jobs in the plan's order, so that rank r is its r-th device",
+    "nvidia.com/gpu:": "a GPU for each of these ranks",
+}
+"""Reasons by the beginning of the line that they explain."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,8 +55,19 @@ class PyTorchJob:
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         found = agents(order.plan.devices)
         documents = [_config_map(order), *(_job(agent, len(found)) for agent in found)]
-        text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
+        text = "".join(map(_explained, documents))
         return (ExportFile("pytorchjobs.yaml", comment(order.remarks) + text),)
+
+
+def _explained(document: dict[str, Any]) -> str:
+    """Return a document of YAML, with the reasons of its choices at the ends of their lines."""
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True, allow_unicode=True)
+    return "".join(f"{line}{_comment_of(line)}\n" for line in text.splitlines())
+
+
+def _comment_of(line: str) -> str:
+    begin = line.lstrip(" -")  # keys of the plan's own JSON are quoted
+    return next((f"  # {reason}" for start, reason in REASONS.items() if begin.startswith(start)), "")
 
 
 def _config_map(order: ExportOrder) -> dict[str, Any]:
@@ -63,7 +85,7 @@ def _job(agent: Agent, count: int) -> dict[str, Any]:
         f"--master-addr {NAME}-0-master-0 --master-port {PORT} train.py --plan /plan/{PLAN_FILE}"
     )
     container = {
-        "name": "pytorch",  # the operator looks for this name
+        "name": "pytorch",
         "image": "REGISTRY/TRAINING-IMAGE",
         "command": ["sh", "-c", program],
         "resources": {"limits": {"nvidia.com/gpu": len(agent.slots)}},

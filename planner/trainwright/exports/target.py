@@ -35,7 +35,7 @@ class ExportOrder:
 
     @property
     def overlaps_gradients(self) -> bool | None:
-        """Whether the prediction reduces gradients during the last backward; None without a prediction."""
+        """Return whether the prediction reduces gradients during the last backward; None without a prediction."""
         return None if self.runtime is None else self.runtime.overlaps_gradients
 
     @property

@@ -138,6 +138,7 @@ def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
         (f"tensor_parallel_degree={shape.tensor},", "devices that share each layer"),
         (f"enable_sequence_parallel={shape.sequence_parallel},", "activations along the sequence, as planned"),
         (f"pipeline_parallel_degree={len(shape.ends)},", "stages"),
+        ('spmd_backend="partial_dtensor",', "the default, spmd_types, needs more of FSDP2 than torch 2.13 has"),
     ]
     if sharded:
         always = shape.sharding is Sharding.ZERO3

@@ -26,6 +26,7 @@ from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.runtime import Runtime
 
 SHAPE = UniformShape(
     ends=(2, 5, 6),
@@ -170,3 +171,47 @@ def test_pytorchjobs_pin_a_pod_for_every_run_of_ranks() -> None:
     assert [pod["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == ["a", "b", "a"]
     assert [pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in pods] == [2, 3, 1]
     assert all("--master-addr trainwright-0-master-0" in pod["containers"][0]["command"][-1] for pod in pods)
+
+
+@pytest.mark.parametrize(("tensor", "is_told"), [(1, False), (2, True)])
+def test_megatron_is_sequence_parallel_where_tensor_groups_have_experts(tensor: int, is_told: bool) -> None:
+    shape = replace(SHAPE, tensor=tensor, data=2 // tensor)
+    script = written("megatron", shape.plan(), MODELS[3])["launch.sh"]
+    assert ("--sequence-parallel" in script) == is_told
+    assert ("The plan is without sequence parallelism" in script) == is_told
+    assert "--sequence-parallel" not in written("megatron", shape.plan(), MODELS[2])["launch.sh"]
+
+
+def test_megatron_export_says_that_experts_are_predicted_without_sequence_parallelism() -> None:
+    order = ExportOrder(replace(SHAPE, tensor=2, data=1).plan(), MODELS[3], runtime=Runtime())
+    (file,) = TARGETS["megatron"].files(order)
+    assert "The plan and its prediction are without sequence parallelism" in file.text
+
+
+def test_megatron_export_says_that_tokens_cannot_be_divided() -> None:
+    shape = replace(SHAPE, tensor=2, data=1)
+    odd = Model.of(Moe(layers=4, hidden_size=64, heads=4, sequence_length=31, experts=4))
+    assert "31 tokens cannot be divided among 2 devices" in written("megatron", shape.plan(), odd)["launch.sh"]
+
+
+@pytest.mark.parametrize(
+    ("model", "reasons"),
+    [
+        (MODELS[0], ["# optimizer: assumed", "# No fp16 or bf16: the model was not given"]),
+        (MODELS[1], ["# optimizer: that of the model file", "# bf16: number format of the plan"]),
+        (MODELS[2], ["# fp16: number format of the plan"]),
+        (MODELS[3], ["# No fp16 or bf16, which is float32: number format of the plan"]),
+    ],
+    ids=["no model", "llama", "gpt", "moe"],
+)
+def test_deepspeed_says_why_its_optimizer_and_number_format(model: Model | None, reasons: list[str]) -> None:
+    script = written("deepspeed", SHAPE.plan(), model)["launch.sh"]
+    assert [reason for reason in reasons if reason not in script] == []
+
+
+def test_pytorchjobs_explain_every_choice() -> None:
+    lines = written("pytorchjob", SHAPE.plan())["pytorchjobs.yaml"].splitlines()
+    for begin in ("replicas: 1", "restartPolicy: Never", "nodeSelector:", "command:", "nvidia.com/gpu: "):
+        found = [line for line in lines if line.lstrip(" -").startswith(begin)]
+        assert len(found) == 3
+        assert all("  # " in line for line in found)
