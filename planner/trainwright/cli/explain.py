@@ -56,9 +56,10 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             "--plan explains the given plan and searches for none; leave out --planner and the options of the search "
             "(--seed, --budget-seconds, --effort, --tolerance, --keep, --keep-weight), or leave out --plan"
         )
-    preload_search(planner)
-    search.check([planner])
-    if plan_file is not None and limits.expressible_by is None:
+    if plan_file is None:
+        preload_search(planner)
+        search.check([planner])
+    elif limits.expressible_by is None:
         limits = replace(limits, expressible_by=ANY_TRAINER)  # a given plan is not searched for
     problem, control = inputs.problem(limits, preferences.preference(inputs)), SearchControl()
     if plan_file is None:
@@ -78,7 +79,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         behind = report.format_sentences(answer, given=True)
     problem, plan, estimate = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
     told = report.Explanation.of(problem, plan, estimate)
-    sentences = [*told.sentences(), *behind]
+    sentences = [*told.sentences(), *report.error_range_sentences(answer.candidates[0], problem), *behind]
     if output is Output.JSON:
         show_json({**_fields(told, sentences), **report.format_fields(answer)})
     else:
@@ -106,6 +107,7 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
         "bottleneck_stage": told.bottleneck,
         "stages": stages,
         "critical_device": str(estimate.critical_device),
+        **report.error_range_fields(Candidate(told.plan, estimate), told.problem),
         "breakdown": asdict(estimate.breakdown),
         **report.origin_fields(told.problem),
         "plan": documents.dump(told.plan),

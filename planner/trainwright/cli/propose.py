@@ -70,6 +70,7 @@ class Candidates:
     interrupted: bool = False
     work_bound_seconds: float | None = None
     estimated_range: dict[str, Any] | None = None
+    mean_error: float | None = None
     profiles: str | None = None
     lower_bound_seconds: float | None = None
     gap: float | None = None

@@ -144,7 +144,8 @@ def trial(
     trace = written.trace
     check_writable(trace)
     planned = estimated_plan(plan_file, inputs.problem(), inputs)
-    problem, plan, predicted = planned.problem, planned.candidates[0].plan, planned.candidates[0].estimate
+    problem, candidate = planned.problem, planned.candidates[0]
+    plan, predicted = candidate.plan, candidate.estimate
     answer = _report_in(measured)
     _check_devices(answer, plan, measured)
     timeline = answer.timeline
@@ -158,10 +159,10 @@ def trial(
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json({**report.trial_fields(found, answer, predicted, problem), **report.format_fields(planned)})
+        show_json({**report.trial_fields(found, answer, candidate, problem), **report.format_fields(planned)})
         return
-    show(report.trial_table(found, answer, predicted, plan, problem))
-    show(*report.format_sentences(planned, given=True))
+    show(report.trial_table(found, answer, candidate, problem))
+    show(*report.error_range_sentences(candidate, problem), *report.format_sentences(planned, given=True))
     if timeline is None:
         note("the trial recorded no timeline")
         return
@@ -182,12 +183,16 @@ def _added(trials: Path, plan: Plan, answer: TrialReport, path: Path, context: C
 
 
 def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
-    """Raise DocumentError if the report is of a trial on other devices than the plan's."""
+    """Raise DocumentError if the report is of a trial on other devices than the plan's.
+
+    The report of a user's job, which has no losses, names the devices whose memory its log states, not all of them.
+    """
     ranks = answer.timeline.ranks if answer.timeline is not None else answer.memory
     used = {str(Device(rank.node, rank.slot)) for rank in ranks}
     wanted = {str(device) for device in plan.devices}
-    if used and used != wanted:
-        odd = min(used ^ wanted)
+    strange = used ^ wanted if answer.losses else used - wanted
+    if used and strange:
+        odd = min(strange)
         raise documents.DocumentError(
             f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is in only one "
             "of them; give the plan that was tried"

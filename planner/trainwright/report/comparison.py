@@ -14,6 +14,7 @@ from trainwright import documents
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan, Schedule
 from trainwright.report import plan_summary, tables
+from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.search import Candidate, Limits, Problem, SearchControl
@@ -151,6 +152,7 @@ def _fields(answer: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, 
         **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
         "price_per_row": candidate.price_per_row,
         **work_bound_fields(candidate, answer.problem),
+        **error_range_fields(candidate, answer.problem),
         "plan": documents.dump(candidate.plan),
     }
 
@@ -211,7 +213,7 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
         for answer in answers
         if answer.stopped
     ]
-    told = [Text(line) for line in _distances(answers, baseline)]
+    told = [Text(line) for line in _sentences(answers, baseline)]
     return Group(
         titled(f"Planners compared{origin_words(problem)}", figures),
         searches,
@@ -225,13 +227,15 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
     )
 
 
-def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:
-    """Return the fastest plan's distance from the work bound, and what complete enumerations prove."""
+def _sentences(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:
+    """Return the fastest plan's error band and distance from the work bound, and what complete enumerations prove."""
     answered = [answer for answer in answers if answer.candidate is not None]
     fastest = min(answered, key=lambda answer: _relative(answer, baseline), default=None)
     found: list[str] = []
     if fastest is not None and fastest.candidate is not None:
-        found += work_bound_sentences(fastest.candidate, fastest.problem, which=f"the plan of {fastest.planner}")
+        which = f"the plan of {fastest.planner}"
+        found += error_range_sentences(fastest.candidate, fastest.problem, which=which)
+        found += work_bound_sentences(fastest.candidate, fastest.problem, which=which)
     for answer in answered:
         if answer.enumerated and answer.candidate is not None and answer.candidate.traded is None:
             found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, answer.problem)}")

@@ -1,4 +1,4 @@
-"""Error band of an answer whose profiles are estimated: sentences for people, fields for programs."""
+"""Error band of an answer, for estimated and for measured profiles: sentences for people, fields for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from trainwright.error_bands import ErrorBand, error_band, scarce_runs
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
+from trainwright.search.preference.error_band_order import TOLERANCE
 
 
 def _band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
@@ -20,20 +21,22 @@ def _accelerators(candidate: Candidate, problem: Problem) -> list[str]:
     return list(dict.fromkeys(problem.cluster.node(node).accelerator for node in candidate.plan.nodes))
 
 
-def error_range_sentences(candidate: Candidate, problem: Problem) -> list[str]:
-    """Return the range in which the iteration is expected, and the runs that it comes from; nothing if it was measured.
+def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str = "") -> list[str]:
+    """Return the range in which the iteration is expected, and the runs that it comes from; the mean error if it was measured.
 
-    A second sentence names the accelerators of the plan that few or none of these runs used.
+    A second sentence names the accelerators of the plan that few or none of these runs used. `which` names the plan where
+    an answer has several.
     """
     band = _band(candidate, problem)
     if band is None:
-        return []
+        return [f"Measured profiles: predictions are within about {TOLERANCE:.1%} on average."]
     least, greatest = map(seconds, band.range_of(candidate.estimate.iteration_seconds))
     plans = f" of {band.plan} plans" if band.plan else ""
     where = f" on {band.generation} GPUs" if band.generation else ""
+    of = f" of {which}" if which else ""
     runs = f"8 of 10 published runs{plans}{where} ({band.runs} in all)"
     return [
-        f"Estimated from data sheets: {least} to {greatest} an iteration, as {runs}.",
+        f"Estimated from data sheets: {least} to {greatest} an iteration{of}, as {runs}.",
         *_scarce(scarce_runs(band, _accelerators(candidate, problem)), problem),
     ]
 
@@ -48,10 +51,10 @@ def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
 
 
 def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
-    """Return the range in which the iteration is expected for JSON output; empty if it was measured."""
+    """Return the range in which the iteration is expected for JSON output; the mean error if profiles were measured."""
     band = _band(candidate, problem)
     if band is None:
-        return {}
+        return {"mean_error": TOLERANCE}
     least, greatest = band.range_of(candidate.estimate.iteration_seconds)
     scarce = scarce_runs(band, _accelerators(candidate, problem))
     return {

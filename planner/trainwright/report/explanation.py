@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 
 from rich.console import Group
+from rich.text import Text
 
 from trainwright.cost.estimate import Estimate
 from trainwright.cost.memory import MemoryParts
@@ -168,34 +169,34 @@ class Explanation:
         return " and ".join(f"{count} × {name}" for name, count in counts.items())
 
     def stage_table(self) -> Group:
-        table = new_table(
+        """Return the stages as a table of their figures and one of their degrees and devices."""
+        figures = new_table(
             [
                 ("stage", "left"),
                 ("layers", "right"),
-                ("degrees", "left"),
-                ("devices", "left"),
                 ("busy", "right"),
                 ("waits", "right"),
                 ("memory", "right"),
                 ("free", "right"),
             ]
         )
+        plans = new_table([("stage", "left"), ("degrees", "left"), ("devices", "left")])
         whole = self.estimate.iteration_seconds
         for number, (track, stage, memory) in enumerate(zip(self.tracks, self.plan.stages, self.memory, strict=True)):
-            several = len(self.plan.pipelines) > 1
+            name = f"{track.pipeline}.{track.stage}" if len(self.plan.pipelines) > 1 else str(track.stage)
+            style = "bold" if number == self.bottleneck else ""
             add_row(
-                table,
-                f"{track.pipeline}.{track.stage}" if several else str(track.stage),
+                figures,
+                name,
                 str(stage.end - stage.first),
-                plan_summary.strategies(stage),
-                self.format_accelerators(stage),
                 tables.share(track.busy_seconds, whole),
                 tables.share(track.idle_seconds + track.transit_seconds, whole),
                 tables.format_bytes(memory.held_bytes),
                 tables.share(memory.spare_bytes, memory.memory_bytes),
-                style="bold" if number == self.bottleneck else "",
+                style=style,
             )
-        return titled("Stages", table)
+            add_row(plans, name, plan_summary.strategies(stage), self.format_accelerators(stage), style=style)
+        return Group(titled("Stages", figures), plans, Text())
 
 
 def _counted(number: int, what: str) -> str:

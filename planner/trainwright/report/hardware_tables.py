@@ -52,8 +52,8 @@ def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
     return titled(
         "Accelerators, by their data sheets",
         table,
-        "fp32, fp16, bf16: peak TFLOP/s of dense matrix products; GiB and GB/s: the memory;\n"
-        "$/h: of one device on demand, typical of its month;\n"
+        "fp32, fp16, bf16: peak TFLOP/s of dense matrix products; GiB and GB/s: the memory; "
+        "$/h: of one device on demand, typical of its month; "
         "checked: figures compared with a copy of their source or with others that quote it; a name shows each",
     )
 
@@ -84,7 +84,7 @@ def machine_table(machines: Sequence[Machine]) -> Group:
     return titled(
         "Machines, by their data sheets",
         table,
-        "inside, network: GB/s in one direction; $/h of the whole machine on demand, typical of its month;\n"
+        "inside, network: GB/s in one direction; $/h of the whole machine on demand, typical of its month; "
         "a name shows each figure's source, and what it was compared with",
     )
 

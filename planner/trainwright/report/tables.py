@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import chain
+from itertools import zip_longest
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.measure import Measurement
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +14,7 @@ from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
+from trainwright.report.divided_table import DividedTable
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.units import money, rate, seconds, share
 from trainwright.search import Candidate, Objective, Problem
@@ -81,34 +79,16 @@ def _cost(candidate: Candidate) -> float:
     return 1000 * candidate.price_per_row
 
 
-WIDEST_WHOLE = 32
-"""Maximum width of layer lines that stay unbroken to line up with the lines of other columns."""
-NARROWEST_BROKEN = 12
-"""Minimum width of a breakable column in a terminal that is too narrow for the table."""
-_WIDEST = 10_000
-"""Console width for measuring a table's minimum width."""
-
-
-class _Whole(Table):
-    """Table that may exceed a narrow terminal's width, where Rich would drop columns."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = Measurement.get(console, options.update(width=_WIDEST), self).minimum
-        yield from super().__rich_console__(console, options.update(width=max(options.max_width, needed)))
-
-
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """Return an empty table with columns (heading, `left`, `right` or `whole`: left and never broken).
+    """Return an empty table with columns (heading, `left`, `right` or `whole`: left and not broken where it fits).
 
-    Cells are `Text`, because names may look like markup.
+    Where it is wider than the terminal, the last columns are in further tables below, which repeat the first one.
     """
-    table = _Whole(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = DividedTable()
     for heading, justify in columns:
-        right = justify == "right"
         table.add_column(
-            Text(heading), justify="right" if right else "left", no_wrap=justify != "left", overflow="fold"
+            Text(heading), justify="right" if justify == "right" else "left", no_wrap=justify != "left", overflow="fold"
         )
-    _keep_widths(table, [heading for heading, _ in columns])
     return table
 
 
@@ -119,18 +99,8 @@ def titled(title: str, table: Table, caption: str = "") -> Group:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    _keep_widths(table, cells)
+    """Add a row of texts: names may look like markup."""
     table.add_row(*(Text(cell, style=style) for cell in cells))
-
-
-def _keep_widths(table: Table, cells: Sequence[str]) -> None:
-    """Set minimum column widths: in a narrow terminal Rich would cut off units and drop columns."""
-    for column, cell in zip(table.columns, cells, strict=True):
-        if column.no_wrap:
-            needed = max(map(cell_len, cell.split("\n")))
-        else:
-            needed = min(NARROWEST_BROKEN, max(map(cell_len, cell.split()), default=0))
-        column.min_width = max(column.min_width or 0, needed)
 
 
 COST = "cost: of 1000 rows, in the cluster's currency"
@@ -183,27 +153,24 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
 
 def _plans_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
     saves = any(plan_summary.savings(candidate.plan) for candidate in candidates)
-    cells_of = [plan_summary.lines(candidate.plan, problem.cluster) for candidate in candidates]
     table = new_table(
         [
             ("rank", "right"),
             ("degrees", "whole"),
             ("batches", "whole"),
-            ("layers by stage", _layers_column([cells[2] for cells in cells_of])),
+            ("layers by stage", "left"),
             *([("saves by", "left")] if saves else []),
         ]
     )
-    for number, (candidate, cells) in enumerate(zip(candidates, cells_of, strict=True), 1):
-        savings = [plan_summary.savings(candidate.plan)] if saves else []
-        add_row(table, str(number), *cells, *savings, style="bold" if number == 1 else "")
+    for number, candidate in enumerate(candidates, 1):
+        told = [cell.split("\n") for cell in plan_summary.lines(candidate.plan, problem.cluster)]
+        savings = plan_summary.savings(candidate.plan)
+        if saves:
+            told.append(savings.replace(", ", ",\n").split("\n") if len(told[0]) > 1 else [savings])
+        # One row per line: where the terminal breaks a line, those of the other columns stay beside theirs.
+        for rank, *cells in zip_longest([str(number)], *told, fillvalue=""):
+            add_row(table, rank, *cells, style="bold" if number == 1 else "")
     return table
-
-
-def _layers_column(cells: Sequence[str]) -> str:
-    """Return `whole` if the cells' lines must line up with other columns and are not too long."""
-    lines = [cell.split("\n") for cell in cells]
-    beside = any(len(one) > 1 for one in lines)
-    return "whole" if beside and max(map(len, chain.from_iterable(lines))) <= WIDEST_WHOLE else "left"
 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from trainwright import documents
 from trainwright.report import plan_summary, tables
+from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
-from trainwright.search import Problem
+from trainwright.search import Candidate, Problem
 from trainwright.trial_selection import Observations, Proposal, Rule, StoppingDecision, TrialHistory
 
 _WORTH_TELLING = 0.02
@@ -24,7 +25,7 @@ def proposal_fields(found: Proposal, study: TrialHistory, problem: Problem) -> d
     rank = {plan: place for place, plan in enumerate(order, 1)}
     return {
         "verdict": found.verdict.value,
-        "trial": None if found.trial is None else _plan_fields(found.trial, study),
+        "trial": None if found.trial is None else _plan_fields(found.trial, study, problem),
         "best": None if found.best is None else rank[found.best],
         "expected_regret": found.regret,
         "expected_gain": found.gain,
@@ -34,51 +35,65 @@ def proposal_fields(found: Proposal, study: TrialHistory, problem: Problem) -> d
             for factor in study.factor_observations
         ],
         **origin_fields(problem),
-        "candidates": [{"rank": rank[plan], **_plan_fields(plan, study)} for plan in order],
+        "candidates": [{"rank": rank[plan], **_plan_fields(plan, study, problem)} for plan in order],
     }
 
 
 def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule: Rule) -> Group:
-    """Return the candidates with their posterior, and what to do."""
-    table = new_table(
+    """Return the candidates as tables of their predicted figures, their posterior and their plans, and what to do."""
+    columns = figure_columns(problem)
+    figures = new_table([("rank", "right"), *((heading, "right") for heading, _ in columns)])
+    trials = new_table(
         [
-            ("", "whole"),
-            ("predicted", "right"),
+            ("rank", "right"),
             ("expected", "right"),
             ("off by", "right"),
             ("measured", "right"),
             ("fits", "right"),
             ("gain", "right"),
-            ("degrees", "whole"),
-            ("batches", "whole"),
-            ("layers by stage", "left"),
+            ("", "whole"),
         ]
     )
-    for plan in _order(study):
+    plans = new_table([("rank", "right"), ("degrees", "whole"), ("batches", "whole"), ("layers by stage", "left")])
+    for rank, plan in enumerate(_order(study), 1):
         known, of_plan = study.posterior, study.plans[plan]
         measured = known.measured.get(plan)
         tried = measured is not None or plan in known.failed
+        style = "bold" if plan == found.trial else ""
+        one = PlanFigures.of(Candidate(of_plan, study.estimates[plan]), problem)
+        add_row(figures, str(rank), *(cell(one) for _, cell in columns), style=style)
         add_row(
-            table,
-            "next" if plan == found.trial else "best" if plan == found.best else "",
-            tables.seconds(study.estimates[plan].iteration_seconds),
+            trials,
+            str(rank),
             tables.seconds(known.seconds.expected[plan]),
             f"{known.seconds.deviations[plan]:.1%}",
             "failed" if plan in known.failed else "" if measured is None else tables.seconds(measured),
             "" if tried else f"{known.fit_probability[plan]:.0%}",
             "" if tried or not known.measured else f"{known.expected_gain(plan):.2%}",
-            plan_summary.degrees(of_plan).replace(" + ", "\n"),
-            plan_summary.batches(of_plan),
-            plan_summary.layers(of_plan),
-            style="bold" if plan == found.trial else "",
+            "next" if plan == found.trial else "best" if plan == found.best else "",
+            style=style,
         )
+        degrees = plan_summary.degrees(of_plan).replace(" + ", "\n")
+        add_row(plans, str(rank), degrees, plan_summary.batches(of_plan), plan_summary.layers(of_plan), style=style)
     caption = (
         "expected: prediction corrected by the trials; off by: its standard deviation; fits: probability that the plan "
         "fits into memory; gain: expected speed-up of the best plan by the trial; "
         f"stops below a regret of {rule.regret_below:.1%}"
     )
     words = (Text(sentence) for sentence in sentences(found, study))
-    return Group(titled(f"Next trials{origin_words(problem)}", table, caption), Text(), *words)
+    return Group(
+        titled(f"Next trials{origin_words(problem)}", figures, f"predicted, not measured; {FIGURES}"),
+        Text(),
+        trials,
+        Text(),
+        Text(caption, style="dim"),
+        Text(),
+        plans,
+        Text(),
+        Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
+        Text(),
+        *words,
+    )
 
 
 def sentences(found: Proposal, study: TrialHistory) -> list[str]:
@@ -130,7 +145,7 @@ def _order(study: TrialHistory) -> list[int]:
     )
 
 
-def _plan_fields(plan: int, study: TrialHistory) -> dict[str, Any]:
+def _plan_fields(plan: int, study: TrialHistory, problem: Problem) -> dict[str, Any]:
     known = study.posterior
     tried = plan in known.measured or plan in known.failed
     return {
@@ -141,5 +156,7 @@ def _plan_fields(plan: int, study: TrialHistory) -> dict[str, Any]:
         "failed": plan in known.failed,
         "fits": float(known.fit_probability[plan]),
         "expected_gain": None if tried else known.expected_gain(plan),
+        "peak_memory_bytes": study.estimates[plan].peak_memory_bytes,
+        **figure_fields(Candidate(study.plans[plan], study.estimates[plan]), problem),
         "plan": documents.dump(study.plans[plan]),
     }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from trainwright.calibration import Errors, Fit
-from trainwright.cost.estimate import Estimate
+from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.report import tables
+from trainwright.report.error_range import error_range_fields
+from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
-from trainwright.search import Problem
+from trainwright.search import Candidate, Problem
 from trainwright.throughput import Throughput
 from trainwright.worker_api import TrialReport
 
@@ -78,8 +80,9 @@ def _errors(what: str, errors: Errors, *, helps: bool) -> str:
     )
 
 
-def trial_fields(found: Throughput, measured: TrialReport, predicted: Estimate, problem: Problem) -> dict[str, Any]:
-    """Return a trial and its prediction for JSON output."""
+def trial_fields(found: Throughput, measured: TrialReport, candidate: Candidate, problem: Problem) -> dict[str, Any]:
+    """Return a trial and its prediction for JSON output; the figures without `measured` are those of the prediction."""
+    predicted = candidate.estimate
     return {
         "measured": {**asdict(found), "iterations": len(measured.iteration_seconds)},
         "peak_memory_bytes": _peak(measured),
@@ -88,40 +91,56 @@ def trial_fields(found: Throughput, measured: TrialReport, predicted: Estimate, 
         "prediction_error": _error(predicted.iteration_seconds, found.iteration_seconds),
         "paced_segments": measured.paced_segments,
         "late_segments": measured.late_segments,
+        **figure_fields(candidate, problem),
+        **error_range_fields(candidate, problem),
         **origin_fields(problem),
     }
 
 
-def trial_table(found: Throughput, measured: TrialReport, predicted: Estimate, plan: Plan, problem: Problem) -> Group:
+def trial_table(found: Throughput, measured: TrialReport, predicted: Candidate, problem: Problem) -> Group:
     """Return what was measured, what was predicted, and their difference."""
     table = new_table([("", "left"), ("measured", "right"), ("predicted", "right"), ("off by", "right")])
-    seconds, peak = predicted.iteration_seconds, _peak(measured)
-    off = f"{_error(seconds, found.iteration_seconds):+.1%}"
-    add_row(table, "iteration", tables.seconds(found.iteration_seconds), tables.seconds(seconds), off, style="bold")
+    expected = PlanFigures.of(predicted, problem)
+    one = _measured_figures(found, measured, expected, predicted.plan, problem)
+    off = {
+        "iteration": f"{_error(expected.iteration_seconds, found.iteration_seconds):+.1%}",
+        "memory": f"{_error(expected.peak_bytes, one.peak_bytes):+.1%}" if measured.memory else "",
+    }
+    for heading, cell in figure_columns(problem):
+        shown = "" if heading == "memory" and not measured.memory else cell(one)
+        style = "bold" if heading == "iteration" else ""
+        add_row(table, heading, shown, cell(expected), off.get(heading, ""), style=style)
+    table.add_section()
     spread = f"{tables.seconds(found.spread_seconds)} ({found.relative_spread:.1%})"
     add_row(table, f"spread of {len(measured.iteration_seconds)}", spread, "", "")
-    scale = found.iteration_seconds / seconds if seconds else 0.0
-    rates = [("rows a second", found.rows_per_second), ("tokens a second", found.tokens_per_second)]
-    for name, rate in rates:
+    scale = found.iteration_seconds / expected.iteration_seconds if expected.iteration_seconds else 0.0
+    for name, rate in (("rows a second", found.rows_per_second), ("tokens a second", found.tokens_per_second)):
         if rate is not None:
             add_row(table, name, tables.rate(rate), tables.rate(rate * scale), "")
-    if found.utilisation is not None:
-        shares = [f"{share:.1%}" for share in (found.utilisation, found.utilisation * scale)]
-        add_row(table, "model FLOP utilisation", *shares, "")
-    if peak is not None:
-        expected = predicted.peak_memory_bytes
-        add_row(
-            table,
-            "peak memory",
-            tables.format_bytes(peak),
-            tables.format_bytes(expected),
-            f"{_error(expected, peak):+.1%}",
-        )
-    caption = (
-        "iteration: median; spread: from the shortest to the longest; utilisation: what the layers' operators need,\n"
-        "without what is computed twice, over the peak of all devices in the model's number format"
+    caption = f"iteration: median; spread: from the shortest to the longest; {FIGURES}"
+    return titled(f"{predicted.plan.summary()}{origin_words(problem)}", table, caption)
+
+
+def _measured_figures(
+    found: Throughput, measured: TrialReport, predicted: PlanFigures, plan: Plan, problem: Problem
+) -> PlanFigures:
+    """Return the figures of the measurement; memory is the predicted one where none was measured."""
+    one = replace(
+        predicted,
+        iteration_seconds=found.iteration_seconds,
+        rate=(found.tokens_per_second or found.rows_per_second) / len(plan.devices),
+        utilisation=found.utilisation,
     )
-    return titled(f"{plan.summary()}{origin_words(problem)}", table, caption)
+    limits = {device: problem.cluster.accelerator_of(device).memory_bytes for device in plan.devices}
+    held = [
+        (rank.peak_bytes, limits[device])
+        for rank in measured.memory
+        if (device := Device(rank.node, rank.slot)) in limits
+    ]
+    if not held:
+        return one
+    peak, limit = max(held, key=lambda one: one[0] / one[1])
+    return replace(one, peak_bytes=peak, limit_bytes=limit)
 
 
 def _peak(measured: TrialReport) -> int | None:

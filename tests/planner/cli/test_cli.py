@@ -65,8 +65,9 @@ def test_plan_writes_readable_candidates_best_first(
     result = call(files, "plan", "--planner", planner, "--top", "3", "--output", "json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
+    head = ["planner", "search_seconds", "work_bound_seconds", "mean_error"]
     heuristic = [] if planner == "megatron" else ["heuristic"]
-    assert list(answer) == ["planner", "search_seconds", "work_bound_seconds", *heuristic, "candidates"]
+    assert list(answer) == [*head, *heuristic, "candidates"]
     assert answer["planner"] == planner
     expected = run(planner, make_problem(), top=3)
     assert [c["rank"] for c in answer["candidates"]] == [1, 2, 3]
@@ -363,7 +364,8 @@ def test_compare_names_the_batch_that_a_single_planner_found(files: Path) -> Non
 def test_narrow_terminal_shows_every_name_and_unit(files: Path, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     table = call(files, "compare", "megatron", "amp").stdout
-    assert re.search(r"^megatron +\S+ m?s +[\d,.]+ +[\d.]+% +[\d.]+/[\d.]+ *$", table, re.MULTILINE)
+    cells = " ".join(re.findall(r"^megatron +(.*?) *$", table, re.MULTILINE))
+    assert re.match(r"\S+ m?s +[\d,.]+ +[\d.]+% +[\d.]+/[\d.]+ ", cells)
     assert "tok/s/GPU" in table
     assert " memory" in table
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from trainwright import documents
 from trainwright.cli import app
 from trainwright.search import SEARCHES, Problem
+from trainwright.search.registry import SEARCH_MODULES
 
 MODEL = """
 gpt: {layers: 6, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -64,6 +65,15 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_search")
 def test_an_unknown_planner_is_refused_before_the_others_search(files: Path) -> None:
     assert "unknown planner 'nobody'" in refused(call(files, "compare", "amp", "nobody"))
+
+
+@pytest.mark.usefixtures("no_search")
+def test_a_given_plan_is_explained_without_a_search(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SEARCH_MODULES:
+        monkeypatch.setitem(SEARCH_MODULES, name, "not.to.be:loaded")  # type: ignore[index]
+    explained = runner.invoke(app, ["explain", *given(files), "--plan", "pp2 dp2 tp2 mb1"])
+    assert explained.exit_code == 0, explained.output
+    assert "sets the pace" in " ".join(explained.stdout.split())
 
 
 @pytest.mark.usefixtures("no_search")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -109,3 +110,35 @@ def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
     assert "Such runs are few on GPUs of this plan (none on the T4's generation): the error there may be" in told.stdout
     answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
     assert answer["estimated_range"]["scarce_runs"] == {"Tesla-T4": 0}
+
+
+EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "--planner=megatron"),
+        ("estimate", "--plan=pp2 dp2 tp2 mb1"),
+        ("explain", "--plan=pp2 dp2 tp2 mb1"),
+        ("compare", "megatron"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    ("origin", "sentence", "field"),
+    [
+        ("estimated", "Estimated from data sheets: ", "estimated_range"),
+        ("measured", "Measured profiles: predictions are within about 1.2% on average.", "mean_error"),
+    ],
+    ids=["estimated", "measured"],
+)
+def test_every_answer_says_its_error_band(tmp_path, words, origin, sentence, field):
+    profiles = json.loads((EXAMPLES / "profiles.json").read_text()) | {"origin": origin}
+    (tmp_path / "profiles.json").write_text(json.dumps(profiles))
+    files = [f"--{name}={EXAMPLES / name}.yaml" for name in ("cluster", "model")]
+    given = [*words, *files, f"--profiles={tmp_path / 'profiles.json'}"]
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert sentence in told.stdout, told.output
+    answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
+    assert field in answer.get("planners", [answer])[0]

@@ -193,3 +193,5 @@ def test_memory_of_devices_that_the_plan_lacks_is_refused(folder: Path, plans: S
     assert Device("far", 0) not in plans[0].devices
     odd = replace(report, memory=(*report.memory, RankMemory("far", 0, 1)))
     assert "give the plan that was tried" in refused(append(folder, plans[0], odd))
+    of_a_job = replace(report, losses=(), memory=(RankMemory("far", 0, 1),))
+    assert "far:0 is in only one of them" in refused(append(folder, plans[0], of_a_job))

@@ -12,12 +12,15 @@ from typer.testing import CliRunner, Result
 
 from trainwright import documents
 from trainwright.accelerators import cluster_of
+from trainwright.calibration import Trial, Trials
 from trainwright.cli import app
+from trainwright.plan import Plan
 from trainwright.report.plan_figures import PlanFigures
 from trainwright.report.units import seconds
 from trainwright.search import Problem, run
 from trainwright.search.baselines import baselines
 from trainwright.throughput import throughput
+from trainwright.worker_api import RankMemory, TrialReport
 
 MODEL = """
 gpt: {layers: 4, hidden_size: 1024, heads: 8, sequence_length: 512, vocabulary_size: 8192}
@@ -40,24 +43,69 @@ def call(folder: Path, *words: str) -> Result:
     return result
 
 
+@pytest.fixture
+def tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder with plans, a trial of each, and the report of one; it is the present folder, and the terminal has 60 columns."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.chdir(folder)
+    answer = json.loads(call(folder, "plan", "--planner=megatron", "--top=3", "--output=json").stdout)
+    plans = [documents.parse(one["plan"], Plan) for one in answer["candidates"]]
+    trials = Trials(tuple(Trial(plan, 0.2, name=plan.summary()) for plan in plans))
+    memory = tuple(RankMemory(device.node, device.slot, 10**9) for device in plans[0].devices)
+    report = TrialReport((0.2, 0.21), (1.0,), memory)
+    for name, noun in {"plan": plans[0], "trials": trials, "report": report}.items():
+        (folder / f"{name}.json").write_text(documents.dumps(noun))
+    return folder
+
+
+def assert_fits(shown: str) -> None:
+    assert max(map(cell_len, shown.splitlines())) <= 60, shown
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("plan", "--planner=amp", "--top=5", "--objective=cost"),
+        ("plan", "--planner=megatron", "--objective=cost", "--global-batch-size=search"),
         ("plan", "--planner=amp", "--node-worth"),
         ("compare", "megatron", "amp", "galvatron-base"),
+        ("compare", "megatron", "--objective=cost", "--global-batch-size=search"),
         ("estimate", "--plan=pp2 dp2 tp2 mb1"),
+        ("explain", "--plan=pp2 dp2 tp2 mb1 zero3 recompute"),
         ("export", "pp2 dp2 tp2 mb1 zero1", "--to=torchtitan", "--into=EXPORTED"),
+        ("propose", "--planner=megatron", "--trials=trials.json"),
+        ("trial", "--plan=plan.json", "--report=report.json"),
     ],
     ids=lambda words: words[0],
 )
-def test_tables_fit_60_columns(folder: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.chdir(folder)
-    shown = call(folder, *words).stdout
-    assert max(map(cell_len, shown.splitlines())) <= 60
+def test_tables_with_all_figures_fit_60_columns(tried: Path, words: tuple[str, ...]) -> None:
+    shown = call(tried, *words).stdout
+    assert_fits(shown)
     for heading in ("iteration", "tok/s/GPU", "MFU", "memory", "format"):
         assert heading in shown
+
+
+def test_calibration_fits_60_columns(tried: Path) -> None:
+    shown = call(tried, "calibrate", "--trials=trials.json", "--write=runtime.json").stdout
+    assert "may be off by" in shown
+    assert_fits(shown)
+
+
+@pytest.mark.parametrize("command", ["accelerators", "machines", "runtimes"])
+def test_lists_fit_60_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert_fits(CliRunner().invoke(app, [command]).stdout)
+
+
+def test_trial_compares_the_figures_of_a_gpu(tried: Path) -> None:
+    shown = call(tried, "trial", "--plan=plan.json", "--report=report.json").stdout
+    cells = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
+    plan = documents.loads((tried / "plan.json").read_text(), Plan)
+    rate = plan.global_batch_size * 512 / 0.205 / len(plan.devices)
+    assert cells["tok/s/GPU"][0] == f"{rate:,.0f}"
+    assert cells["memory"][0].startswith(f"{10**9 / 2**30:.1f}/1")
+    assert cells["format"] == ["fp16", "fp16"]
+    assert "Estimated from data sheets: " in " ".join(shown.split())
 
 
 def test_figures_are_those_of_the_throughput(make_problem: Callable[..., Problem]) -> None:

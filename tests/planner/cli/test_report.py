@@ -122,13 +122,35 @@ def test_runner_up_is_distinguished_from_the_winner(
 
 
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(1, 60))
-def test_narrow_terminal_shows_every_column(widths: list[int], columns: int) -> None:
+def test_narrow_terminal_shows_every_column_in_tables_that_repeat_the_first(widths: list[int], columns: int) -> None:
     headings, cells = ["planner", "time", "gap", "search"], ["9" * width for width in widths]
     table = new_table([(heading, "right") for heading in headings])
     add_row(table, *cells)
     console = Console(width=columns)
     with console.capture() as told:
         console.print(table, crop=False)
-    lines = told.get().splitlines()
-    assert lines[0].split() == headings
-    assert lines[2].split() == cells
+    parts = [part.splitlines() for part in told.get().split("\n\n")]
+    for expected, line in ((headings, 0), (cells, 2)):
+        shown = [part[line].split() for part in parts]
+        assert [cell for _, *others in shown for cell in others] == expected[1:]
+        assert {first for first, *_ in shown} == {expected[0]}
+    for part in parts:
+        assert len(part[0].split()) == 2 or max(map(len, part)) <= columns
+
+
+def test_narrow_terminal_leaves_out_rows_without_text_and_breaks_long_names() -> None:
+    table = new_table([("rank", "right"), ("degrees", "whole"), ("saves by", "left")])
+    add_row(table, "1", "pp3 dp4 tp1", "zero1")
+    add_row(table, "", "    dp2 tp2", "")
+    console = Console(width=20)
+    with console.capture() as told:
+        console.print(table, crop=False)
+    parts = [part.splitlines() for part in told.get().split("\n\n")]
+    assert [[line.rstrip() for line in part[2:]] for part in parts] == [
+        ["   1  pp3 dp4 tp1", "          dp2 tp2"],
+        ["   1  zero1"],
+    ]
+    add_row(table, "2", "p3.8xlarge-number-1", "")
+    with console.capture() as told:
+        console.print(table, crop=False)
+    assert max(map(len, told.get().splitlines())) <= 20

@@ -135,10 +135,10 @@ def test_trial_command_prints_figures_and_both_timelines(trial_files: Path) -> N
     for words in (
         "device times emulated",
         "tokens a second",
-        "utilisation",
+        "MFU",
         "As measured",
         "As predicted",
-        "peak memory",
+        "memory",
     ):
         assert words in result.stdout
     events = json.loads(trace.read_text())["traceEvents"]
