@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, zip_longest
 from typing import Final
@@ -25,6 +26,7 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
+from trainwright.search.baselines import best_on_one_accelerator
 from trainwright.search.candidates import DeviceSymmetry
 from trainwright.search.format_search import FormatAnswer, in_format, search_problems, slow_format, without
 from trainwright.search.node_worth import NodeWorth, node_worths
@@ -50,8 +52,7 @@ def search(request: PlanningRequest) -> str:
     control = SearchControl.with_budget(request.budget_seconds, effort=request.effort)
     found = _find(request, problems, control)
     problem = found.problem
-    baselines = _baselines(problem, request.baselines, chooses_format=request.chooses_format)
-    baselines = _known(baselines, found)
+    baselines = _known(_baselines(request, problems, found), found)
     every = order_trials(list(found.candidates), baselines, problem.limits.objective)
     trials = fit_into_config_map(every)
     uncertainty = _uncertainty(problem, trials)
@@ -194,21 +195,34 @@ def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertai
     return Uncertainty(covariance, tuple(known.memory.expected.tolist()))
 
 
-def _baselines(problem: Problem, count: int, *, chooses_format: bool) -> list[Candidate]:
-    """Return the heuristic's best plans in the best candidate's number format, or none if none of its plans fits."""
+def _baselines(request: PlanningRequest, problems: Sequence[Problem], found: FormatAnswer) -> list[Candidate]:
+    """Return as many of the heuristic's plans as are asked for, best first; none if none fits.
+
+    They are the best one on all devices, in the best candidate's number format, the best one on the devices of one
+    accelerator, in the format that is best there, and the next ones on all devices. If one is asked for, it is the better of
+    the first two.
+    """
+    count, control = request.baselines, SearchControl()
     if not count:
         return []
 
-    def find(one: Problem, control: SearchControl) -> list[Candidate]:
-        return run(_BASELINE_PLANNER, one, top=count, control=control)
+    def find(one: Problem, part: SearchControl) -> list[Candidate]:
+        return run(_BASELINE_PLANNER, one, top=count, control=part)
 
-    try:
-        asked, control = replace(problem, preference=Preference()), SearchControl()
-        return list(
-            search_problems([asked], find, control, count).candidates if chooses_format else find(asked, control)
-        )
-    except NoFeasiblePlan:
-        return []
+    formats = [found.problem, *(one for one in problems if one is not found.problem)]
+    asked = [replace(one, preference=Preference()) for one in formats]
+    of_all: tuple[Candidate, ...] = ()
+    with suppress(NoFeasiblePlan):
+        of_all = search_problems(asked[:1], find, control, count).candidates
+    of_equal = best_on_one_accelerator(asked, find, control)
+    every = (*of_all[:1], *(of_equal.candidates if of_equal is not None else ()), *of_all[1:])
+    symmetry = DeviceSymmetry(found.problem.cluster)
+    distinct: dict[Hashable, Candidate] = {}
+    for one in every:
+        distinct.setdefault(symmetry.canonical_key(one.plan), one)
+    objective = found.problem.limits.objective
+    kept = sorted([*distinct.values()][: max(count, 2)], key=lambda one: _value(one, objective))
+    return [one if request.chooses_format else replace(one, dtype=None) for one in kept[:count]]
 
 
 def _known(baselines: Sequence[Candidate], found: FormatAnswer) -> list[Candidate]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flow_harm import fail_pods, lost_attempt, pass_with_kills, running
 from flow_world import RESOURCE, World, node, spec_of
+from typer.testing import CliRunner
 
 from trainwright import documents
+from trainwright.calibration import DeviceMemory, Trials
+from trainwright.cli import app
+from trainwright.cluster import Device
 from trainwright.plan import Plan
+from trainwright.runtime import Runtime
 from trainwright.worker_api import TrialReport, TrialTask, WorkerTask
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import Names
@@ -63,6 +69,38 @@ def test_job_of_the_user_is_measured_by_its_log() -> None:
     report: TrialReport = documents.loads(results(world, "candidate-1")["report.json"], TrialReport)
     assert report.iteration_seconds == (0.25, 0.25, 0.25)
     assert not world.pods
+
+
+def test_calibrate_fits_reports_of_jobs_that_state_one_peak_for_each_pod(tmp_path: Path) -> None:
+    world = world_of(log=lambda order: (log_of_job(order) or "").replace("5000", "3,000,000") or None)
+    winner = world.run().winner
+    assert winner is not None
+    assert winner.trial is not None
+    gpt = "{layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}"
+    files = {
+        "model": f"gpt: {gpt}\nglobal_batch_size: 8\ndtype: float32\n",
+        "plan": documents.dumps(documents.parse(winner.plan, Plan)),
+        "report": results(world, winner.trial)["report.json"],
+        **{
+            name: next(one.data["document.json"] for key, one in world.stored.items() if key.endswith(f"-{name}"))
+            for name in ("cluster", "profiles")
+        },
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+
+    def call(command: str, *names: str) -> None:
+        given = (f"--{name}={tmp_path / name}" for name in ("cluster", "profiles", "model", *names))
+        ended = CliRunner().invoke(app, [command, *given])
+        assert ended.exit_code == 0, ended.output
+
+    call("trial", "plan", "report", "append")
+    (tmp_path / "append").rename(tmp_path / "trials")
+    call("calibrate", "trials", "write")
+    (trial,) = documents.loads((tmp_path / "trials").read_text(), Trials).trials
+    assert (trial.iteration_seconds, trial.peak_memory_bytes) == (0.25, 3_000_000)
+    assert trial.memory_by_device == (DeviceMemory(Device("n2", 0), 3_000_000),)  # n1 has two devices
+    assert documents.loads((tmp_path / "write").read_text(), Runtime).constant_bytes > 0
 
 
 @pytest.mark.usefixtures("each_launcher")

@@ -38,7 +38,7 @@ def test_gang_failure_is_assigned_to_the_trial_that_caused_it() -> None:
 
 @pytest.mark.parametrize("lags", [0.0, 8.0])
 def test_trials_measured_before_a_gang_failure_are_not_repeated(lags: float) -> None:
-    world = world_of(per_gang=3)
+    world = world_of(per_gang=3, topK=5, baseline="None")  # all on both nodes
     trials = planned_in(world)
     names = [trial.name for trial in trials]
     run_breaking(world, lambda plan: plan == trials[1].plan, tells=True, lags=lags)

@@ -90,13 +90,14 @@ def test_command_reads_the_timeline_stored_by_the_operator(per_gang: int, tmp_pa
         assert json.loads(told.stdout)["predicted_seconds"] == pytest.approx(trial.predicted_seconds, rel=1e-4)
         unknown = [option for option in options if not option.startswith("--runtime")]
         plain = json.loads(CliRunner().invoke(app, ["trial", *unknown, "--output", "json"]).stdout)
-        # This world's collectives take a second each, so their measurement matters.
-        assert plain["predicted_seconds"] < 0.95 * trial.predicted_seconds
+        is_on_both_nodes = trial.accelerator is None
+        # This world's collectives between nodes take a second each, so their measurement matters.
+        assert plain["predicted_seconds"] < 0.95 * trial.predicted_seconds or not is_on_both_nodes
         trace = tmp_path / f"{trial.name}.json"
         done = CliRunner().invoke(app, ["trial", *options, "--trace", str(trace)])
         assert done.exit_code == 0, done.output
         assert "As measured, device by device" in done.output
-        assert "n2:1" in done.output
+        assert ("n2:1" in done.output) is is_on_both_nodes
         events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
         assert {event["name"].split()[0] for event in events} >= {"forward", "wait", "backward"}
 

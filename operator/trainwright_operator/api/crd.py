@@ -51,6 +51,9 @@ _COLUMNS = [
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the plan was created."),
     _column("Winner", "string", ".status.winner.summary", "The winner's degrees, micro-batch and layers.", wide=True),
     _column("Predicted", "number", ".status.winner.predictedSeconds", "The winner's predicted seconds.", wide=True),
+    _column(
+        "Baseline", "string", ".status.winner.baselineAccelerator", "The baseline's only type of device.", wide=True
+    ),
     _column("Planner", "string", ".spec.search.planner", "The search that made the candidates.", wide=True),
     _column("Devices", "integer", ".status.cluster.devices", "Devices that were found.", wide=True),
 ]

@@ -197,6 +197,8 @@ class TrialStatus(StatusModel):
     """Candidate (the planner's) or Baseline (the heuristic's)."""
     summary: Annotated[str, Field(max_length=512)]
     """The plan in a line: degrees, micro-batch, layers by stage."""
+    accelerator: Annotated[str, Field(max_length=128)] | None = None
+    """Type of device that the plan is on alone; absent where it is on several types, and where there is but one."""
     dtype: Annotated[str, Field(max_length=16)] | None = None
     """Number format that was chosen for the plan, where training.dtype is auto."""
     predicted_rank: Annotated[int, Field(ge=1)]
@@ -256,6 +258,8 @@ class Winner(StatusModel):
     """Seconds per iteration that were measured: the median after warm-up."""
     speedup_over_baseline: Figure | None = None
     """Measured seconds of the baseline divided by those of the winner: 1.5 is one and a half times as fast."""
+    baseline_accelerator: Annotated[str, Field(max_length=128)] | None = None
+    """Type of device that this baseline is on alone; absent where it is on several types, and where there is but one."""
     tokens_per_second_per_device: Figure | None = None
     """Tokens trained on in a second for each device of the plan, by the measured (or else predicted) seconds; absent where the
     model's rows hold none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 
 from trainwright.cluster import Device
@@ -32,7 +33,7 @@ class Trial:
     Attributes:
         iteration_seconds: median of the measured iterations.
         peak_memory_bytes: maximum over the devices, if measured.
-        memory_by_device: of the plan's devices that were measured individually.
+        memory_by_device: of the plan's devices that were measured individually; a job's log may tell one peak of a whole node.
         name: for reports; by default the plan's summary.
     """
 
@@ -61,16 +62,24 @@ class Trial:
 
     @classmethod
     def of(cls, plan: Plan, report: TrialReport) -> Trial:
-        """Convert a worker's report. Raises ValueError if it is meaningless or of other devices."""
+        """Convert a trial's report. Raises ValueError if it is meaningless or of other devices.
+
+        Of a user's job, a node's figure is the most that its pod stated: with several devices it is of any of them.
+        """
         if report.is_emulation_too_slow:
             raise ValueError(
                 f"{report.late_segments} of {report.paced_segments} computations took longer than the emulated devices "
                 "would, so this trial says nothing about them; try the plan again on a machine that is less busy"
             )
+        measured = [rank for rank in report.memory if rank.peak_bytes > 0]
+        devices = Counter(device.node for device in plan.devices)
+        stated = Counter(rank.node for rank in report.memory)
         held = tuple(
-            DeviceMemory(Device(rank.node, rank.slot), rank.peak_bytes) for rank in report.memory if rank.peak_bytes > 0
+            DeviceMemory(Device(rank.node, rank.slot), rank.peak_bytes)
+            for rank in measured
+            if not (stated[rank.node] == 1 < devices[rank.node])
         )
-        peak = max((memory.peak_bytes for memory in held), default=None)
+        peak = max((rank.peak_bytes for rank in measured), default=None)
         return cls(plan, statistics.median(report.iteration_seconds), peak, held)
 
     def is_same_run_as(self, other: Trial) -> bool:

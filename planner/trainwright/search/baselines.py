@@ -38,20 +38,21 @@ def baselines(problem: Problem) -> Baselines:
     whole: Candidate | None = None
     with suppress(NoFeasiblePlan):
         whole = _heuristic(problem, control)[0]
-    fastest = best_on_one_accelerator([problem], _heuristic, control) if len(problem.accelerators) > 1 else None
+    fastest = best_on_one_accelerator([problem], _heuristic, control)
     if fastest is None:
         return Baselines(whole)
     return Baselines(whole, fastest.candidates[0], *fastest.problem.accelerators)
 
 
 def best_on_one_accelerator(problems: Sequence[Problem], find: Find, control: SearchControl) -> FormatAnswer | None:
-    """Return the best plan on the nodes of one accelerator, with the problem on them; None if none fits.
+    """Return the best plan on the nodes of one accelerator, with the problem on them.
 
-    `problems` are one problem in several number formats.
+    `problems` are one problem in several number formats. None if no plan fits, and if there is but one accelerator.
     """
     parts = [on_one_accelerator(one, name) for one in problems for name in one.accelerators]
     with suppress(NoFeasiblePlan):
-        return search_problems(parts, find, control, 1)
+        if len({one.accelerators for one in parts}) > 1:
+            return search_problems(parts, find, control, 1)
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
@@ -16,7 +18,7 @@ from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPha
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role, only_accelerator
 
 
 def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -68,19 +70,44 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
         return (seconds if price is None else price), trial.overall_rank
 
     seconds, winner = min(findings.measured, key=worth)
-    baselines = [took for took, trial in findings.measured if trial.role is Role.BASELINE or trial.counts_as_baseline]
-    speedup = min(baselines) / seconds if baselines else None
+    speedup = _Speedup.of(findings, seconds)
     price = price_per_sample(winner.plan, seconds, discovery)
     explanation = explain(
         Reason.BEST_TRIAL_SELECTED,
         trial=winner.name,
         seconds=seconds,
         price=f", {price:.4g} per sample" if price is not None else "",
-        speedup=f", {speedup:.2f} × as fast as the baseline" if speedup is not None else "",
+        speedup=speedup.words if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
     status = TrainingPlanStatus(winner=_winner(context, findings, winner, seconds, speedup))
     return winner, status, explanation
+
+
+@dataclass(frozen=True, slots=True)
+class _Speedup:
+    """Seconds of the best measured baseline over the winner's.
+
+    Attributes:
+        accelerator: type of the baseline's devices; None where it is on several types, and where there is but one.
+    """
+
+    ratio: float
+    accelerator: str | None
+
+    @classmethod
+    def of(cls, findings: Findings, seconds: float) -> _Speedup | None:
+        """Return the speed-up of a winner that takes `seconds`; None without a measured baseline."""
+        baselines = [one for one in findings.measured if one[1].role is Role.BASELINE or one[1].counts_as_baseline]
+        if not baselines:
+            return None
+        took, baseline = min(baselines, key=lambda pair: pair[0])
+        return cls(took / seconds, only_accelerator(baseline.plan, findings.discovery.nodes))
+
+    @property
+    def words(self) -> str:
+        where = f" on {self.accelerator} alone" if self.accelerator is not None else ""
+        return f", {self.ratio:.2f} × as fast as the baseline{where}"
 
 
 def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -> float | None:
@@ -99,7 +126,7 @@ def _winner(
     findings: Findings,
     trial: PlannedTrial,
     measured_seconds: float | None = None,
-    speedup: float | None = None,
+    speedup: _Speedup | None = None,
 ) -> Winner:
     discovery, plan = findings.discovery, trial.plan
     seconds = trial.predicted_seconds if measured_seconds is None else measured_seconds
@@ -111,7 +138,8 @@ def _winner(
         predicted_rank=trial.overall_rank,
         predicted_seconds=trial.predicted_seconds,
         measured_seconds=measured_seconds,
-        speedup_over_baseline=speedup,
+        speedup_over_baseline=speedup.ratio if speedup is not None else None,
+        baseline_accelerator=speedup.accelerator if speedup is not None else None,
         tokens_per_second_per_device=tokens_per_second_per_device(found, plan),
         model_flop_utilisation=found.utilisation,
         price_per_sample=price_per_sample(plan, seconds, discovery),

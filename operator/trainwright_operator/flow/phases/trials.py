@@ -26,7 +26,7 @@ from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult,
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, only_accelerator
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
 
@@ -176,6 +176,10 @@ class _TrialEntries:
     step: GangStep | None
 
     def of(self, turn: TrialTurn) -> TriedPlan:
+        entry, accelerator = self._of(turn), only_accelerator(turn.trial.plan, self.cluster.nodes)
+        return replace(entry, status=entry.status.model_copy(update={"accelerator": accelerator}))
+
+    def _of(self, turn: TrialTurn) -> TriedPlan:
         trial, attempts = turn.trial, self.attempts[turn.trial.name]
         skip_reason = self.active.stop_reason or (None if turn.is_worth_it else Reason.REGRET_IS_SMALL)
         last = attempts.final

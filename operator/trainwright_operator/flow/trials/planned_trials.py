@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Position
+from trainwright.cluster import Node
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
@@ -16,8 +18,8 @@ from trainwright.search.node_worth import NodeWorth
 from trainwright_operator.api.frameworks import FrameworkSpec
 
 BASELINE_COUNT = 2
-"""Number of baselines: the better measured one of the heuristic's best two predictions counts, as in the AMP paper
-(section 5)."""
+"""Number of baselines, of which the better measured one counts: the heuristic's best plan on all devices and the one on the
+type of device that is best for it. Where all are of one type they are its best two, as in the AMP paper (section 5)."""
 
 
 class Role(StrEnum):
@@ -49,6 +51,13 @@ def trial_digest(plan: Plan, framework: FrameworkSpec | None) -> str:
         return plan_digest(plan)
     asked = framework.model_dump_json(by_alias=True, exclude_defaults=True)
     return hashlib.sha256(f"{plan_digest(plan)} {asked}".encode()).hexdigest()[:16]
+
+
+def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
+    """Return the type of the plan's devices; None where they are of several, and where all nodes are of one."""
+    type_of = {node.name: node.accelerator for node in nodes}
+    used = {type_of[device.node] for device in plan.devices}
+    return used.pop() if len(used) == 1 < len(set(type_of.values())) else None
 
 
 def _said(run: LayerRun) -> list[Any]:
