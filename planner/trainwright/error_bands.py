@@ -16,6 +16,8 @@ from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.documents import adapter
 from trainwright.plan import Plan, Sharding
 
+MEAN_MEASURED_ERROR: Final = 0.015
+"""Mean error of predictions with measured profiles, on emulated devices (docs/accuracy.md)."""
 LEAST_RUNS: Final = 10
 """Runs below which a band of a generation or a kind of plan says too little."""
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.error_bands import ErrorBand, error_band, scarce_runs
+from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, scarce_runs
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
-from trainwright.search.preference.error_band_order import TOLERANCE
 
 
 def _band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
-    if problem.profiles.origin != "estimated":
+    if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
         return None
     return error_band(candidate.plan, _accelerators(candidate, problem))
 
@@ -29,7 +28,9 @@ def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str 
     """
     band = _band(candidate, problem)
     if band is None:
-        return [f"Measured profiles: predictions are within about {TOLERANCE:.1%} on average."]
+        return [
+            f"With measured profiles, predictions were {MEAN_MEASURED_ERROR:.1%} off on average (on emulated devices)."
+        ]
     least, greatest = map(seconds, band.range_of(candidate.estimate.iteration_seconds))
     plans = f" of {band.plan} plans" if band.plan else ""
     where = f" on {band.generation} GPUs" if band.generation else ""
@@ -54,7 +55,7 @@ def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]
     """Return the range in which the iteration is expected for JSON output; the mean error if profiles were measured."""
     band = _band(candidate, problem)
     if band is None:
-        return {"mean_error": TOLERANCE}
+        return {"mean_error": MEAN_MEASURED_ERROR}
     least, greatest = band.range_of(candidate.estimate.iteration_seconds)
     scarce = scarce_runs(band, _accelerators(candidate, problem))
     return {

@@ -16,7 +16,7 @@ NOTHING_HIDDEN: Final = 2.0
 """Slow-down by overlap at which communication and computation take as long together as one after the other."""
 
 TOLERANCE: Final = 0.012
-"""Share within which estimates do not rank plans: their mean error with measured profiles (docs/accuracy.md)."""
+"""Share within which estimates do not rank plans: about their mean error with measured profiles."""
 
 
 def is_ordered_over_band(planner: str, problem: Problem) -> bool:
