@@ -289,6 +289,11 @@ class Cluster:
         return found
 
     @property
+    def power_limits(self) -> dict[str, float]:
+        """Return the power limits that it states, in watts by accelerator."""
+        return {one.name: one.power_watts for one in self.accelerators if one.power_watts is not None}
+
+    @property
     def is_emulated(self) -> bool:
         """True if any device is emulated; every time that involves it must then be labelled so."""
         return any(accelerator.emulation is not None for accelerator in self.accelerators)

@@ -27,7 +27,11 @@ ROWS: Final = tuple(2**power for power in range(9))
 
 def read(path: str | Path, noun: type[T]) -> T:
     """Read a document of that noun from a file of YAML or JSON. Raises ValueError with one sentence on what is wrong."""
-    found: T = documents.loads(Path(path).read_bytes(), noun, source=str(path))
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise documents.DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    found: T = documents.loads(content, noun, source=str(path))
     return found
 
 
@@ -55,7 +59,7 @@ def problem(
         model=training.model,
         profiles=profiles
         or estimate_from_data_sheets(
-            training, names, devices=len(cluster.devices), runtime=runtime, power_watts=power_limits(cluster)
+            training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits
         ),
         global_batch_size=training.global_batch_size,
         limits=limits or Limits(),
@@ -69,8 +73,11 @@ def find_plans(
 ) -> list[Candidate]:
     """Return the best plans of a search with their estimates, best first.
 
-    `effort` counts for `auto` alone. Raises NoFeasiblePlan if none fits into memory, ValueError for an unknown planner.
+    `effort` counts for `auto` alone. Raises NoFeasiblePlan if none fits into memory, ValueError for an unknown planner and for
+    a negative budget.
     """
+    if budget_seconds is not None and not budget_seconds >= 0:  # also refuses NaN
+        raise ValueError(f"budget_seconds must be at least 0, got {budget_seconds}")
     return run(planner, problem, top=top, control=SearchControl.with_budget(budget_seconds, effort=effort))
 
 
@@ -89,11 +96,6 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 def calibrate(trials: Trials, problem: Problem) -> Fit:
     """Fit the cost model to measured trials; `runtime` of the result is for further problems."""
     return fit(trials, problem.cost_context)
-
-
-def power_limits(cluster: Cluster) -> dict[str, float]:
-    """Return the power limits that a cluster states, by accelerator."""
-    return {one.name: one.power_watts for one in cluster.accelerators if one.power_watts is not None}
 
 
 def estimate_from_data_sheets(

@@ -50,6 +50,13 @@ def test_library_finds_and_estimates_what_the_command_line_does(problem: tw.Prob
     assert tw.estimate(best.plan, problem).iteration_seconds == best.estimate.iteration_seconds
 
 
+def test_library_refuses_in_a_sentence(problem: tw.Problem, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="budget_seconds must be at least 0, got -1"):
+        tw.find_plans(problem, planner="amp", budget_seconds=-1)
+    with pytest.raises(ValueError, match=r"none\.json: cannot be read: No such file"):
+        tw.read(tmp_path / "none.json", tw.Plan)
+
+
 def test_calibrated_problem_predicts_the_trial(problem: tw.Problem) -> None:
     plan = tw.plan_in_words("pp2 mb1", problem)
     seconds = tw.estimate(plan, problem).iteration_seconds

@@ -20,7 +20,7 @@ from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype
-from trainwright.library import ROWS, estimate_from_data_sheets, power_limits
+from trainwright.library import ROWS, estimate_from_data_sheets
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -131,8 +131,12 @@ class Inputs:
         if not self.is_shorthand_of_plan(given):
             found: Plan = read(given, Plan)
             return found
+        return self.plan_in_words(str(given))
+
+    def plan_in_words(self, words: str) -> Plan:
+        """Return the plan of a shorthand. Raises ValueError with one sentence."""
         layers = len(self._requested.family.stack(self._requested.attention).layers)
-        return plan_of_shorthand(str(given), self._cluster.devices, layers, self._requested.global_batch_size)
+        return plan_of_shorthand(words, self._cluster.devices, layers, self._requested.global_batch_size)
 
     @staticmethod
     def is_shorthand_of_plan(given: Path) -> bool:
@@ -196,7 +200,7 @@ class Inputs:
         names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
         try:
             found = estimate_from_data_sheets(
-                training, names, devices=len(cluster.devices), runtime=runtime, power_watts=power_limits(cluster)
+                training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits
             )
         except ValueError as error:
             raise ValueError(

@@ -16,7 +16,7 @@ from trainwright.cli.options import ANY_BATCH, check_model_size, read, runtime_o
 from trainwright.cli.output import note, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
-from trainwright.library import estimate_from_data_sheets, power_limits
+from trainwright.library import estimate_from_data_sheets
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.training import RequestedDtype, Training
@@ -150,7 +150,7 @@ def estimate_from_sheets(
     if cluster is not None:
         given: Cluster = read(cluster, Cluster)
         names += [node.accelerator for node in given.nodes]
-        devices, power_watts = len(given.devices), power_limits(given)
+        devices, power_watts = len(given.devices), given.power_limits
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
     found = estimate_from_data_sheets(

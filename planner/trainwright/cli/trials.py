@@ -31,7 +31,9 @@ from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import check_plan
 from trainwright.documents import DocumentError
+from trainwright.exports.plan_shorthand import is_shorthand
 from trainwright.plan import Plan
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.throughput import throughput
 from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
@@ -51,14 +53,32 @@ def calibrate(
     """Fit the cost model to measured trials. The report goes to standard output, or to standard error without --write."""
     if inputs.searches_batch:
         raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
-    measured: Trials = read(trials, Trials)
     problem = inputs.problem()
+    measured = read_trials(trials, inputs, problem.cost_context)
     check_devices((one.plan for one in measured.trials), problem, inputs, trials)
     if inputs.searches_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     found = fit(measured, problem.cost_context)
     write_document(found.runtime, write)
     show(report.calibration_report(found), to_error=write is None)
+
+
+def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
+    """Read trials, whose plans may be in shorthand. Raises DocumentError with one sentence."""
+    data = documents.loads_plain(content_of(path), source=str(path))
+    for part in ("trials", "failed") if isinstance(data, dict) else ():
+        entries = data.get(part)
+        for number, one in enumerate(entries if isinstance(entries, list) else ()):
+            words = one.get("plan") if isinstance(one, dict) else None
+            if not isinstance(words, str) or not is_shorthand(words):
+                continue
+            try:
+                plan = with_sequence_parallel(inputs.plan_in_words(words), context)
+            except ValueError as error:
+                raise DocumentError(f"{path}: {part}.{number}: {error}") from None
+            entries[number] = {**one, "plan": documents.dump(plan)}
+    found: Trials = documents.parse(data, Trials, source=str(path))
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
+from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.training import Optimizer
 

@@ -16,13 +16,13 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, WeightedObjective
 from trainwright.search.alpa.intra.intra_operator import SpanIlp
+from trainwright.search.operator_shardings import SpanSpecs
 
 V100 = "Tesla-V100-SXM2-16GB"
 NVLINK = LogicalMesh((V100,), (1, 8), (1e-5, 1e-5), (0.0, 1e-11))

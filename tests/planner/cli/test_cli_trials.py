@@ -195,3 +195,14 @@ def test_memory_of_devices_that_the_plan_lacks_is_refused(folder: Path, plans: S
     assert "give the plan that was tried" in refused(append(folder, plans[0], odd))
     of_a_job = replace(report, losses=(), memory=(RankMemory("far", 0, 1),))
     assert "far:0 is in only one of them" in refused(append(folder, plans[0], of_a_job))
+
+
+def test_calibrate_takes_plans_in_words_and_names_the_wrong_one(folder: Path) -> None:
+    text = "trials:\n- {plan: pp2 dp2 tp2 mb1, iteration_seconds: 0.2}\n- {plan: pp1 dp8 mb1, iteration_seconds: 0.3}\n"
+    (folder / "trials.yaml").write_text(text)
+    given = f"--trials={folder / 'trials.yaml'}"
+    fitted = call(folder, "calibrate", given, f"--write={folder / 'runtime.json'}")
+    assert fitted.exit_code == 0, fitted.output
+    assert "pp2 dp2 tp2" in fitted.output
+    (folder / "trials.yaml").write_text(text.replace("dp8", "dp16"))
+    assert "trials.yaml: trials.1: plan 'pp1 dp16 mb1': needs 16 devices" in refused(call(folder, "calibrate", given))

@@ -13,11 +13,11 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Preference, Problem, SearchControl
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
+from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_variants import VariantSearch, fastest_variant
 from trainwright.search.preference.candidate_order import order_by_preference
 

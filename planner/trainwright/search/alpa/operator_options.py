@@ -13,13 +13,13 @@ from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
-from trainwright.operator_shardings import NearestDegrees
 from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
 from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
+from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.problem import Problem
 
 _BANDWIDTH_BOUND_BYTES = 2**26

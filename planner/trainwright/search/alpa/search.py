@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
@@ -17,6 +16,7 @@ from trainwright.search.alpa.stage_candidates import IntraOperatorPass
 from trainwright.search.alpa.submeshes import DeviceChain, RepresentativeDevices, device_chains, node_blocks
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first
 from trainwright.search.degrees import divisors
+from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error

@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 
 from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
-from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
 from trainwright.search.alpa.intra.ilp import (
     AssignmentCost,
@@ -34,6 +33,7 @@ from trainwright.search.alpa.intra.span_costs import (
     memory_prices,
 )
 from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpecsBuilder, merge_equal_runs
+from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.problem import Problem
 
 
