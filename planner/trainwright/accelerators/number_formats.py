@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -13,6 +15,7 @@ from trainwright.cluster import EMULATED_PREFIX
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime
 
 PREFERRED: Final = (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32)
 """Formats in the order in which equally fast ones are chosen: bfloat16 needs no loss scaling."""
@@ -89,18 +92,34 @@ def _dominates(one: FormatChoice, other: FormatChoice) -> bool:
     )
 
 
-def profiles_in(profiles: Profiles, model: Model, dtype: Dtype) -> Profiles:
+def profiles_in(
+    profiles: Profiles,
+    model: Model,
+    dtype: Dtype,
+    *,
+    runtime: Runtime | None = None,
+    power_watts: Mapping[str, float] | None = None,
+) -> Profiles:
     """Return profiles of a model's layers scaled to another number format by the rooflines of the data sheets.
 
-    Raises ValueError for an accelerator without a data sheet.
+    `runtime` and `power_watts` as for `estimate_profiles`, whose profiles in that format the scaled ones of another equal. Raises ValueError for an accelerator without a data sheet.
     """
     names = {kind.name for kind in model.kinds}
     ordered = sorted((layer for layer in profiles.layers if layer.kind in names), key=_place)
+
+    def scaled(layers: list[LayerProfile]) -> Iterator[LayerProfile]:
+        accelerator, name, degree = _place(layers[0])
+        rows, watts = [layer.rows for layer in layers], (power_watts or {}).get(accelerator)
+        old, new = (
+            estimate_kind(
+                name, replace(model, dtype=one), accelerator, degree, rows, runtime=runtime, power_watts=watts
+            )
+            for one in (model.dtype, dtype)
+        )
+        return map(partial(_scaled, bytes_ratio=Fraction(dtype.num_bytes, model.dtype.num_bytes)), layers, old, new)
+
     return replace(
-        profiles,
-        layers=tuple(
-            scaled for _, group in groupby(ordered, key=_place) for scaled in _scaled(list(group), model, dtype)
-        ),
+        profiles, layers=tuple(one for _, group in groupby(ordered, key=_place) for one in scaled(list(group)))
     )
 
 
@@ -108,18 +127,12 @@ def _place(layer: LayerProfile) -> tuple[str, str, int]:
     return layer.accelerator, layer.kind, layer.tensor_degree
 
 
-def _scaled(layers: list[LayerProfile], model: Model, dtype: Dtype) -> Iterable[LayerProfile]:
-    """Scale the profiles of one kind on one accelerator at one tensor degree."""
-    accelerator, name, degree = _place(layers[0])
-    rows = [layer.rows for layer in layers]
-    old, new = (
-        estimate_kind(name, replace(model, dtype=one), accelerator, degree, rows) for one in (model.dtype, dtype)
+def _scaled(layer: LayerProfile, before: LayerProfile, after: LayerProfile, *, bytes_ratio: Fraction) -> LayerProfile:
+    """Scale a profile by its estimates in both formats."""
+    return replace(
+        layer,
+        forward_seconds=layer.forward_seconds * (after.forward_seconds / before.forward_seconds),
+        backward_seconds=layer.backward_seconds * (after.backward_seconds / before.backward_seconds),
+        activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
+        parameter_bytes=int(layer.parameter_bytes * bytes_ratio),
     )
-    for layer, before, after in zip(layers, old, new, strict=True):
-        yield replace(
-            layer,
-            forward_seconds=layer.forward_seconds * (after.forward_seconds / before.forward_seconds),
-            backward_seconds=layer.backward_seconds * (after.backward_seconds / before.backward_seconds),
-            activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
-            parameter_bytes=layer.parameter_bytes * dtype.num_bytes // model.dtype.num_bytes,
-        )

@@ -235,13 +235,22 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     return Profiles(tuple(found), origin="estimated")
 
 
-def estimate_kind(name: str, model: Model, accelerator: str, degree: int, rows: Sequence[int]) -> list[LayerProfile]:
-    """Estimate the profiles of one layer kind at one tensor degree, in the order of the rows.
+def estimate_kind(  # noqa: PLR0913 - what profiles depend on
+    name: str,
+    model: Model,
+    accelerator: str,
+    degree: int,
+    rows: Sequence[int],
+    *,
+    runtime: Runtime | None = None,
+    power_watts: float | None = None,
+) -> list[LayerProfile]:
+    """Estimate the profiles of one layer kind at one tensor degree, in the order of the rows, as `estimate_profiles`.
 
     Raises ValueError for an accelerator without a data sheet.
     """
     kind = next(kind for kind in _kinds_on(accelerator, model) if kind.name == name)
-    roof = Roof.of(data_sheet(accelerator), model.dtype, tensor_float32=False)
+    roof = Roof.of(data_sheet(accelerator).limited_to(power_watts), model.dtype, tensor_float32=False, runtime=runtime)
     return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, "adam")
 
 

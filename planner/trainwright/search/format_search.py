@@ -70,7 +70,13 @@ def in_format(problem: Problem, dtype: Dtype, left_out: Iterable[str] = ()) -> P
     """
     if dtype is not problem.model.dtype:
         own = tuple(layer for layer in problem.profiles.layers if layer.accelerator in problem.accelerators)
-        profiles = profiles_in(replace(problem.profiles, layers=own), problem.model, dtype)
+        profiles = profiles_in(
+            replace(problem.profiles, layers=own),
+            problem.model,
+            dtype,
+            runtime=problem.runtime,
+            power_watts=problem.cluster.power_limits,
+        )
         problem = replace(problem, model=replace(problem.model, dtype=dtype), profiles=profiles)
     return without(problem, left_out)
 

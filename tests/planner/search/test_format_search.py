@@ -13,6 +13,8 @@ from trainwright.exports import TARGETS
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.runtime import Runtime
+from trainwright.runtime_presets import runtime_preset
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.search.format_search import in_format, search_formats, search_problems, slow_format, slow_format_of
 
@@ -24,11 +26,11 @@ MACHINES = ("p3.8xlarge", "g4dn.12xlarge", "a2-highgpu-4g", "g5.12xlarge")
 MIXED = {"p3.8xlarge": 1, "g4dn.12xlarge": 1, "a2-highgpu-4g": 1}
 
 
-def problem_in(dtype: Dtype, machines: dict[str, int], batch: int = 32) -> Problem:
+def problem_in(dtype: Dtype, machines: dict[str, int], batch: int = 32, runtime: Runtime | None = None) -> Problem:
     model, cluster = Model.of(SMALL, dtype), cluster_of(machines)
     names = [accelerator.name for accelerator in cluster.accelerators]
-    profiles = estimate_profiles(model, names, tensor_degrees=(1, 2, 4), rows=(1, 4, 16, 64))
-    return Problem(cluster, model, profiles, batch)
+    profiles = estimate_profiles(model, names, tensor_degrees=(1, 2, 4), rows=(1, 4, 16, 64), runtime=runtime)
+    return Problem(cluster, model, profiles, batch, runtime=runtime or Runtime())
 
 
 def megatron(problem: Problem, control: SearchControl | None = None) -> list[Candidate]:
@@ -238,8 +240,12 @@ def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> 
     assert search_formats(scarce, find, SearchControl()).candidates[0].dtype is FLOAT32
 
 
-def test_scaled_profiles_are_those_of_the_other_format() -> None:
-    scaled, wanted = in_format(problem_in(BFLOAT16, MIXED), FLOAT32), problem_in(FLOAT32, MIXED)
+@pytest.mark.parametrize("runtime", [Runtime(), runtime_preset("torchtitan").runtime])
+def test_scaled_profiles_are_those_of_the_other_format(runtime: Runtime) -> None:
+    scaled, wanted = (
+        in_format(problem_in(BFLOAT16, MIXED, runtime=runtime), FLOAT32),
+        problem_in(FLOAT32, MIXED, runtime=runtime),
+    )
     known = {(one.accelerator, one.kind, one.tensor_degree, one.rows): one for one in wanted.profiles.layers}
     for one in scaled.profiles.layers:
         other = known[one.accelerator, one.kind, one.tensor_degree, one.rows]
