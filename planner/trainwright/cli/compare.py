@@ -12,7 +12,14 @@ from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
-from trainwright.cli.plan import BASELINE, find_candidates, find_in_formats, has_enumerated, in_named_format
+from trainwright.cli.plan import (
+    BASELINE,
+    find_candidates,
+    find_in_formats,
+    has_enumerated,
+    heuristic_baselines,
+    in_named_format,
+)
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, preload_search
 from trainwright.search.format_search import FormatAnswer
 
@@ -57,10 +64,23 @@ def compare(  # noqa: PLR0913 - one group of options each
     if not control.interrupted.is_set():
         with show_progress(f"searching with {fastest.planner}", search) as control:
             found = in_named_format(fastest.planner, inputs, fastest.problem, control, [fastest.candidate])
+    of_person = heuristic_baselines(fastest.planner, inputs, fastest.problem)
     if output is Output.JSON:
-        show_json({**report.comparison_fields(answers, problem), **report.format_fields(found)})
+        show_json(
+            {
+                **report.comparison_fields(answers, problem),
+                **report.format_fields(found),
+                **report.baseline_fields(fastest.candidate, of_person),
+            }
+        )
     else:
-        show(report.comparison_table(answers, problem), *report.format_sentences(found))
+        show(
+            report.comparison_table(answers, problem),
+            *report.format_sentences(found),
+            *report.baseline_sentences(
+                fastest.candidate, of_person, fastest.problem, what=f"the plan of {fastest.planner}"
+            ),
+        )
     end_if_interrupted(control)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -27,6 +27,10 @@ from trainwright.search.format_search import in_format
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
+
+_SEARCH: Final = (
+    "`trainwright plan --expressible-by {to}` searches among all plans that it can run, and may find a faster one."
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ def export(
             show(f"# ==> {one.name} <==", one.text, wraps=False)
     show(*report.export_sentences(found.target.software, found.lost, found.price), to_error=into is None)
     if found.price is not None:
-        show(report.export_table(found.price), to_error=into is None)
+        others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
+        show(*report.export_band(found.price), *others, report.export_table(found.price), to_error=into is None)
     if into is not None:
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 

@@ -104,15 +104,24 @@ class _Told:
             **report.work_bound_fields(best, problem),
             **report.error_range_fields(best, problem),
             **report.format_fields(self.found),
-            **report.baseline_fields(best, _baselines(self.planner, self.inputs, problem)),
+            **report.baseline_fields(best, heuristic_baselines(self.planner, self.inputs, problem)),
             **report.unlimited_fields(best),
             **(report.worth_fields(self.worth) if self.worth else {}),
             **candidate_fields(self.found.candidates, problem),
         }
 
-    @property
-    def _is_out_of_budget(self) -> bool:
-        return self.control.budget_exhausted.is_set() and not self.control.interrupted.is_set()
+    def _node_worth_sentences(self) -> list[str]:
+        """Say what the budget cut off: half of it is for the plan itself, and what is left for the worth of nodes."""
+        names = self.found.problem.accelerators
+        missing = [name for name in names if name not in {one.accelerator for one in self.worth}]
+        told = []
+        if self.control.budget_exhausted.is_set() and not self.control.interrupted.is_set():
+            told.append("Half of its budget is for --node-worth.")
+        if missing and len(names) > 1:
+            told.append(
+                f"The time did not suffice to say what {' and '.join(missing)} are worth; give more --budget-seconds."
+            )
+        return told
 
     def show(self, answer: PlanAnswer) -> None:
         """Print the tables, and what there is to say of the best plan."""
@@ -125,18 +134,18 @@ class _Told:
         sentences = [
             *report.error_range_sentences(candidates[0], problem),
             *report.format_sentences(self.found),
-            *report.baseline_sentences(candidates[0], _baselines(self.planner, self.inputs, problem), problem),
+            *report.baseline_sentences(candidates[0], heuristic_baselines(self.planner, self.inputs, problem), problem),
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
             *distance_sentences(candidates[0], self.inputs, problem, self.control),
             *report.stopped_sentences(self.control),
-            *(["Half of its budget is for --node-worth."] if answer.node_worth and self._is_out_of_budget else []),
+            *(self._node_worth_sentences() if answer.node_worth else []),
         ]
         if sentences:
             show("", *sentences)
 
 
-def _baselines(planner: str, inputs: Inputs, problem: Problem) -> Baselines:
+def heuristic_baselines(planner: str, inputs: Inputs, problem: Problem) -> Baselines:
     """Return the heuristic's plans; none where another quantity than time is asked for, or another batch."""
     if planner == BASELINE or problem.limits.objective is not Objective.TIME or inputs.searches_batch:
         return Baselines(None)

@@ -14,7 +14,7 @@ from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.families import Gpt, Llama, Moe
+from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.plan import Sharding
 
@@ -48,13 +48,18 @@ class Megatron:
             before += (
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
-        program = f'{SCRIPT} "${{arguments[@]}}"'
+        program = f'{_script(order)} "${{arguments[@]}}"'
         remarks = (*order.remarks, *_expert_remarks(order))
         return (ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=before)),)
 
 
-SCRIPT = '"${MEGATRON:-.}"/pretrain_gpt.py'
-"""Script in a checkout of Megatron-LM, as the shell names it."""
+_SCRIPTS: Final = {Bert: "bert", T5: "t5", Gpt: "gpt", Llama: "gpt", Moe: "gpt"}
+
+
+def _script(order: ExportOrder) -> str:
+    """Return the script in a checkout of Megatron-LM, or the user's for other models, as the shell names it."""
+    name = "gpt" if order.model is None else _SCRIPTS.get(type(order.model.family))
+    return '"${SCRIPT:-train.py}"' if name is None else f'"${{MEGATRON:-.}}"/pretrain_{name}.py'
 
 
 def layout(shape: UniformShape) -> str:
@@ -124,13 +129,16 @@ def _recompute_arguments(shape: UniformShape) -> Arguments:
 
 def _model_arguments(order: ExportOrder) -> Arguments:
     model = order.model
-    if model is None or not isinstance(model.family, Gpt | Llama | Moe):
-        what = (
-            "the model was not given (--model)" if model is None else f"Megatron's arguments of {model.family.family}"
-        )
-        yield "# add the arguments of your model here", what
+    if model is None:
+        yield "# add the arguments and the number format of your model here", "the model was not given (--model)"
         return
     family = model.family
+    if model.dtype is not Dtype.FLOAT32:
+        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", order.dtype_reason
+        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
+    if not isinstance(family, Gpt | Llama | Moe):
+        yield "# add the arguments of your model here", f"Megatron's sizes of {family.family}"
+        return
     yield f"--num-layers {family.layers}", "blocks; the plan counts embedding and head as layers, too"
     yield f"--hidden-size {family.hidden_size}", "model"
     yield f"--num-attention-heads {family.heads}", "model"
@@ -145,9 +153,6 @@ def _model_arguments(order: ExportOrder) -> Arguments:
         yield from _llama_arguments(family)
     if isinstance(family, Moe):
         yield from _expert_arguments(family)
-    if model.dtype is not Dtype.FLOAT32:
-        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", order.dtype_reason
-        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
     yield f"--vocab-size {family.vocabulary_size - 1}", "NullTokenizer adds one"
     yield "--make-vocab-size-divisible-by 1", "the vocabulary is that of the plan"
 

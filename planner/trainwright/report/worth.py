@@ -16,8 +16,10 @@ from trainwright.search.baselines import Baselines
 from trainwright.search.node_worth import NodeWorth
 
 
-def baseline_sentences(candidate: Candidate, found: Baselines, problem: Problem) -> list[str]:
-    """Return how much faster a plan is than the heuristic, on all GPUs or on equal ones, whichever is faster."""
+def baseline_sentences(
+    candidate: Candidate, found: Baselines, problem: Problem, *, what: str = "this plan"
+) -> list[str]:
+    """Return how much faster a plan (`what`) is than the heuristic, on all GPUs or on equal ones, whichever is faster."""
     better = found.better
     if better is None:
         return []
@@ -29,7 +31,7 @@ def baseline_sentences(candidate: Candidate, found: Baselines, problem: Problem)
         parts.append(f"{seconds(found.of_equal.estimate.iteration_seconds)} on the {name} alone")
     times = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
     which = "it" if len(parts) == 1 else "the faster of them"
-    return [f"Megatron's heuristic takes {' and '.join(parts)}; this plan is {times:.2f} times as fast as {which}."]
+    return [f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {times:.2f} times as fast as {which}."]
 
 
 def baseline_fields(candidate: Candidate, found: Baselines) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
             table,
             f"{one.devices} {names[one.accelerator]}",
             "" if one.without_seconds is None else seconds(one.without_seconds),
-            "no plan fits" if one.slowdown is None else f"{one.slowdown:.1%}",
+            "no plan fits" if one.slowdown is None else f"{one.slowdown if abs(one.slowdown) >= SAME else 0.0:.1%}",
             "?" if one.price_per_hour is None else money(one.price_per_hour),
         )
     return titled(

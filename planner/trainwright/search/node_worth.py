@@ -18,7 +18,8 @@ class NodeWorth:
 
     Attributes:
         without_seconds: iteration of the best plan without them; None if none fits.
-        slowdown: share by which that is longer than with them; None if none fits.
+        slowdown: share by which that is longer than with them; None if none fits. Below 0 where the search found a faster plan
+            without them, which it may if its budget ends it.
         price_per_hour: of all of them; None if it is not known.
     """
 
@@ -61,6 +62,6 @@ def _worth(problem: Problem, accelerator: str, best_seconds: float, without_seco
         accelerator,
         devices,
         without_seconds,
-        None if without_seconds is None else max(without_seconds / best_seconds - 1, 0.0),
+        None if without_seconds is None else without_seconds / best_seconds - 1,
         None if price is None else price * devices,
     )

@@ -125,6 +125,7 @@ def test_price_says_which_plan_takes_longer(folder: Path) -> None:
     answer = export(folder, "--to", "megatron", *PRICED)
     told = " ".join(answer.stderr.split())
     assert re.search(r"Predicted: \S+ m?s an iteration, \S+% (longer|shorter) than the given plan's \S+ m?s\.", told)
+    assert "`trainwright plan --expressible-by megatron` searches among all plans that it can run" in told
 
 
 def test_export_writes_its_files_into_a_folder(folder: Path) -> None:

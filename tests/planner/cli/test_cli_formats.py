@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,8 @@ def test_trainer_without_the_format_plans_and_exports_in_one_that_it_has(tmp_pat
     exported = answer(tmp_path, "export", str(tmp_path / "plan.json"), "--to=torchtitan")
     assert 'mixed_precision_param="float32"' in exported["files"]["trainwright_recipe.py"]
     assert "float16: it has bfloat16 and float32" in exported["lost"]
+    told = call(tmp_path, "export", str(tmp_path / "plan.json"), "--to=torchtitan", f"--into={tmp_path / 'titan'}")
+    assert re.search(r"Predicted: \S+ m?s an iteration, \S+% (longer|shorter) than the given plan's", words(told))
     assert answer(tmp_path, "export", str(tmp_path / "plan.json"), "--to=megatron")["lost"] == []
 
 

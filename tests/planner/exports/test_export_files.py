@@ -22,7 +22,7 @@ from trainwright.exports.deepspeed import config
 from trainwright.exports.launch import agents
 from trainwright.exports.megatron_arguments import layout, parallel_arguments
 from trainwright.exports.torchtitan import module_names
-from trainwright.families import Gpt, Llama, Moe
+from trainwright.families import Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Schedule, Sharding
@@ -161,6 +161,13 @@ def test_megatron_is_told_the_sizes_of_the_model(tmp_path: Path) -> None:
     (call, *_) = started(script, "b", tmp_path)
     told = dict(pairwise(call))
     assert (told["--num-layers"], told["--num-experts"], told["--moe-layer-freq"]) == ("4", "4", "[0,1,0,1]")
+
+
+def test_megatron_is_told_the_number_format_of_every_model() -> None:
+    bert = Model.of(Bert(layers=4, hidden_size=64, heads=4, sequence_length=32), Dtype.FLOAT16)
+    script = written("megatron", SHAPE.plan(), bert)["launch.sh"]
+    assert "    --fp16 " in script
+    assert "/pretrain_bert.py" in script
 
 
 def test_pytorchjobs_pin_a_pod_for_every_run_of_ranks() -> None:

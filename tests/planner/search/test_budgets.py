@@ -11,6 +11,7 @@ import pytest
 from trainwright.cluster import Cluster
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, SearchProgress
 from trainwright.search.alpa.micro_batch_search import MicroBatchSearch
+from trainwright.search.baselines import baselines
 from trainwright.search.galvatron.partition_search import SplitTables
 from trainwright.search.node_worth import node_worths
 
@@ -111,3 +112,17 @@ def test_nodes_are_worth_nothing_unused_everything_alone_and_unknown_if_the_budg
         (slow, 1.0, 0.0),
     ]
     assert [one.accelerator for one in node_worths(problem, 1.0, [fast], late, spent())] == [slow]
+
+
+def test_search_that_is_faster_without_nodes_is_not_hidden(problem: Problem) -> None:
+    found = node_worths(problem, 1.0, problem.accelerators, lambda name, part: 0.75, SearchControl())
+    assert [one.slowdown for one in found] == [-0.25, -0.25]
+
+
+def test_auto_is_never_slower_than_the_heuristic_on_the_best_part(make_problem: Callable[..., Problem]) -> None:
+    for batch in (4, 16, 64):
+        problem = make_problem(batch=batch)
+        heuristic = baselines(problem).better
+        assert heuristic is not None
+        found = SEARCHES["auto"](problem, spent(), 1)[0]
+        assert found.estimate.iteration_seconds <= heuristic.estimate.iteration_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -37,22 +38,29 @@ from trainwright.search.auto.neighbourhood.strategy_moves import other_schedules
 from trainwright.search.auto.search_state import MAX_EVALUATIONS, PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
+from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first, fitting_candidate
 from trainwright.search.degrees import divisors
-from trainwright.search.megatron import megatron_candidates
+from trainwright.search.megatron import megatron, megatron_candidates
 from trainwright.search.plan_variants import gathering_in_every_pass
 from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, SearchControl
-from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error
+from trainwright.search.uniform.plan_space import (
+    UniformPlanSpace,
+    check_profiled,
+    exceeds_all_memory,
+    infeasibility_error,
+)
 
 
 def initial_solutions(state: SearchState) -> None:
-    """Evaluate the first plans: Megatron's or, if none fits, memory-balanced ones; then AMP's.
+    """Evaluate the first plans: Megatron's or, if none fits, memory-balanced ones; Megatron's on each accelerator; then AMP's.
 
     If memory is short, bottleneck-balanced plans are evaluated too.
     """
     if not _try_megatron(state):
         _try_memory_first_plans(state)
+    _try_megatron_on_each_accelerator(state)
     if state.feasible_candidates:
         state.report_progress(0)
     for plan in (
@@ -81,6 +89,14 @@ def _try_megatron(state: SearchState) -> bool:
     state.evaluator.add(best_of(state.problem, lazy_candidates, SearchControl(), 1)[0])
     state.provisional = []
     return True
+
+
+def _try_megatron_on_each_accelerator(state: SearchState) -> None:
+    """Add what a person would run on the best part of the cluster, whatever the budget."""
+    names = state.problem.accelerators
+    for name in names if len(names) > 1 else ():
+        with suppress(NoFeasiblePlan):
+            state.evaluator.add(megatron(on_one_accelerator(state.problem, name), SearchControl(), 1)[0])
 
 
 def _try_memory_first_plans(state: SearchState) -> None:
@@ -336,6 +352,8 @@ def auto(problem: Problem, control: SearchControl, top: int | None) -> list[Cand
         NoFeasiblePlan: nothing fits; the error names the closest plan.
     """
     check_profiled(problem)
+    if exceeds_all_memory(problem):
+        raise infeasibility_error(problem, least_memory_plans(problem))
     state = SearchState.of(problem, control)
     if is_enumerable(problem):
         enumerate_small(state)

@@ -198,13 +198,23 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
     )
 
 
+def exceeds_all_memory(problem: Problem) -> bool:
+    """Return whether weights, gradients and optimizer alone exceed the memory of all devices, so that no plan can fit."""
+    return _state_bytes(problem) > _memory_bytes(problem)
+
+
+def _state_bytes(problem: Problem) -> int:
+    return round(problem.model.parameters * problem.cost_context.value_bytes.unsharded)
+
+
+def _memory_bytes(problem: Problem) -> int:
+    return sum(problem.cost_context.memory_of_node[device.node] for device in problem.devices)
+
+
 def _excess_words(problem: Problem) -> str:
-    """Say that the training state exceeds the memory of all devices, if it does: then no plan can fit."""
-    context = problem.cost_context
-    state = round(problem.model.parameters * context.value_bytes.unsharded)
-    memory = sum(context.memory_of_node[device.node] for device in problem.devices)
-    if state <= memory:
+    if not exceeds_all_memory(problem):
         return ""
+    state, memory = _state_bytes(problem), _memory_bytes(problem)
     return (
         f". Weights, gradients and optimizer alone take {format_bytes(state)}, and all devices together have "
         f"{format_bytes(memory)}: use more devices or a smaller model"
