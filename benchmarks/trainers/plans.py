@@ -106,6 +106,8 @@ PLANS = {
         UniformPlan(2, 1, tensor=2),
         UniformPlan(2, 1, tensor=2, along_sequence=True),
     ),
-    8: tuple(UniformPlan(2, 2, sharding, tensor=2, along_sequence=True) for sharding in (Sharding.NONE, *FULLY_SHARDED)),
+    8: tuple(
+        UniformPlan(2, 2, sharding, tensor=2, along_sequence=True) for sharding in (Sharding.NONE, *FULLY_SHARDED)
+    ),
 }
 """Plans by number of processes; that of one process shows how much the layers differ."""
