@@ -183,7 +183,8 @@ class NodeWorthStatus(StatusModel):
     predicted_seconds: Figure | None = None
     """Seconds per iteration that the cost model predicts for the best plan without them; absent where none fits."""
     slowdown: Figure | None = None
-    """Share by which that is longer than with them: 0.05 is five per cent; absent where no plan fits."""
+    """Share by which that is longer than with them: 0.05 is five per cent; below 0 where the search found a faster plan
+    without them; absent where no plan fits."""
     price_per_hour: Figure | None = None
     """Price of all of them for an hour, by devices.pricesPerHour; absent where it is not given."""
 
