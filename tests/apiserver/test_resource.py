@@ -205,7 +205,7 @@ def test_a_list_of_plans_reads_well(api_server, training_plan, namespace) -> Non
     assert " ".join(tiny.split()[:-1]) == "tiny Succeeded 5/5 trials 0.8 1.5376 true BestTrialSelected"
     assert untouched.split()[0] == "untouched"
     wide = api_server.kubectl("get", "trainingplans", "--namespace", namespace, "--output", "wide").splitlines()
-    assert " ".join(wide[0].split()).endswith("AGE WINNER PREDICTED PLANNER DEVICES")
+    assert " ".join(wide[0].split()).endswith("AGE WINNER PREDICTED BASELINE PLANNER DEVICES")
     assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Auto 3")
 
 
@@ -220,7 +220,7 @@ def test_plans_are_in_the_categories_all_and_ml(api_server, training_plan, names
 def test_explain_describes_fields(api_server) -> None:
     trials = " ".join(api_server.kubectl("explain", "trainingplan.spec.trials").split())
     assert "How many of the best candidates are tried. 0: plan only" in trials
-    assert "Megatron (the best measured of the heuristic's best two) or None" in trials
+    assert "Megatron, the better measured of the heuristic's plan on all devices and the" in trials
     error = api_server.kubectl("explain", "tplan.status.trials.predictionError")
     assert "(predicted − measured) / measured" in " ".join(error.split())
 

@@ -98,7 +98,10 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     assert states["TrialsCompleted"] == states["Succeeded"] == "True", status["conditions"]
 
     winner = status["winner"]
-    assert winner["speedupOverBaseline"] > 1.2, status["trials"]
+    assert winner["speedupOverBaseline"] > 1.0, status["trials"]
+    assert {trial.get("accelerator") for trial in status["trials"] if trial["role"] == "Baseline"} > {None}, status[
+        "trials"
+    ]
     assert winner["emulated"] is True
     measured = [trial for trial in status["trials"] if trial["state"] == "Succeeded"]
     assert {trial["role"] for trial in measured} == {"Candidate", "Baseline"}
