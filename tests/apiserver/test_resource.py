@@ -220,7 +220,7 @@ def test_plans_are_in_the_categories_all_and_ml(api_server, training_plan, names
 def test_explain_describes_fields(api_server) -> None:
     trials = " ".join(api_server.kubectl("explain", "trainingplan.spec.trials").split())
     assert "How many of the best candidates are tried. 0: plan only" in trials
-    assert "Megatron, the better measured of the heuristic's plan on all devices and the" in trials
+    assert "Megatron: the heuristic's plan on all devices, or the one on the type of device" in trials
     error = api_server.kubectl("explain", "tplan.status.trials.predictionError")
     assert "(predicted − measured) / measured" in " ".join(error.split())
 

@@ -233,8 +233,8 @@ class TrialsSpec(ApiModel):
     top_k: Annotated[int, Field(ge=0, le=MAX_TRIALS)] = 3
     """How many of the best candidates are tried. 0: plan only, without any trial, the baseline's included."""
     baseline: Baseline = Baseline.MEGATRON
-    """What the winner is compared with: None, or Megatron, the better measured of the heuristic's plan on all devices and the
-    one on the type of device that is best for it; where all are of one type, of its best two."""
+    """What the winner is compared with. None: nothing. Megatron: the heuristic's plan on all devices, or the one on the type
+    of device that is best for it, whichever is measured faster. Where all devices are of one type, both are its best two."""
     per_gang: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
     """So many trials run one after another in the same pods, which hold the devices of all of them and start once. Should
     one of them fail, it and those behind it are tried alone."""

@@ -48,8 +48,8 @@ def emulating(accelerators: Iterable[str], dtype: Dtype) -> tuple[str, ...]:
 def format_choices(accelerators: Collection[str], among: Collection[Dtype] = PREFERRED) -> tuple[FormatChoice, ...]:
     """Return the formats that may give the fastest plan, each on the accelerators that compute it natively.
 
-    `among`: formats of the trainer, which float32 is one of. Another is left out where a format computes on at least its accelerators, at least as fast by their data sheets, and
-    with no more bytes: each of its plans is as fast in that format.
+    `among` are the trainer's formats; float32 is one of them. Another format is left out where one computes on at least its
+    accelerators, at least as fast by their data sheets, and with no more bytes: each of its plans is as fast in that format.
     """
     names = tuple(dict.fromkeys(accelerators))
     found: list[FormatChoice] = []
@@ -102,7 +102,8 @@ def profiles_in(
 ) -> Profiles:
     """Return profiles of a model's layers scaled to another number format by the rooflines of the data sheets.
 
-    `runtime` and `power_watts` as for `estimate_profiles`, whose profiles in that format the scaled ones of another equal. Raises ValueError for an accelerator without a data sheet.
+    `runtime` and `power_watts` are those of `estimate_profiles`: its estimates, scaled, are its estimates in the other format.
+    Raises ValueError for an accelerator without a data sheet.
     """
     names = {kind.name for kind in model.kinds}
     ordered = sorted((layer for layer in profiles.layers if layer.kind in names), key=_place)

@@ -149,7 +149,8 @@ def export(
     show(*report.export_sentences(found.target.software, found.lost, found.price), to_error=into is None)
     if found.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
-        show(*report.export_band(found.price), *others, report.export_table(found.price), to_error=into is None)
+        band = report.error_range_sentences(found.price.exported, found.price.problem)
+        show(*band, *others, report.export_table(found.price), to_error=into is None)
     if into is not None:
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 
@@ -164,16 +165,14 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     training = given.training()
     if training is None:
         return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
-    is_open = training.dtype is RequestedDtype.AUTO
-    dtype = None if is_open else Dtype(training.dtype)
-    known = training.in_format(Dtype.BFLOAT16 if dtype is None else dtype).model
-    near = nearest_plan(plan, target.capabilities.of_model(known))
-    if dtype in target.capabilities.dtypes:
-        return _Export(target, plan, near, training.model, training.optimizer, None, dtype)
-    why = "the model file says auto" if dtype is None else f"{target.software} has no {dtype}"
-    reason = f"assumed: {why}; give --cluster to choose it"
-    model = training.in_format(Dtype.BFLOAT16).model
-    return _Export(target, plan, near, model, training.optimizer, None, dtype, reason)
+    asked = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
+    dtype, reason = asked, ""
+    if dtype is None or dtype not in target.capabilities.dtypes:
+        why = "the model file says auto" if asked is None else f"{target.software} has no {asked}"
+        dtype, reason = Dtype.BFLOAT16, f"assumed: {why}; give --cluster to choose it"
+    model = training.in_format(dtype).model
+    near = nearest_plan(plan, target.capabilities.of_model(model))
+    return _Export(target, plan, near, model, training.optimizer, None, asked, reason)
 
 
 def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:

@@ -21,7 +21,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "1f1b": "schedule",
     **{str(one): "sharding" for one in Sharding},
 }
-"""What each word without a number decides."""
+"""Words without a number, and what each of them sets. Two that set the same contradict each other."""
 _LAYERS: Final = re.compile(r"\[([0-9 ]+)\]")
 
 

@@ -16,7 +16,7 @@ from trainwright.report.comparison import (
 )
 from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.explanation import Explanation
-from trainwright.report.export_price import ExportPrice, export_band, export_sentences, export_table
+from trainwright.report.export_price import ExportPrice, export_sentences, export_table
 from trainwright.report.format_sentences import (
     format_fields,
     format_sentences,
@@ -56,7 +56,6 @@ __all__ = [
     "enumeration_sentence",
     "error_range_fields",
     "error_range_sentences",
-    "export_band",
     "export_sentences",
     "export_table",
     "figure_fields",

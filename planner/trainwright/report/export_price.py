@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from trainwright.report.error_range import error_range_sentences
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.plan_summary import lines, savings
 from trainwright.report.tables import add_row, new_table, origin_words, titled
@@ -71,11 +70,6 @@ def export_sentences(software: str, lost: Sequence[str], price: ExportPrice | No
         *told,
         "No price: give --cluster and --model, as `estimate` takes them." if price is None else price.sentence(),
     ]
-
-
-def export_band(price: ExportPrice) -> list[str]:
-    """Return the error band of what is exported."""
-    return error_range_sentences(price.exported, price.problem)
 
 
 def export_table(price: ExportPrice) -> Group:
