@@ -271,6 +271,7 @@ class SearchControl:
         deadline_seconds: on `clock`; None: no limit.
         report: callback for progress.
         effort: multiple of the usual number of plans that `auto` evaluates.
+        max_seconds: iteration seconds above which plans are of no use; a search may leave out those that it knows to be slower.
         clock: seconds on the clock of the deadline.
         interrupted: set from outside to end the search, as a spent budget does.
         budget_exhausted: set once `expired` was true, so that the search may have left plans out.
@@ -281,6 +282,7 @@ class SearchControl:
     deadline_seconds: float | None = None
     report: Callable[[SearchProgress], None] | None = None
     effort: float = 1.0
+    max_seconds: float = math.inf
     clock: Callable[[], float] = field(default=time.monotonic, compare=False, repr=False)
     interrupted: Event = field(default_factory=Event, compare=False, repr=False)
     budget_exhausted: Event = field(default_factory=Event, compare=False, repr=False)
@@ -298,7 +300,7 @@ class SearchControl:
     ) -> SearchControl:
         """Return a control whose budget starts now."""
         deadline = None if budget_seconds is None else clock() + budget_seconds
-        return cls(seed, deadline, report, effort, clock)
+        return cls(seed, deadline, report, effort, clock=clock)
 
     def part(self, parts: float) -> SearchControl:
         """Return the control of the next of `parts` searches in sequence: one in `parts` of the time that is left.

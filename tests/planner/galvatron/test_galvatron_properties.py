@@ -136,6 +136,29 @@ def test_bmw_includes_the_solutions_of_base(
 
 
 @planners
+@few
+@given(speeds=nodes, memory=memories, slack=st.sampled_from([1.1, 1.5]), pick=randoms)
+def test_limit_on_seconds_loses_no_best_plan(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    memory: int | None,
+    slack: float,
+    pick: random.Random,
+) -> None:
+    problem = draw(speeds, pick, memory)
+    every = solutions(planner, problem)
+    if every:
+        fastest = every[0].estimate.iteration_seconds
+        few = SEARCHES[planner](problem, SearchControl(max_seconds=slack * fastest), None)
+        assert few[0].estimate.iteration_seconds <= fastest * (1 + 1e-9)
+        assert len(few) <= len(every)
+        with pytest.raises(NoFeasiblePlan, match="no plan takes less"):
+            SEARCHES[planner](problem, SearchControl(max_seconds=fastest / 100), None)
+
+
+@planners
 def test_progress_reports_replayed_seconds(draw: Callable[..., Problem], planner: str) -> None:
     problem = draw([("fast", 2), ("slow", 2)], random.Random(1))
     told: list[SearchProgress] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +36,7 @@ from trainwright.search.auto.layer_rebalancing import with_sharding
 from trainwright.search.auto.local_search import IteratedLocalSearch, local_search
 from trainwright.search.auto.memory_first_starts import least_memory_plans, memory_balanced_plans
 from trainwright.search.auto.neighbourhood.strategy_moves import other_schedules
-from trainwright.search.auto.search_state import MAX_EVALUATIONS, PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState
+from trainwright.search.auto.search_state import PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState, max_evaluations
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
 from trainwright.search.baselines import on_one_accelerator
@@ -275,7 +276,9 @@ def warm_start(state: SearchState) -> None:
     if state.problem.preference.keep is not None:
         for plan in adapt_plan(state.problem.preference.keep, state.problem)[: draft_evaluation_limit(state)]:
             state.evaluator.evaluate_repaired(gathering_in_every_pass(plan))
-    for candidate in warm_start_candidates(state.problem, state.control, lambda: state.is_out_of_time):
+    max_seconds = math.inf if state.has_no_plan else state.best_seconds * NEAR_BEST_RATIO
+    control = replace(state.control, max_seconds=max_seconds)
+    for candidate in warm_start_candidates(state.problem, control, lambda: state.is_out_of_time):
         state.evaluator.add(candidate)
 
 
@@ -326,7 +329,7 @@ def _extend_budget(state: SearchState) -> None:
     if state.is_far_from_compute_estimate and not is_enumerable(state.problem):
         extended = min(
             state.evaluator.remaining_evaluations * state.compute_estimate_ratio / USUAL_COMPUTE_ESTIMATE_RATIO,
-            MAX_EVALUATIONS * state.control.effort,
+            max_evaluations(len(state.problem.devices)) * state.control.effort,
         )
         state.evaluator.remaining_evaluations = max(state.evaluator.remaining_evaluations, extended)
 

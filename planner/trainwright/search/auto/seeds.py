@@ -54,7 +54,8 @@ def warm_start_candidates(
 ) -> Iterator[Candidate]:
     """Yield the best plans of each affordable search; after the deadline the running search stops at its next step.
 
-    Galvatron-BMW, which uses all devices, runs on those of each accelerator alone, too, where there are several.
+    Galvatron-BMW, which uses all devices, runs on those of each accelerator alone, too, where there are several. Searches
+    leave out plans slower than the control's `max_seconds`.
     """
     for search, part in _applicable_searches(problem):
         if is_out_of_time():

@@ -27,7 +27,7 @@ from trainwright.search.galvatron.pipeline_solutions import (
     StageEnds,
     StageSolution,
 )
-from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, SearchControl
 from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error
 
 SolutionGenerator = Callable[[SplitTables, float], Iterable[PipelineSolution]]
@@ -94,7 +94,7 @@ class SolutionPool:
         further = 0
         for table in self._by_bound():
             is_late = self.control.expired()
-            if self.found and is_late:
+            if (self.found and is_late) or (not is_late and table.lower_bound > self.control.max_seconds):
                 break
             if not is_late and table.lower_bound > self._limit:
                 further += 1
@@ -108,6 +108,8 @@ class SolutionPool:
         """Yield splits by ascending bound, which is computed only when the cheaper quick bound comes next."""
         waiting: list[tuple[float, int]] = []
         for quick, number in self._quick:
+            if quick > self.control.max_seconds:
+                break
             while waiting and waiting[0][0] < quick:
                 yield self.tables[heappop(waiting)[1]]
             heappush(waiting, (quick if self.control.expired() else self.tables[number].lower_bound, number))
@@ -117,7 +119,8 @@ class SolutionPool:
     @property
     def _limit(self) -> float:
         """Return the Eq. 8 above which a split is skipped."""
-        return SLACK_RATIO * self.best_eq8_seconds if len(self.found) >= ENOUGH_PLANS else math.inf
+        is_known = len(self.found) >= ENOUGH_PLANS
+        return min(SLACK_RATIO * self.best_eq8_seconds if is_known else math.inf, self.control.max_seconds)
 
     def report_progress(self, done: int) -> None:
         """Report `done` steps and the best seconds so far."""
@@ -129,7 +132,8 @@ class SolutionPool:
         return min((item.exact_seconds for item in self.found.values()), default=None)
 
     def _add(self, cut: PipelineSplit, solutions: Iterable[PipelineSolution]) -> None:
-        for solution in sorted(solutions, key=attrgetter("seconds"))[:COSTED_PER_CUT]:
+        useful = (solution for solution in solutions if solution.seconds <= self.control.max_seconds)
+        for solution in sorted(useful, key=attrgetter("seconds"))[:COSTED_PER_CUT]:
             self.best_eq8_seconds = min(self.best_eq8_seconds, solution.seconds)
             for variant in cut.variants(solution):
                 self.evaluate(cut, variant)
@@ -173,6 +177,8 @@ def improve_partitions(pool: SolutionPool) -> None:
     """
     most = len(pool.found) + COSTED_IN_DESCENT * REFERENCE_DEVICES // max(REFERENCE_DEVICES, len(pool.problem.devices))
     for start in pool.best_of_splits()[:STARTS]:
+        if start.exact_seconds > pool.control.max_seconds:
+            break
         best = start
         for neighbourhood in (neighbours, layer_moves):
             improves = True
@@ -197,13 +203,15 @@ def search_pipelines(
     Which plans are evaluated does not depend on how many are requested.
 
     Raises:
-        NoFeasiblePlan: Nothing fits; the error names the plans that come closest.
+        NoFeasiblePlan: Nothing fits; the error names the plans that come closest. Or all are slower than asked for.
     """
     check_profiled(problem)
     tables = [SplitTables(cut) for cut in GroupTablesCache(problem).pipeline_splits()]
     pool = SolutionPool(problem, control, tables, steps=len(explorers) * len(tables) + 1)
     for explore in explorers:
         pool.run(explore)
+    if not pool.found and control.max_seconds < math.inf:
+        raise NoFeasiblePlan(f"no plan takes less than {control.max_seconds:.4g} s")
     if not pool.found:
         raise infeasibility_error(problem, _min_memory_plans(problem))
     if descends:
