@@ -17,10 +17,12 @@ from trainwright.accelerators.number_formats import (
     profiles_in,
 )
 from trainwright.cost.work_bound import work_bound_seconds
+from trainwright.exports import is_expressible
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of
 from trainwright.search.cost_objective import pareto_front, subsampled
+from trainwright.search.megatron import megatron
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl
 
 Find = Callable[[Problem, SearchControl], Sequence[Candidate]]
@@ -140,16 +142,17 @@ def search_problems(
 ) -> FormatAnswer:
     """Return the best candidates of problems in several formats, without a search where the work bound rules one out.
 
-    Each search gets an equal share of the budget that is left. Raises the first problem's NoFeasiblePlan if no problem has
-    a feasible plan.
+    Each search gets an equal share of the budget that is left, except those that the heuristic's plans rule out: they come
+    last, and get what the others leave. Raises the first problem's NoFeasiblePlan if no problem has a feasible plan.
     """
     answers: list[FormatAnswer] = []
     refusal: NoFeasiblePlan | None = None
     are_enumerated = True
-    for number, problem in enumerate(problems):
+    likely, unlikely = _by_heuristic(problems) if control.deadline_seconds is not None else (problems, [])
+    for number, problem in enumerate((*likely, *unlikely)):
         if not all(_may_win(problem, answer) for answer in answers):
             continue
-        part = control.part(len(problems) - number)
+        part = control.part((len(likely) if number < len(likely) else len(problems)) - number)
         try:
             found = find(problem, part)
         except NoFeasiblePlan as refused:
@@ -173,6 +176,18 @@ def search_problems(
     is_front = best.problem.limits.objective is Objective.PARETO
     answer = FormatAnswer(best.problem, tuple(subsampled(kept, top) if is_front else kept[:top]))
     return _with_unlimited(answer, [one for other in answers for one in other.candidates])
+
+
+def _by_heuristic(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems that may have the fastest plan, and those that the work bound and the heuristic's plans rule out."""
+    quick: list[FormatAnswer] = []
+    for problem in problems if len(problems) > 1 else ():
+        with suppress(NoFeasiblePlan):
+            candidate, told = megatron(problem, SearchControl(), 1)[0], problem.capabilities
+            if told is None or is_expressible(candidate.plan, told):
+                quick.append(FormatAnswer(problem, (candidate,)))
+    likely = [one for one in problems if all(_may_win(one, answer) for answer in quick)]
+    return likely, [one for one in problems if one not in likely]
 
 
 def slow_format(

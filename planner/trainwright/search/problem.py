@@ -184,6 +184,12 @@ class Problem:
         used = set(self.nodes)
         return tuple(device for device in self.cluster.devices if device.node in used)
 
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Capabilities that the trainer of the limits has for this model; None without that limit."""
+        trainer = self.limits.expressible_by
+        return None if trainer is None else trainer.of_model(self.model)
+
     @cached_property
     def running_plan(self) -> Plan | None:
         """Plan to keep, with what the runtime decides for it as for every candidate."""

@@ -200,6 +200,35 @@ def test_each_format_gets_an_equal_share_of_the_budget_that_is_left() -> None:
     assert not control.budget_exhausted.is_set()
 
 
+@pytest.mark.parametrize("dtypes", [(FLOAT16, FLOAT32), (FLOAT32, FLOAT16)])
+def test_format_that_the_heuristic_rules_out_gets_no_share_of_the_budget(dtypes: tuple[Dtype, ...]) -> None:
+    asked = dict[Dtype, float | None]()
+
+    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
+        asked[problem.model.dtype] = control.deadline_seconds
+        return megatron(problem, control)
+
+    control = SearchControl.with_budget(8.0, clock=lambda: 100.0)
+    problems = [problem_in(dtype, {"p3.8xlarge": 1}) for dtype in dtypes]
+    assert search_problems(problems, find, control).problem.model.dtype is FLOAT16
+    assert asked == {FLOAT16: 108.0}
+
+
+def test_format_that_the_heuristic_alone_rules_out_gets_what_is_left_of_the_budget() -> None:
+    asked = dict[Dtype, float | None]()
+
+    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
+        asked[problem.model.dtype] = control.deadline_seconds
+        found = megatron(problem, control)
+        slow = replace(found[0].estimate, iteration_seconds=1e3)
+        return [replace(one, estimate=slow) for one in found] if problem.model.dtype is FLOAT16 else found
+
+    control = SearchControl.with_budget(8.0, clock=lambda: 100.0)
+    problems = [problem_in(dtype, {"p3.8xlarge": 1}) for dtype in (FLOAT32, FLOAT16)]
+    assert search_problems(problems, find, control).problem.model.dtype is FLOAT32
+    assert asked == {FLOAT16: 108.0, FLOAT32: 108.0}
+
+
 def test_answer_is_stopped_by_its_budget_when_one_format_is_and_not_when_a_price_is() -> None:
     def stopped(problem: Problem, control: SearchControl) -> list[Candidate]:
         control.expired()

@@ -115,8 +115,7 @@ class _CandidatePool:
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
         """Add the plans that fit into memory and are expressible by the trainer of the limits, if there is one."""
-        trainer, model = self.problem.limits.expressible_by, self.problem.model
-        told = None if trainer is None else trainer.of_model(model)
+        told = self.problem.capabilities
         allowed = (plan for plan in plans if told is None or is_expressible(plan, told))
         costed = (self._costed(plan) for plan in allowed if self._is_new(plan))
         self.candidates += [candidate for candidate in costed if candidate is not None]
