@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from trainwright.calibration.factors import (
+    MOST_RATIO,
     Evaluation,
     MemoryFactors,
     Predictor,
@@ -140,12 +141,14 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
     depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
 
-    Raises ValueError, naming the trial, for a plan that does not belong to the context, and if there are no trials.
+    Raises ValueError, naming the trial, for a plan that does not belong to the context, for an iteration that no factor
+    explains, and if there are no trials.
     """
     if not trials.trials:
         raise ValueError("there is nothing to fit: no trial was measured")
     overfull = tuple(trial for trial in trials.failed if trial.out_of_memory)
     evaluation = Evaluation((*trials.trials, *overfull), context, predict)
+    _refuse_implausible(trials.trials, evaluation)
     times, time = _fit_times(evaluation, trials.trials)
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
@@ -171,6 +174,23 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
         time_helps=time.helps,
         memory_errors=Errors.of(tuple(held.values())) if held else None,
         memory_helps=memory_helps,
+    )
+
+
+def _refuse_implausible(trials: tuple[Trial, ...], evaluation: Evaluation) -> None:
+    """Raise ValueError for measured iterations that are so far from their predictions that they would spoil the factors."""
+    predicted = [float(evaluation.seconds(number, evaluation.context.runtime)[0]) for number in range(len(trials))]
+    ratios = [trial.iteration_seconds / max(seconds, 1e-300) for trial, seconds in zip(trials, predicted, strict=True)]
+    strange = [number for number, ratio in enumerate(ratios) if not 1 / MOST_RATIO <= ratio <= MOST_RATIO]
+    if not strange:
+        return
+    first, *others = strange
+    times = f"{ratios[first]:,.0f}" if ratios[first] > 1 else f"{ratios[first]:.3g}"
+    also = f"; so is that of {', '.join(f'trials.{number}' for number in others)}" if others else ""
+    raise ValueError(
+        f"trials.{first} ({trials[first].label}): iteration_seconds is {trials[first].iteration_seconds:.4g}, {times} times the "
+        f"prediction of {predicted[first]:.4g}, too far for any factor to explain{also}; check the unit (seconds, not "
+        "milliseconds), or drop what was not measured right"
     )
 
 

@@ -105,6 +105,8 @@ DERIVED_GROWTH_SPREAD: Final = 0.3
 CONSTANT_SPREAD: Final = 0.03
 MOST_CONSTANT: Final = 0.5
 """Maximum of constant_seconds, as a share of the fastest measured iteration."""
+MOST_RATIO: Final = 20.0
+"""Ratio of a measured iteration to its prediction, or the inverse, beyond which no factor's bounds reach."""
 ACTIVATION_SPREAD: Final = 0.2
 CONSTANT_MEMORY_SPREAD: Final = 0.2
 COPIES_UNIT_BYTES: Final = 16.0

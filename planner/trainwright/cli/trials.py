@@ -58,7 +58,10 @@ def calibrate(
     check_devices((one.plan for one in measured.trials), problem, inputs, trials)
     if inputs.searches_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
-    found = fit(measured, problem.cost_context)
+    try:
+        found = fit(measured, problem.cost_context)
+    except ValueError as error:
+        raise DocumentError(f"{trials}: {error}") from None
     write_document(found.runtime, write)
     show(report.calibration_report(found), to_error=write is None)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from trainwright.calibration import Errors, Fit
+from trainwright.calibration import Errors, Fit, FittedTrial
 from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.report import tables
@@ -66,10 +66,19 @@ def _factors(found: Fit) -> Group:
 
 
 def _sentences(found: Fit) -> list[str]:
-    lines = [_errors("time", found.time_errors, helps=found.time_helps)]
+    lines = [_outlier(trial) for trial in found.trials if trial.is_outlier]
+    lines.append(_errors("time", found.time_errors, helps=found.time_helps))
     if found.memory_errors is not None:
         lines.append(_errors("memory", found.memory_errors, helps=bool(found.memory_helps)))
     return lines
+
+
+def _outlier(trial: FittedTrial) -> str:
+    ratio = trial.iteration_seconds.measured / trial.iteration_seconds.after
+    return (
+        f"{trial.name} took {ratio:.2g} times what the other trials let expect, so it hardly counts; check how it was "
+        "measured, or drop it."
+    )
 
 
 def _errors(what: str, errors: Errors, *, helps: bool) -> str:

@@ -130,6 +130,20 @@ def test_fit_resists_one_outlier(plans, setting, seed):
     assert found.trials[1].is_outlier
 
 
+@pytest.mark.parametrize(("factor", "words"), [(1000.0, "1,000 times the"), (0.001, "0.001 times the")])
+def test_trial_that_no_factor_explains_is_named_and_nothing_is_fitted(plans, setting, factor, words):
+    trials, _ = _five(plans, setting, 1, truth=Runtime())
+    predicted = estimate_with_context(trials[3].plan, setting).iteration_seconds
+    for number in (1, 3):
+        trials[number] = replace(trials[number], iteration_seconds=factor * predicted, name=f"run {number}")
+    with pytest.raises(ValueError, match=r"trials\.2 \(run 3\)") as refusal:
+        fit(Trials((*trials[:1], *trials[2:])), setting)
+    assert words in str(refusal.value)
+    assert "milliseconds" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"trials\.1 \(run 1\)[^;]*; so is that of trials\.3;"):
+        fit(Trials(tuple(trials)), setting)
+
+
 def test_single_trial_moves_only_the_shared_ratio(plans, setting):
     trials, held_back = _five(plans, setting, 3)
     found = fit(Trials((replace(trials[0], peak_memory_bytes=None),)), setting)
@@ -162,11 +176,11 @@ def test_factors_stay_when_they_do_not_help(plans, setting):
     assert found.time_errors.after == found.time_errors.before < found.time_errors.left_out
 
 
-@pytest.mark.parametrize("factor", [1e-6, 1e6])
-def test_factors_stay_within_their_bounds(plans, setting, factor):
+@pytest.mark.parametrize(("factor", "peak_bytes"), [(1 / 19, 1), (19.0, 2**50)])
+def test_factors_stay_within_their_bounds(plans, setting, factor, peak_bytes):
     trials = [
-        replace(trial, iteration_seconds=trial.iteration_seconds * factor, peak_memory_bytes=1 + round(2**30 * factor))
-        for trial in (_measured(plan, setting) for plan in plans[:5])
+        replace(trial, iteration_seconds=trial.iteration_seconds * factor, peak_memory_bytes=peak_bytes)
+        for trial in (_measured(plan, setting, Runtime()) for plan in plans[:5])
     ]
     runtime = fit(Trials(tuple(trials)), setting).runtime
     for accelerator in ("emulated-fast", "emulated-slow"):

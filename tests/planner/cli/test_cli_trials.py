@@ -206,3 +206,24 @@ def test_calibrate_takes_plans_in_words_and_names_the_wrong_one(folder: Path) ->
     assert "pp2 dp2 tp2" in fitted.output
     (folder / "trials.yaml").write_text(text.replace("dp8", "dp16"))
     assert "trials.yaml: trials.1: plan 'pp1 dp16 mb1': needs 16 devices" in refused(call(folder, "calibrate", given))
+
+
+def test_calibrate_refuses_milliseconds_and_tells_of_an_outlier(
+    folder: Path, problem: Problem, plans: Sequence[Plan]
+) -> None:
+    def calibrated(factor: float) -> Result:
+        seconds = [estimate_with_context(plan, problem.cost_context).iteration_seconds for plan in plans]
+        seconds[2] *= factor
+        trials = (
+            Trial(plan, taken, name=f"run {n}") for n, (plan, taken) in enumerate(zip(plans, seconds, strict=True))
+        )
+        (folder / "trials.json").write_text(documents.dumps(Trials(tuple(trials))))
+        return call(folder, "calibrate", f"--trials={folder / 'trials.json'}", f"--write={folder / 'runtime.json'}")
+
+    told = refused(calibrated(1000.0))
+    assert "trials.json: trials.2 (run 2): iteration_seconds is" in told
+    assert "1,000 times the prediction" in told
+    assert "milliseconds" in told
+    assert not (folder / "runtime.json").exists()
+    assert " ".join(calibrated(4.0).stdout.split()).count("run 2 took 4 times what the other trials let expect") == 1
+    assert "let expect" not in calibrated(1.02).stdout
