@@ -175,25 +175,25 @@ def plan_shape(plan: Plan) -> Hashable:
     """Return a key that plans share whose differences hardly change an iteration.
 
     It holds the schedule, the micro-batches, how many stages have which degrees, the strongest sharding, and whether anything
-    is recomputed. Left out are the order of the stages, their layers and devices, the rows by replica, and how many layers are
-    sharded or recomputed.
+    is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers and devices, the rows by
+    replica, and how many layers are sharded or recomputed.
     """
-    return plan.schedule, tuple(map(_pipeline_shape, plan.pipelines))
+    return _shape_without_savings(plan), tuple(map(_savings, plan.pipelines))
 
 
-def _pipeline_shape(pipeline: Pipeline) -> Hashable:
-    runs = [run for stage in pipeline.stages for run in stage.layers]
-    return (
-        pipeline.micro_batches,
-        pipeline.micro_batch_size,
-        tuple(sorted(map(_degrees, pipeline.stages))),
-        max((run.sharding for run in runs), key=_STRENGTH.index),
-        any(run.recompute for run in runs),
+def _shape_without_savings(plan: Plan) -> Hashable:
+    return plan.schedule, tuple(
+        (one.micro_batches, one.micro_batch_size, tuple(sorted(map(_degrees, one.stages)))) for one in plan.pipelines
     )
 
 
+def _savings(pipeline: Pipeline) -> tuple[Sharding, bool]:
+    runs = [run for stage in pipeline.stages for run in stage.layers]
+    return max((run.sharding for run in runs), key=_STRENGTH.index), any(run.recompute for run in runs)
+
+
 def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
-    return tuple(dict.fromkeys((run.data, run.tensor) for run in stage.layers))
+    return tuple(sorted({(run.data, run.tensor) for run in stage.layers}))
 
 
 def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:
@@ -203,16 +203,21 @@ def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list
     the estimate does not tell them apart, so a trial of a second one teaches little, and the trial of another shape may teach
     much. Since they come in the order of objective and preference, the one that stays is the best by the estimate or, where
     several count as equally good, the simplest of them. The first candidate always stays, and no plan that is faster than
-    those that stay by more than `tolerance` is lost. Plans of one shape that differ by more all stay.
+    those that stay by more than `tolerance` is lost. Plans of one shape that differ by more all stay. Of other sharding or
+    recompute, a candidate also stands for those that take as long, but for rounding, and no less memory.
     """
     kept: list[Candidate] = []
     seconds_of_shape: dict[Hashable, list[float]] = defaultdict(list)
+    figures_without_savings: dict[Hashable, list[tuple[float, int]]] = defaultdict(list)
     for candidate in candidates:
-        known, seconds = (
-            seconds_of_shape[candidate.dtype, plan_shape(candidate.plan)],
-            candidate.estimate.iteration_seconds,
-        )
-        if all(abs(seconds - other) > tolerance * min(seconds, other) for other in known):
-            known.append(seconds)
-            kept.append(candidate)
+        seconds, held = candidate.estimate.iteration_seconds, candidate.estimate.peak_memory_bytes
+        of_shape = seconds_of_shape[candidate.dtype, plan_shape(candidate.plan)]
+        figures = figures_without_savings[candidate.dtype, _shape_without_savings(candidate.plan)]
+        if any(abs(seconds - other) <= tolerance * min(seconds, other) for other in of_shape) or any(
+            held >= other_held and math.isclose(seconds, other, rel_tol=_ROUNDING) for other, other_held in figures
+        ):
+            continue
+        of_shape.append(seconds)
+        figures.append((seconds, held))
+        kept.append(candidate)
     return kept

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Plan, Schedule, Sharding, split_rows
+from trainwright.plan import LayerRun, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.search import Candidate, Problem, run
 from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape
 from trainwright.search.preference.error_band_order import TOLERANCE
@@ -44,6 +44,22 @@ def with_degrees(plan: Plan, *tensor: int) -> Plan:
     )
 
 
+def with_mixed_degrees(plan: Plan, tensor: tuple[int, int]) -> Plan:
+    """Return the plan with the tensor degrees of each stage's first layer and of its others, in stages of two devices."""
+
+    def changed(stage: Stage) -> Stage:
+        (run,) = stage.layers
+        first, others = (
+            replace(run, tensor=degree, data=2 // degree, rows=split_rows(sum(run.rows), 2 // degree))
+            for degree in tensor
+        )
+        return replace(
+            stage, layers=(replace(first, count=1), replace(others, first=run.first + 1, count=run.count - 1))
+        )
+
+    return plan.map_stages(changed)
+
+
 @pytest.fixture(scope="module")
 def problem(make_problem: Callable[..., Problem]) -> Problem:
     return make_problem(layers=6)
@@ -58,6 +74,8 @@ def test_shape_is_what_a_trial_would_tell_apart(problem: Problem, make_plan: Mak
     ]
     assert {plan_shape(one) for one in alike} == {plan_shape(plan)}
     assert plan_shape(with_degrees(plan, 1, 2)) == plan_shape(with_degrees(plan, 2, 1)) != plan_shape(plan)
+    mixed, turned = (with_mixed_degrees(plan, order) for order in ((1, 2), (2, 1)))
+    assert plan_shape(mixed) == plan_shape(turned) != plan_shape(plan)
     partly = with_runs(plan, sharding=Sharding.ZERO1)
     wholly = with_runs(make_plan(problem, (1, 7), data=2, rows=2), sharding=Sharding.ZERO1)
     assert plan_shape(partly) == plan_shape(wholly)
@@ -102,6 +120,23 @@ def test_number_formats_are_told_apart(problem: Problem, make_plan: MakePlan) ->
     candidate = candidate_of(problem, make_plan(problem, (4, 4)))
     formats = [replace(candidate, dtype=dtype) for dtype in Dtype]
     assert one_of_each_shape([*formats, *formats], TOLERANCE) == formats
+
+
+def test_sharding_that_saves_neither_time_nor_memory_makes_no_other_candidate(
+    problem: Problem, make_plan: MakePlan
+) -> None:
+    first = candidate_of(problem, make_plan(problem, (4, 4), data=2, rows=2))
+    sharded = replace(first, plan=with_runs(first.plan, sharding=Sharding.ZERO1))
+    rounded = replace(first.estimate, iteration_seconds=first.estimate.iteration_seconds * (1 + 1e-12))
+    more, saving = (
+        replace(first.estimate, peak_memory_bytes=first.estimate.peak_memory_bytes + change) for change in (1000, -1000)
+    )
+    for estimate in (rounded, more):
+        assert one_of_each_shape([first, replace(sharded, estimate=estimate)], TOLERANCE) == [first]
+    assert len(one_of_each_shape([first, replace(sharded, estimate=saving)], TOLERANCE)) == 2
+    assert len(one_of_each_shape([first, replace(sharded, dtype=Dtype.FLOAT16)], TOLERANCE)) == 2
+    deeper = replace(first, plan=make_plan(problem, (2, 3, 3), data=2, rows=2))
+    assert len(one_of_each_shape([first, deeper], TOLERANCE)) == 2
 
 
 @pytest.mark.parametrize("planner", ["amp-annealing", "random", "auto"])
