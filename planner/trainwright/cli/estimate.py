@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +83,7 @@ def estimate(
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
-                "breakdown": asdict(found.breakdown),
+                "breakdown": report.breakdown_fields(found),
                 **report.error_range_fields(answer.candidates[0], problem),
                 **report.format_fields(answer),
                 **report.origin_fields(problem),

@@ -108,7 +108,7 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
         "stages": stages,
         "critical_device": str(estimate.critical_device),
         **report.error_range_fields(Candidate(told.plan, estimate), told.problem),
-        "breakdown": asdict(estimate.breakdown),
+        "breakdown": report.breakdown_fields(estimate),
         **report.origin_fields(told.problem),
         "plan": documents.dump(told.plan),
     }

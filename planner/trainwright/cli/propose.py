@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,6 +24,7 @@ from trainwright.plan import Plan
 from trainwright.report.format_sentences import slow_format_fields, slow_sentence
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Candidate, Problem, SearchControl, preload_search
+from trainwright.search.candidates import DeviceSymmetry
 from trainwright.search.format_search import in_format, slow_format_of
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
@@ -139,7 +140,7 @@ def propose_trial(
         if inputs.searches_format and candidates[0].dtype is not None:
             problem = in_format(problem, candidates[0].dtype)
         check_devices((one.plan for one in candidates), problem, inputs, choosing.candidates)
-    plans = _in_format_of(problem, candidates)
+    plans = _distinct(_in_format_of(problem, candidates), trials, problem)
     _check_batches(plans, trials, problem)
     study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
     answer = propose(study.posterior, rule, study.device_seconds if choosing.per_device_second else None)
@@ -185,6 +186,17 @@ def _in_format_of(problem: Problem, candidates: Sequence[Candidate | ListedCandi
     if left := len(candidates) - len(kept):
         note(f"{left} of {len(candidates)} candidates are in another number format than the best one, and are left out")
     return kept
+
+
+def _distinct(plans: Sequence[Plan], trials: Trials | None, problem: Problem) -> list[Plan]:
+    """Return one plan of those that are the same on other devices of the same kind: the one that was tried, if any."""
+    symmetry = DeviceSymmetry(problem.cluster)
+    tried = {symmetry.canonical_key(plan): plan for plan in (() if trials is None else trials.plans)}
+    found: dict[Hashable, Plan] = {}
+    for plan in plans:
+        key = symmetry.canonical_key(plan)
+        found.setdefault(key, tried.get(key, plan))
+    return list(found.values())
 
 
 def _listed(file: Path) -> tuple[ListedCandidate, ...]:

@@ -29,7 +29,14 @@ from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preference_sentences, running_fields
 from trainwright.report.preset_tables import preset_lines, preset_table
-from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
+from trainwright.report.tables import (
+    breakdown_fields,
+    breakdown_table,
+    candidate_table,
+    origin_fields,
+    origin_words,
+    pareto_plot,
+)
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 from trainwright.report.worth import (
     baseline_fields,
@@ -47,6 +54,7 @@ __all__ = [
     "accelerator_table",
     "baseline_fields",
     "baseline_sentences",
+    "breakdown_fields",
     "breakdown_table",
     "calibration_report",
     "candidate_table",

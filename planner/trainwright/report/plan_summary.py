@@ -135,5 +135,10 @@ def savings(plan: Plan) -> str:
     return ", ".join(name if count == whole else f"{name} {count}/{whole}" for name, count in counts if count)
 
 
+def name(plan: Plan) -> str:
+    """Format the plan's summary with its savings."""
+    return " ".join(filter(None, (plan.summary(), savings(plan))))
+
+
 def runs_of(pipeline: Pipeline) -> list[LayerRun]:
     return [run for stage in pipeline.stages for run in stage.layers]

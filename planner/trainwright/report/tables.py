@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from itertools import zip_longest
+from typing import Final
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from trainwright.cost.estimate import Breakdown, Estimate
+from trainwright.cost.estimate import Estimate
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
@@ -121,7 +122,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     return Group(
         titled(title, _figures_table(candidates, problem), legend),
         Text(),
-        _plans_table(candidates, problem),
+        plans_table([candidate.plan for candidate in candidates], problem),
         Text(),
         Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
     )
@@ -151,8 +152,9 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
     return table
 
 
-def _plans_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
-    saves = any(plan_summary.savings(candidate.plan) for candidate in candidates)
+def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0) -> Table:
+    """Return plans by rank, a line for each group of uniform stages; that number `bold` is shown in bold."""
+    saves = any(map(plan_summary.savings, plans))
     table = new_table(
         [
             ("rank", "right"),
@@ -162,14 +164,14 @@ def _plans_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
             *([("saves by", "left")] if saves else []),
         ]
     )
-    for number, candidate in enumerate(candidates, 1):
-        told = [cell.split("\n") for cell in plan_summary.lines(candidate.plan, problem.cluster)]
-        savings = plan_summary.savings(candidate.plan)
+    for number, plan in enumerate(plans):
+        told = [cell.split("\n") for cell in plan_summary.lines(plan, problem.cluster)]
+        savings = plan_summary.savings(plan)
         if saves:
             told.append(savings.replace(", ", ",\n").split("\n") if len(told[0]) > 1 else [savings])
         # One row per line: where the terminal breaks a line, those of the other columns stay beside theirs.
-        for rank, *cells in zip_longest([str(number)], *told, fillvalue=""):
-            add_row(table, rank, *cells, style="bold" if number == 1 else "")
+        for rank, *cells in zip_longest([str(number + 1)], *told, fillvalue=""):
+            add_row(table, rank, *cells, style="bold" if number == bold else "")
     return table
 
 
@@ -177,17 +179,26 @@ def rows_per_second(plan: Plan, estimate: Estimate) -> float:
     return plan.global_batch_size / estimate.iteration_seconds if estimate.iteration_seconds else float("inf")
 
 
+def breakdown_fields(estimate: Estimate) -> dict[str, float]:
+    """Return the seconds of the critical device by part; 0 where only rounding is left of a difference of two ends."""
+    least = _ROUNDING * estimate.iteration_seconds
+    return {name: spent if abs(spent) > least else 0.0 for name, spent in asdict(estimate.breakdown).items()}
+
+
+_ROUNDING: Final = 1e-12
+"""Share of an iteration below which a part of it is rounding."""
+
+
 def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
     """Return the time of the critical device by part, and the figures of the plan."""
     table = new_table([("part", "left"), ("time", "right"), ("share", "right")])
-    for field in fields(Breakdown):
-        spent = getattr(estimate.breakdown, field.name)
-        name = field.name.removesuffix("_seconds").replace("_", " ")
-        add_row(table, name, seconds(spent), share(spent, estimate.iteration_seconds))
+    for name, spent in breakdown_fields(estimate).items():
+        words = name.removesuffix("_seconds").replace("_", " ")
+        add_row(table, words, seconds(spent), share(spent, estimate.iteration_seconds))
     table.add_section()
     figures = PlanFigures.of(Candidate(plan, estimate), problem)
     for heading, cell in figure_columns(problem):
         add_row(table, heading, cell(figures), "", style="bold" if heading == "iteration" else "")
-    title = " ".join(filter(None, (plan.summary(), plan_summary.savings(plan)))) + origin_words(problem)
+    title = plan_summary.name(plan) + origin_words(problem)
     caption = f"time: of {estimate.critical_device}, the device that takes longest; {FIGURES}"
     return titled(title, table, caption)

@@ -11,7 +11,7 @@ from rich.text import Text
 from trainwright import documents
 from trainwright.report import plan_summary, tables
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
-from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, plans_table, titled
 from trainwright.search import Candidate, Problem
 from trainwright.trial_selection import Observations, Proposal, Rule, StoppingDecision, TrialHistory
 
@@ -54,8 +54,8 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
             ("", "whole"),
         ]
     )
-    plans = new_table([("rank", "right"), ("degrees", "whole"), ("batches", "whole"), ("layers by stage", "left")])
-    for rank, plan in enumerate(_order(study), 1):
+    order = _order(study)
+    for rank, plan in enumerate(order, 1):
         known, of_plan = study.posterior, study.plans[plan]
         measured = known.measured.get(plan)
         tried = measured is not None or plan in known.failed
@@ -73,8 +73,6 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
             "next" if plan == found.trial else "best" if plan == found.best else "",
             style=style,
         )
-        degrees = plan_summary.degrees(of_plan).replace(" + ", "\n")
-        add_row(plans, str(rank), degrees, plan_summary.batches(of_plan), plan_summary.layers(of_plan), style=style)
     caption = (
         "expected: prediction corrected by the trials; off by: its standard deviation; fits: probability that the plan "
         "fits into memory; gain: expected speed-up of the best plan by the trial; "
@@ -88,7 +86,11 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
         Text(),
         Text(caption, style="dim"),
         Text(),
-        plans,
+        plans_table(
+            [study.plans[plan] for plan in order],
+            problem,
+            bold=None if found.trial is None else order.index(found.trial),
+        ),
         Text(),
         Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
         Text(),
@@ -108,7 +110,7 @@ def sentences(found: Proposal, study: TrialHistory) -> list[str]:
 def _verdict(found: Proposal, study: TrialHistory) -> str:
     known = study.posterior
     if found.trial is not None:
-        name, fits = study.plans[found.trial].summary(), float(known.fit_probability[found.trial])
+        name, fits = plan_summary.name(study.plans[found.trial]), float(known.fit_probability[found.trial])
         expected = tables.seconds(known.seconds.expected[found.trial])
         first = f"Try {name} next: it is expected to take {expected} ± {known.seconds.deviations[found.trial]:.1%}"
         memory = "" if fits > 0.99 else f", and it fits into memory with probability {fits:.0%}"
@@ -125,7 +127,7 @@ def _regret(found: Proposal, study: TrialHistory) -> list[str]:
     if found.best is None:
         return ["Every plan failed: no plan is left to train with."]
     ran = "of those that ran, the best is" if study.posterior.measured else "without a trial the best guess is"
-    name, regret = study.plans[found.best].summary(), f"{found.regret:.2%} slower than the truly fastest plan"
+    name, regret = plan_summary.name(study.plans[found.best]), f"{found.regret:.2%} slower than the truly fastest plan"
     return [f"If trials stop now, {ran} {name}, expected to be {regret}."]
 
 

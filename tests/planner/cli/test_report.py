@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from trainwright.report import Explanation, timeline
 from trainwright.report.comparison import runner_up
 from trainwright.report.iteration_chart import Activity, Span, letters, stage_tracks
 from trainwright.report.plan_summary import format_run_lengths
-from trainwright.report.tables import add_row, new_table
+from trainwright.report.tables import add_row, breakdown_table, new_table
 from trainwright.search import SEARCHES, Candidate, Problem, run
 
 
@@ -79,6 +80,19 @@ def test_explanation_names_the_device_that_lacks_memory(
     sentences = Explanation.of(problem, plan, estimate_with_context(plan, problem.cost_context)).sentences()
     assert any("it does not fit: device node-1:0 (emulated-fast) lacks" in sentence for sentence in sentences)
     assert "Of the cluster's 8 devices, 7 are not used: 5 × emulated-fast and 2 × emulated-slow." in sentences
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(-2.776e-17, "0 s 0.0%"), (2e-17, "0 s 0.0%"), (1e-6, "0.001 ms 0.0%")])
+def test_part_that_is_zero_up_to_rounding_is_shown_as_zero(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan], seconds: float, shown: str
+) -> None:
+    problem = make_problem()
+    plan = make_plan(problem, (7, 7))
+    found = estimate_with_context(plan, problem.cost_context)
+    rounded = replace(found, breakdown=replace(found.breakdown, gradient_sync_seconds=seconds))
+    console = Console(record=True, width=100)
+    console.print(breakdown_table(rounded, plan, problem))
+    assert f"gradient sync {shown}" in [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
 def test_letter_shows_what_fills_most_of_its_cell() -> None:

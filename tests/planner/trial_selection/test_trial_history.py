@@ -17,7 +17,7 @@ from trainwright import documents
 from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials, fit
 from trainwright.cli import app
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Sharding
 from trainwright.search import run
 from trainwright.trial_selection import ModelUncertainty, StoppingDecision, TrialHistory, propose
 
@@ -226,6 +226,34 @@ def test_propose_table_shows_failures_and_corrections(folder, problem, plans, tm
     assert "next: it is expected to take" in result.stdout
     assert "Corrections of the cost model" in " ".join(result.stdout.split())
     assert documents.loads(written.read_text(), Plan) in plans[2:8]
+
+
+def write_candidates(folder, *plans):
+    file = folder / "listed.json"
+    file.write_text(json.dumps({"candidates": [{"plan": documents.dump(plan)} for plan in plans]}))
+    return f"--candidates={file}"
+
+
+def test_plan_on_other_devices_of_the_same_kind_is_not_proposed_again(folder, problem, make_plan):
+    layers = len(problem.model.layers)
+    devices = problem.cluster.devices
+    given = make_plan(problem, (layers - 4, 4), data=2, rows=2, devices=devices)
+    moved = make_plan(problem, (layers - 4, 4), data=2, rows=2, devices=[*devices[2:4], *devices[:2], *devices[4:]])
+    listed = write_candidates(folder, given, moved)
+    assert len(answer(folder, listed)["candidates"]) == 1
+    tried = answer(folder, listed, write_trials(folder, Trials((Trial(moved, 1.0),))))
+    assert tried["verdict"] == StoppingDecision.ALL_TRIED
+    assert documents.parse(tried["candidates"][0]["plan"], Plan) == moved
+
+
+def test_propose_table_tells_plans_apart_that_differ_in_what_they_save(folder, problem, make_plan):
+    plan = make_plan(problem, (len(problem.model.layers) - 4, 4), data=2, rows=2)
+    sharded = plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, sharding=Sharding.ZERO3) for run in stage.layers))
+    )
+    shown = call(folder, "propose", write_candidates(folder, plan, sharded)).stdout
+    assert [line.split()[-1] for line in shown.split("layers by stage")[1].splitlines()[2:4]] == ["4", "zero3"]
+    assert "dp2 tp1 mb2×8 [10 4] zero3 next" in call(folder, "propose", write_candidates(folder, sharded)).stdout
 
 
 @pytest.mark.parametrize(
