@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainwright.search.candidates import one_of_each_shape
-from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
+from trainwright.search.cost_objective import (
+    MAX_SUBCLUSTERS,
+    cheapest_first,
+    on_growing_subclusters,
+    on_subclusters,
+    pareto,
+)
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
 from trainwright.search.plan_variants import VariantSearch, fastest_variant, without_sequence_parallel
@@ -107,7 +113,8 @@ def _run_search(
     """Return the search's own candidates: enough that a preference has some to choose from."""
     search, count = _search(planner, problem), _requested_candidates(planner, problem, top)
     if problem.limits.objective is Objective.COST:
-        return cheapest(search, problem, control, count, max_subclusters=max_subclusters)
+        on_parts = on_growing_subclusters if planner in MAY_LEAVE_DEVICES_IDLE else on_subclusters
+        return cheapest_first(on_parts(search, problem, control, count, max_subclusters=max_subclusters))
     found = search(problem, control, count)
     return (
         found

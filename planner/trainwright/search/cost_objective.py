@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
+from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
@@ -14,21 +16,22 @@ _STEPS_PER_SUBCLUSTER = 1000
 """Progress steps of the search on one subcluster."""
 
 
-def cheapest(
-    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
-) -> list[Candidate]:
-    """Return the search's candidates on all subclusters tried, in ascending price per row.
+def cheapest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Sort candidates by price per row, then by iteration seconds."""
+    return sorted(candidates, key=lambda candidate: (_price(candidate), candidate.estimate.iteration_seconds))
 
-    Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
-    """
-    found = on_subclusters(search, problem, control, top, max_subclusters=max_subclusters)
-    return sorted(found, key=lambda candidate: (candidate.price_per_row or 0.0, candidate.estimate.iteration_seconds))
+
+def _price(candidate: Candidate) -> float:
+    return candidate.price_per_row or 0.0
 
 
 def on_subclusters(
     search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
 ) -> list[Candidate]:
-    """Return the search's candidates, subcluster by subcluster, each in the order of the search."""
+    """Return the search's candidates, subcluster by subcluster, each in the order of the search.
+
+    Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    """
     _check_prices(problem)
     subproblems = list(subclusters(problem, max_subclusters))
     found: list[Candidate] = []
@@ -46,6 +49,56 @@ def on_subclusters(
     if infeasible is not None and not found:
         raise infeasible
     return found
+
+
+def on_growing_subclusters(
+    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
+) -> list[Candidate]:
+    """Return the search's candidates, from small to large subclusters, without those that hardly give the cheapest plan.
+
+    Left out is a subcluster of which each next smaller one was left out or was not cheaper than those below it: what more nodes
+    cost in messages and waiting seldom pays again. So is one whose plans, if they use a device of each node, cost more by the
+    work bound than the cheapest plan found: plans that do not are on a smaller subcluster. Raises ValueError if an accelerator
+    has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    """
+    _check_prices(problem)
+    every = [(one, _price_bound(one)) for one in subclusters(problem, max_subclusters)]
+    every.sort(key=lambda one: (len(one[0].devices), one[1]))
+    found: list[Candidate] = []
+    least: dict[frozenset[str], float] = {}
+    paying: set[frozenset[str]] = set()
+    infeasible: NoFeasiblePlan | None = None
+    for number, (subproblem, bound) in enumerate(every):
+        if found and control.expired():
+            break
+        nodes = frozenset(subproblem.nodes)
+        smaller = [other for other in (frozenset(one.nodes) for one, _ in every) if other < nodes]
+        below = [one for one in smaller if not any(one < other for other in smaller)]
+        if (below and not paying.intersection(below)) or bound >= min(least.values(), default=math.inf):
+            continue
+        best_seconds = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
+        report = _report_share(control, number, len(every), best_seconds)
+        try:
+            of_subcluster = search(subproblem, replace(control, report=report), top)
+        except NoFeasiblePlan as error:
+            of_subcluster, infeasible = [], error
+        found += of_subcluster
+        least[nodes] = min(map(_price, of_subcluster), default=math.inf)
+        if not of_subcluster or least[nodes] < min((least.get(one, math.inf) for one in below), default=math.inf):
+            paying.add(nodes)
+    if infeasible is not None and not found:
+        raise infeasible
+    return found
+
+
+def _price_bound(problem: Problem) -> float:
+    """Return what a row costs at least of a plan that uses a device of each node; of a single accelerator, of every plan."""
+    nodes = [problem.cluster.node(name) for name in problem.nodes]
+    prices = {one.name: one.price_per_hour or 0.0 for one in problem.cluster.accelerators}
+    is_single = len({node.accelerator for node in nodes}) == 1
+    price_per_hour = sum(prices[node.accelerator] * (node.devices if is_single else 1) for node in nodes)
+    seconds = work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size)
+    return price_per_hour / 3600 * seconds / problem.global_batch_size
 
 
 def subclusters(problem: Problem, max_subclusters: int = MAX_SUBCLUSTERS) -> Iterator[Problem]:

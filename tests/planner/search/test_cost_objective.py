@@ -15,7 +15,13 @@ from trainwright.report import pareto_plot
 from trainwright.report.tables import HEIGHT
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of
-from trainwright.search.cost_objective import pareto_front, subclusters, subsampled
+from trainwright.search.cost_objective import (
+    cheapest_first,
+    on_growing_subclusters,
+    pareto_front,
+    subclusters,
+    subsampled,
+)
 
 MakeProblem = Callable[..., Problem]
 MakeCluster = Callable[..., Cluster]
@@ -76,6 +82,44 @@ def test_a_front_spans_the_fastest_and_the_cheapest_of_all_parts(problem: Proble
     assert found == pareto_front(found)
     cost = replace(problem, limits=Limits(objective=Objective.COST))
     assert run(planner, cost, top=1)[0].price_per_row == pytest.approx(found[-1].price_per_row)
+
+
+FAST, SLOW, OTHER_FAST = "node-1", "node-2", "node-3"
+PARTS = ({FAST}, {SLOW}, {FAST, SLOW}, {FAST, OTHER_FAST}, {FAST, OTHER_FAST, SLOW})
+
+
+@pytest.mark.parametrize(
+    ("prices", "left_out"),
+    [
+        ((2.0, 3.0, 9.0, 9.0, 9.0), {4}),  # more nodes do not pay
+        ((2.0, 3.0, 9.0, 1.0, 9.0), set()),  # two fast nodes are cheaper than one
+        ((2.0, None, 9.0, 9.0, 9.0), {4}),
+        ((None, None, None, None, 4.0), set()),  # only all nodes have enough memory
+        ((2.0, 0.0, 9.0, 9.0, 9.0), {0, 2, 3, 4}),  # below what any other can cost
+    ],
+)
+def test_larger_parts_are_searched_where_smaller_ones_pay(
+    problem: Problem, any_candidate: Candidate, prices: tuple[float | None, ...], left_out: set[int]
+) -> None:
+    asked = list[int]()
+
+    def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        asked.append(PARTS.index(set(part.nodes)))
+        if (price := prices[asked[-1]]) is None:
+            raise NoFeasiblePlan("too few nodes")
+        return [costing(any_candidate, 3600.0, price * problem.global_batch_size)]
+
+    found = cheapest_first(on_growing_subclusters(search, problem, SearchControl(), 1))
+    assert set(asked) == {0, 1, 2, 3, 4} - left_out
+    assert both(found[0])[1] == pytest.approx(min(price for price in prices if price is not None))
+
+
+def test_error_without_a_plan_is_that_of_all_devices(problem: Problem) -> None:
+    def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        raise NoFeasiblePlan(f"{len(part.nodes)} nodes are too few")
+
+    with pytest.raises(NoFeasiblePlan, match="3 nodes"):
+        on_growing_subclusters(search, problem, SearchControl(), 1)
 
 
 def tried(planner: str, part: Problem) -> list[Candidate]:
