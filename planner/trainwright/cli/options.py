@@ -18,7 +18,7 @@ from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, share_of
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
-from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
+from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype
 from trainwright.library import ROWS, estimate_from_data_sheets
 from trainwright.plan import Plan
@@ -128,6 +128,8 @@ class Inputs:
 
     def plan(self, given: Path) -> Plan:
         """Read a plan from a file, or from its shorthand, which takes the cluster's devices in their order."""
+        if not str(given).strip(" ."):  # an empty path is the folder `.`
+            raise ValueError(f"the plan is empty; give a file, or {WORDS}")
         if not self.is_shorthand_of_plan(given):
             found: Plan = read(given, Plan)
             return found

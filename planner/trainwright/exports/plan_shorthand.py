@@ -14,7 +14,7 @@ from trainwright.plan import Plan, Schedule, Sharding, split_rows
 
 WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
 _DEGREE: Final = re.compile(r"(pp|dp|tp|mb)([0-9]{1,6})")
-_BEGIN: Final = re.compile(r"\s*(pp|dp|tp|mb)-?[0-9]")
+_SIGN: Final = re.compile(r"(^|[\s\]])(pp|dp|tp|mb)-?[0-9]|^\s*\[")
 _FLAGS: Final[Mapping[str, str]] = {
     "recompute": "recompute",
     "gpipe": "schedule",
@@ -26,8 +26,11 @@ _LAYERS: Final = re.compile(r"\[([0-9 ]+)\]")
 
 
 def is_shorthand(text: str) -> bool:
-    """Return whether a text begins like a degree, in any case, and is no name of a file; the degree may be wrong."""
-    return _BEGIN.match(text.lower()) is not None and not {".", "/"} & set(text)
+    """Return whether a text has a word like a degree, in any case, or begins with layers, and is no name of a file.
+
+    What it says may be wrong.
+    """
+    return _SIGN.search(text.lower()) is not None and not {".", "/"} & set(text)
 
 
 @dataclass(frozen=True, slots=True)

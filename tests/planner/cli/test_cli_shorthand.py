@@ -108,6 +108,23 @@ def test_wrong_degree_is_not_taken_for_a_file(folder: Path, words: str, told: st
     assert f"{words.lower()!r} {told}" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "the plan is empty; give a file, or pp, dp, tp and mb with a number"),
+        (" ", "the plan is empty; give a file, or pp, dp, tp and mb with a number"),
+        ("[4 1] pp2 mb1", "[4 1] are 5 layers in 2 stages, but the model has 6"),
+        ("[4 2]", "for pp1; give 1 numbers of at least 1 that sum to 6"),
+        ("zero1 dp16", "needs 16 devices, the cluster has 8"),
+    ],
+)
+@pytest.mark.parametrize("option", ["estimate --plan", "plan --keep"])
+def test_what_is_wrong_with_words_in_any_order_is_told(folder: Path, option: str, words: str, told: str) -> None:
+    result = call(folder, *option.split(), words)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
 def test_kept_plan_may_be_in_words(folder: Path) -> None:
     result = call(folder, "plan", "--planner=megatron", "--keep", "pp1 dp8 mb1", "--output", "json")
     assert result.exit_code == 0, result.output
