@@ -148,7 +148,8 @@ class Pipeline:
 
     Attributes:
         micro_batches: per iteration.
-        micro_batch_size: rows of a micro-batch, over all replicas of a stage (AMP's mbs × dp).
+        micro_batch_size: rows of a micro-batch, over all replicas of a stage (AMP's mbs × dp); tables and `mb` in the notation tell
+            those of one replica, Megatron's micro-batch size, as `rows` does.
     """
 
     micro_batches: int
