@@ -13,14 +13,14 @@ from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.galvatron.search import galvatron_bmw
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
-MAX_AMP_DEVICES = 64
-"""Maximum devices for AMP as a first search."""
+MAX_AMP_DEVICES = 256
+"""Maximum devices for AMP as a first search, where it takes at most two seconds."""
 WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 64), (alpa, 8))
 """(search, maximum devices)."""
 MAX_ALPA_DEVICES = 64
 """Maximum devices for a late, brief Alpa, whose plans rarely beat those found by then: it takes a third of the time."""
 MAX_DEVICES_TIMES_LAYERS = 3000
-"""Maximum devices × layers for other searches, whose time grows faster than the product."""
+"""Maximum devices × layers for warm starts, whose time grows faster than the product."""
 HUGE_CLUSTER_DEVICES, HUGE_CLUSTER_KINDS = 1000, 4
 """Minimum devices and maximum node classes for which AMP is affordable again."""
 MAX_LATE_STEPS = 8
@@ -42,7 +42,7 @@ def amp_candidates(
     """Return AMP's best plans where AMP is affordable; each new best is passed to `on_best_seconds`."""
     devices = len(problem.devices)
     is_huge = devices >= HUGE_CLUSTER_DEVICES and len(set(node_classes(problem.cluster))) <= HUGE_CLUSTER_KINDS
-    if not is_huge and (devices > MAX_AMP_DEVICES or not _is_affordable(problem)):
+    if not is_huge and devices > MAX_AMP_DEVICES:
         return []
     return _run_other_search(
         amp, problem, control, is_out_of_time, max_late_steps=MAX_LATE_STEPS, on_best_seconds=on_best_seconds
