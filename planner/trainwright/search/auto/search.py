@@ -271,12 +271,16 @@ def _evaluate_best_draft(state: SearchState, drafts: Sequence[LineDraft]) -> Non
                 state.evaluator.evaluate_repaired(plan)
 
 
+WARM_START_RATIO = 1.25
+"""Ratio to the best seconds up to which another search's plans are of use: their variants (`plan_variants`) may be as much faster."""
+
+
 def warm_start(state: SearchState) -> None:
     """Evaluate adaptations of the running plan and the best plans of other searches."""
     if state.problem.preference.keep is not None:
         for plan in adapt_plan(state.problem.preference.keep, state.problem)[: draft_evaluation_limit(state)]:
             state.evaluator.evaluate_repaired(gathering_in_every_pass(plan))
-    max_seconds = math.inf if state.has_no_plan else state.best_seconds * NEAR_BEST_RATIO
+    max_seconds = math.inf if state.has_no_plan else state.best_seconds * WARM_START_RATIO
     control = replace(state.control, max_seconds=max_seconds)
     for candidate in warm_start_candidates(state.problem, control, lambda: state.is_out_of_time):
         state.evaluator.add(candidate)
