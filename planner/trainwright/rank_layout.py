@@ -175,9 +175,9 @@ def deliveries(
     """Return the message to each receiver, by tensor rank; `holders` and `receivers` are tensor groups.
 
     A boundary is replicated over a tensor group. Without `split`, tensor rank k is sent all of it by the holders' rank k
-    modulo their number. With it, a boundary crosses to a node at most once (Alpa §6, local all-gather): from a holder on
-    their own node receivers are sent all of it, else the k receivers on a node are sent one of k equal slices each, which
-    they all-gather.
+    modulo their number; so is its slice of a boundary that stays divided along the sequence. With it, a boundary crosses
+    to a node at most once (Alpa §6, local all-gather): from a holder on their own node receivers are sent all of it, else
+    the k receivers on a node are sent one of k equal slices each, which they all-gather.
     """
     nodes = tuple(map(node_of, receivers))
     found = []
@@ -195,13 +195,13 @@ def deliveries(
 
 
 def boundary_transfers(
-    source: RankLayout[T], target: RankLayout[T], node_of: Callable[[T], str]
+    source: RankLayout[T], target: RankLayout[T], node_of: Callable[[T], str], *, split: bool = True
 ) -> tuple[Transfer[T], ...]:
-    """Return the messages from one stage to another, of activations or of gradients: overlapping rows, split."""
+    """Return the messages of overlapping rows from one stage to another, of activations or of gradients."""
     return tuple(
         Transfer(one.source, one.target, start, stop, one.part)
         for sender, receiver, start, stop in row_overlaps(source, target)
-        for one in deliveries(source.tensor_groups[sender], target.tensor_groups[receiver], node_of, split=True)
+        for one in deliveries(source.tensor_groups[sender], target.tensor_groups[receiver], node_of, split=split)
     )
 
 

@@ -102,7 +102,8 @@ class Runtime:
         gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
             and torchtitan: float32); None: that of the weights (DeepSpeed).
         splits_boundaries: where a boundary crosses between nodes, each rank of a tensor group is sent a slice of it and
-            the ranks on a node all-gather it (Megatron's scatter and gather), instead of a full copy for every rank.
+            the ranks on a node all-gather it (Megatron's scatter and gather), instead of a full copy for every rank. It is
+            not about boundaries that stay divided along the sequence, of which each rank sends its slice.
         reduces_every_micro_batch: under zero2 and zero3 replicas reduce gradients in the backward of every micro-batch and
             keep their shard (FSDP without `no_sync`), instead of whole gradients until the last one.
         kernels: of operators other than matrix products, where profiles are estimated from data sheets.

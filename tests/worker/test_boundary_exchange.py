@@ -20,7 +20,7 @@ from trainwright.cost.boundaries import BoundaryMessages, boundary_messages
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Network
 from trainwright.plan import LayerRun, RankOrder
-from trainwright.rank_layout import RankLayout
+from trainwright.rank_layout import RankLayout, boundary_transfers
 from trainwright_worker.executor import boundary_exchange
 from trainwright_worker.executor.boundary_exchange import BoundaryReceiver, BoundarySender, BoundarySpec
 from trainwright_worker.executor.plan_ranks import Ranks, RunRanks
@@ -48,6 +48,12 @@ def boundaries(draw: st.DrawFn) -> tuple[RunRanks, RunRanks]:
     return draw(runs(0, rows)), draw(runs(8, rows))
 
 
+@st.composite
+def divided_boundaries(draw: st.DrawFn) -> tuple[RunRanks, RunRanks]:
+    """Draw ends with one tensor degree, whose boundary stays divided along the sequence."""
+    return draw(boundaries().filter(lambda ends: ends[0].tensor == ends[1].tensor > 1))
+
+
 @dataclass
 class Exchange:
     """Exchange of one boundary by ranks that run one after another.
@@ -57,6 +63,7 @@ class Exchange:
     Attributes:
         sent: messages and their values, by (source rank, target rank).
         given: slices that ranks gave to an all-gather, by the ranks of its group.
+        is_divided: whether each rank sends its slice of the sequence, which `spec` describes.
     """
 
     source: RunRanks
@@ -65,10 +72,13 @@ class Exchange:
     sent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     given: dict[Ranks, dict[int, torch.Tensor]] = field(default_factory=dict)
     rank: int = 0
+    is_divided: bool = False
 
     def run(self, boundary: Boundary) -> dict[int, Boundary]:
         """Return what every receiver gets of a boundary of all rows."""
         received = {}
+        node_of = (self.source.node_of | self.target.node_of).__getitem__
+        transfers = boundary_transfers(self.source, self.target, node_of, split=not self.is_divided)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "batch_isend_irecv", self._message)
             patch.setattr(dist, "P2POp", _Operation)
@@ -76,16 +86,22 @@ class Exchange:
             for rank in self.source.ranks:
                 self.rank = rank
                 start, stop = self.source.row_interval_of(rank)
-                sender = BoundarySender(lambda peer: None, self.source, self.target, rank)
-                sender.send(0, tuple(tensor[start:stop] for tensor in boundary))
+                sender = BoundarySender(lambda peer: None, transfers, self.source, rank)
+                sender.send(0, self.own_slice(self.source, rank, tuple(tensor[start:stop] for tensor in boundary)))
             for rank in (*self.target.ranks, *self.target.ranks):
                 self.rank = rank
                 receiver = BoundaryReceiver(
-                    lambda peer: None, lambda ranks: ranks, self.source, self.target, rank, self.spec
+                    lambda peer: None, lambda ranks: ranks, transfers, self.target, rank, self.spec
                 )
                 receiver.post_receive()
                 received[rank], _ = receiver.wait_for_next()
         return received
+
+    def own_slice(self, run: RunRanks, rank: int, boundary: Boundary) -> Boundary:
+        """Return what a rank has of a boundary: its tensor index's part of the sequence, if that is divided."""
+        if not self.is_divided:
+            return boundary
+        return tuple(tensor.chunk(run.tensor, 1)[run.position_of(rank).tensor] for tensor in boundary)
 
     def _message(self, operations: list[_Operation]) -> list[Any]:
         (one,) = operations
@@ -116,13 +132,17 @@ class _Operation:
     group: None
 
 
-def exchanged(source: RunRanks, target: RunRanks, shapes: tuple[tuple[int, ...], ...]) -> Exchange:
+def exchanged(
+    source: RunRanks, target: RunRanks, shapes: tuple[tuple[int, ...], ...], *, is_divided: bool = False
+) -> Exchange:
     """Exchange random values, and check that every rank receives those of its rows."""
     boundary = tuple(torch.rand(sum(source.rows), *shape) for shape in shapes)
-    exchange = Exchange(source, target, BoundarySpec(shapes, torch.float32, torch.device("cpu")))
+    spec = BoundarySpec(shapes, torch.float32, torch.device("cpu"))
+    exchange = Exchange(source, target, spec.slices(source.tensor) if is_divided else spec, is_divided=is_divided)
     for rank, received in exchange.run(boundary).items():
         start, stop = target.row_interval_of(rank)
-        assert all(torch.equal(a, b[start:stop]) for a, b in zip(received, boundary, strict=True))
+        expected = exchange.own_slice(target, rank, tuple(tensor[start:stop] for tensor in boundary))
+        assert all(torch.equal(a, b) for a, b in zip(received, expected, strict=True))
     return exchange
 
 
@@ -131,6 +151,20 @@ def exchanged(source: RunRanks, target: RunRanks, shapes: tuple[tuple[int, ...],
 def test_every_rank_receives_its_rows(ends: tuple[RunRanks, RunRanks], shapes: tuple[tuple[int, ...], ...]) -> None:
     """Degrees, rows, ranks and nodes are arbitrary, and slices need not be equal."""
     exchanged(*ends, shapes)
+
+
+@examples(60)
+@given(divided_boundaries())
+def test_every_tensor_rank_receives_its_slice_of_a_divided_sequence(ends: tuple[RunRanks, RunRanks]) -> None:
+    """Nothing is gathered, and the cost model prices these messages."""
+    source, target = ends
+    exchange = exchanged(source, target, ((12, 4), (24, 1)), is_divided=True)
+    assert not exchange.given
+    positions = [(source.position_of(a).tensor, target.position_of(b).tensor) for a, b in exchange.sent]
+    assert all(sender == receiver for sender, receiver in positions)
+    messages, costs = priced(source, target, 72 * BYTES / source.tensor, split=False)
+    assert messages == exchange.messages()
+    assert set(costs.gather_seconds) == {0.0}
 
 
 class _CountedNetwork(Network):

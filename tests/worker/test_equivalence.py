@@ -95,24 +95,43 @@ def parted_layers(case: dict) -> int:
     )
 
 
-def parted(name: str, model: dict, seed: int, count: int, **fields) -> list[dict]:
+def has_divided_boundary(case: dict) -> bool:
+    """Return whether stages of unequal rows exchange slices of the sequence."""
+    model = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model
+    plan = documents.parse(case["plan"], Plan)
+    return any(
+        model.divides_boundary(above.layers[-1], below.layers[0]) and above.layers[-1].rows != below.layers[0].rows
+        for pipeline in plan.pipelines
+        for above, below in itertools.pairwise(pipeline.stages)
+    )
+
+
+def parted(name: str, model: dict, seed: int, count: int, *, has=parted_layers, **fields) -> list[dict]:
     """Return the first cases from that seed on in which a layer is sequence parallel."""
     found = (case(f"{name}-{one}", model, one, sequence_parallel=True, **fields) for one in itertools.count(seed))
-    return list(itertools.islice(filter(parted_layers, found), count))
+    return list(itertools.islice(filter(has, found), count))
 
 
+DIVIDED = [
+    *parted("divided-gpt", GPT, 9000, 3, has=has_divided_boundary),
+    *parted("divided-t5", OTHERS["t5"], 9000, 1, has=has_divided_boundary),
+    *parted("divided-llama", OTHERS["llama"], 9000, 1, has=has_divided_boundary),
+]
 PARTED = [
-    one
-    for family, model, seed, count in (
-        ("gpt", GPT, 5000, 12),
-        ("llama", OTHERS["llama"], 5100, 8),
-        ("bert", OTHERS["bert"], 5200, 8),
-        ("vit", VIT, 5300, 8),
-        ("t5", OTHERS["t5"], 5400, 6),
-        ("moe", OTHERS["moe"], 5500, 4),
-        ("trans_gan", OTHERS["trans_gan"], 5600, 4),
-    )
-    for one in parted(f"parted-{family}", model, seed, count)
+    *DIVIDED,
+    *(
+        one
+        for family, model, seed, count in (
+            ("gpt", GPT, 5000, 12),
+            ("llama", OTHERS["llama"], 5100, 8),
+            ("bert", OTHERS["bert"], 5200, 8),
+            ("vit", VIT, 5300, 8),
+            ("t5", OTHERS["t5"], 5400, 6),
+            ("moe", OTHERS["moe"], 5500, 4),
+            ("trans_gan", OTHERS["trans_gan"], 5600, 4),
+        )
+        for one in parted(f"parted-{family}", model, seed, count)
+    ),
 ]
 INDIVISIBLE = [case(f"indivisible-vit-{seed}", OTHERS["vit"], 5300 + seed, sequence_parallel=True) for seed in (1, 5)]
 PARTED_TRAININGS = [
@@ -133,11 +152,16 @@ QUICK = {
     *names(covering(GRADIENTS, combinations_of)),
     *names(PARTED_TRAININGS),
     *names(INDIVISIBLE),
+    *names(DIVIDED[1:4]),
     *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-10", "adam-gpt-1", "adam-moe-1"),
     *("clipped-gpt-0", "clipped-gpt-1", "clipped-t5-0", "clipped-t5-1"),
     *("tied-zero1-tp1", "tied-zero2-tp2", "tied-zero3-tp2", "tied-zero1-zero3-tp1", "tied-zero2-none-tp2"),
     *("bfloat16-0", "bfloat16-1", "float16-0", "float16-1"),
-    *(name for family in ("gpt", *OTHERS) for name in names([one for one in PARTED if family in one["model"]])[:2]),
+    *(
+        name
+        for family in ("gpt", *OTHERS)
+        for name in names([one for one in PARTED if family in one["model"] and one not in DIVIDED])[:2]
+    ),
 }
 """Cases that run outside the nightly run."""
 

@@ -58,10 +58,17 @@ _KEPT = 256
 
 
 class BoundaryCache:
-    """Least-recently-used cache of a network's boundaries; `collectives` are given where tensor ranks split messages."""
+    """Least-recently-used cache of a network's boundaries; `collectives` are given where tensor ranks split messages.
+
+    Of a boundary that stays divided along the sequence (`is_divided`) every tensor rank sends its slice.
+    """
 
     def __init__(self, network: Network, *, collectives: Collectives | None = None) -> None:
-        def between(senders: RankLayout[str], receivers: RankLayout[str], row_bytes: float) -> BoundaryMessages:
+        def between(
+            senders: RankLayout[str], receivers: RankLayout[str], row_bytes: float, *, is_divided: bool = False
+        ) -> BoundaryMessages:
+            if is_divided:
+                return boundary_messages(senders, receivers, row_bytes / senders.tensor, network)
             return boundary_messages(senders, receivers, row_bytes, network, collectives=collectives)
 
         self.messages_between = lru_cache(_KEPT)(between)
@@ -77,7 +84,8 @@ def boundary_messages(
 ) -> BoundaryMessages:
     """Return the messages that cross a boundary for every micro-batch, split over tensor ranks if `collectives` are given.
 
-    Replicas send at about the same time, so the messages of a boundary share NICs.
+    `row_bytes` are those that each sender has: of a boundary that stays divided along the sequence, its slice, which is not
+    split further. Replicas send at about the same time, so the messages of a boundary share NICs.
     """
     pairs = [
         (a, b, (senders.tensor_groups[a], receivers.tensor_groups[b], stop - start))

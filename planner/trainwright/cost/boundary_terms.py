@@ -63,12 +63,12 @@ class SharedNics:
 
     context: CostContext
 
-    def boundaries(self, nodes: Nodes) -> PlacedBoundaries:
-        """Return the boundaries of a placement on `nodes[stage, replica, tensor rank]`."""
+    def boundaries(self, nodes: Nodes, *, is_divided: bool = False) -> PlacedBoundaries:
+        """Return the boundaries of a placement on `nodes[stage, replica, tensor rank]`; `is_divided`: along the sequence."""
         upper, lower = nodes[:-1], nodes[1:]
         edges, shares = [], []
         for source, target in ((upper, lower), (lower, upper)):
-            senders, share = self._deliveries(source, target)
+            senders, share = self._deliveries(source, target, is_divided=is_divided)
             edges.append((senders, target))
             shares.append(share)
         alone = _lone_terms(edges, self.context)
@@ -78,13 +78,15 @@ class SharedNics:
         ]
         busy = sends[0][1] + sends[1][1]
         terms = BoundaryTerms(np.stack([send for send, _ in sends]), alone.latency_seconds)
-        return PlacedBoundaries(terms.slowest(), busy[:, busy.any(axis=0)])
+        return PlacedBoundaries(terms.slowest(), busy)
 
-    def _deliveries(self, source: Nodes, target: Nodes) -> tuple[Nodes, Array]:
+    def _deliveries(self, source: Nodes, target: Nodes, *, is_divided: bool) -> tuple[Nodes, Array]:
         """Return `[boundary, replica, tensor rank]` the senders' nodes and which share of a boundary they send.
 
         The rule is that of `rank_layout.deliveries`, for equal degrees.
         """
+        if is_divided:
+            return source, np.full(target.shape, 1 / target.shape[-1])
         if not self.context.runtime.splits_boundaries or target.shape[-1] == 1:
             return source, np.ones(target.shape)
         is_near = (target[..., :, None] == source[..., None, :]).any(axis=-1)

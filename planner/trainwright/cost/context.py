@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -225,6 +225,18 @@ class CostContext:
     def divides_sequence(self, kind: LayerKind, tensor: int) -> bool:
         """Return whether tensor groups divide a kind's activations along the sequence in the plans that searches make."""
         return self.chooses_sequence_parallel(tensor) and self._allows_sequence_parallel(kind, tensor)
+
+    def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
+        """Return whether a boundary between stages stays divided along the sequence (`Model.divides_boundary`)."""
+        return self.model.divides_boundary(before, behind) and all(
+            self.is_sequence_parallel(self.model.kind_of(layer), run)
+            for run, layer in ((before, before.end - 1), (behind, behind.first))
+        )
+
+    def divided_cuts(self, tensor: int) -> NDArray[np.bool_]:
+        """Return `[cut]` whether the boundary before a layer stays divided along the sequence in the plans that searches make."""
+        divides = [self.divides_sequence(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
+        return np.array([False, *(before and behind for before, behind in pairwise(divides)), False])
 
     def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
         """Return `[layer]` bytes of one row of its input, which recompute saves."""

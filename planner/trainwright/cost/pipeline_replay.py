@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from trainwright.cost.network import Load, Nic
+from trainwright.cost.plan_times import PlanTimes, StageKey, StageTimes
 from trainwright.cost.schedule_replay import (
     BACKWARD,
     FORWARD,
@@ -20,7 +21,6 @@ from trainwright.cost.schedule_replay import (
     Replay,
     ReplayTrace,
 )
-from trainwright.cost.stage_times import PlanTimes, StageKey, StageTimes
 from trainwright.plan import Schedule
 
 
@@ -180,11 +180,14 @@ def channels_of(index: int, plan_times: PlanTimes) -> PipelineChannels:
     for number in range(len(stages) - 1):
         row_bytes = plan_times.context.model.output_bytes_per_row(pipeline.stages[number].end - 1)
         upper, lower = stages[number].layouts[-1], stages[number + 1].layouts[0]
+        is_divided = plan_times.divided_sides(index, number).after
         for direction, sender, receiver, step in (
             (FORWARD, upper, lower, (number, number + 1)),
             (BACKWARD, lower, upper, (number + 1, number)),
         ):
-            crossing = plan_times.context.boundary_costs.messages_between(sender, receiver, row_bytes)
+            crossing = plan_times.context.boundary_costs.messages_between(
+                sender, receiver, row_bytes, is_divided=is_divided
+            )
             cards = cards.concurrent_with(crossing.nic_seconds)
             for replica, seconds in enumerate(crossing.gather_seconds):
                 worker = firsts[step[1]] + stages[step[1]].worker_index(replica)

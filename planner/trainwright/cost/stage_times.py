@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainwright.cost.boundaries import redistribution_seconds
-from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
-from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext, SeriesEnds
-from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
+from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
+from trainwright.cost.context import SeriesEnds
 from trainwright.cost.time_terms import (
     LayerPass,
     LayerTerms,
@@ -23,23 +23,21 @@ from trainwright.cost.time_terms import (
     with_recompute,
 )
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Plan, Sharding, Stage
-from trainwright.rank_layout import RankLayout, node_layouts
+from trainwright.plan import LayerRun, Sharding, Stage
+from trainwright.rank_layout import RankLayout
+
+if TYPE_CHECKING:
+    from trainwright.cost.plan_times import PlanTimes
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Workers of a stage: one if the stage runs in lock step, else one per replica."""
+class DividedSides(NamedTuple):
+    """Sides of a stage whose boundary stays divided along the sequence."""
 
-    stage: Stage
-    layouts: tuple[RankLayout[str], ...]
-    workers: tuple[StageWorker, ...]
-
-    def worker_index(self, replica: int) -> int:
-        return 0 if len(self.workers) == 1 else replica
+    before: bool
+    after: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ _TermsByKind = dict[str, LayerTerms[float]]
 class StageTimesBuilder:
     """Builder of the times of one stage."""
 
-    def __init__(self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout[str], ...]) -> None:
-        self.plan_times, self.stage, self.layouts = plan_times, stage, layouts
+    def __init__(
+        self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
+    ) -> None:
+        self.plan_times, self.stage, self.layouts, self.divided_sides = plan_times, stage, layouts, divided_sides
         self.context = plan_times.context
         self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
 
@@ -204,9 +204,11 @@ class StageTimesBuilder:
         return forward, backward
 
     def _stays_divided(self, ends: Sequence[SeriesEnds], before: int, behind: int) -> bool:
-        """Return whether a series of sequence-parallel layers goes on from one layer run into the next."""
-        if before < 0 or behind == len(ends):
-            return False
+        """Return whether a series of sequence-parallel layers goes on from one layer run into the next, or the next stage."""
+        if before < 0:
+            return self.divided_sides.before
+        if behind == len(ends):
+            return self.divided_sides.after
         return ends[before].ends and ends[behind].begins and self.layouts[before].is_equivalent(self.layouts[behind])
 
     @cached_property
@@ -257,138 +259,3 @@ class StageTimesBuilder:
         return (
             collective.seconds(message) if run.sharding is Sharding.NONE else collective.reduce_scatter_seconds(message)
         )
-
-
-StageKey = tuple[int, int]
-"""(pipeline, stage)."""
-
-
-def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:
-    """Return whether collectives of a pass leave their nodes, so that those of other stages slow them down."""
-    groups = layout.tensor_groups if run.tensor > 1 else ()
-    if run.sharding is Sharding.ZERO3 and run.data > 1:
-        groups += layout.data_groups
-    return any(len(set(nodes)) > 1 for nodes in groups)
-
-
-@dataclass(frozen=True)
-class PlanTimes:
-    """Times of all stages of a plan."""
-
-    plan: Plan
-    context: CostContext
-
-    @cached_property
-    def layouts(self) -> dict[StageKey, tuple[RankLayout[str], ...]]:
-        """Rank layout of each layer run, by stage."""
-        return {
-            (index, number): node_layouts(stage)
-            for index, pipeline in enumerate(self.plan.pipelines)
-            for number, stage in enumerate(pipeline.stages)
-        }
-
-    @cached_property
-    def stages(self) -> dict[StageKey, StageTimes]:
-        stages = {key: self.plan.pipelines[key[0]].stages[key[1]] for key in self.layouts}
-        return {key: StageTimes(stages[key], one, self._workers(stages[key], one)) for key, one in self.layouts.items()}
-
-    def _workers(self, stage: Stage, layouts: tuple[RankLayout[str], ...]) -> tuple[StageWorker, ...]:
-        """Return the workers of a stage; those that depend on no other stage are computed once for all plans."""
-        if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
-            return StageTimesBuilder(self, stage, layouts).workers()
-        known = self.context.known_workers
-        key = layouts[0].members, stage.layers, tuple(self.reduced_separately)
-        if key not in known:
-            if len(known) > MAX_KNOWN_STAGES:
-                known.clear()
-            known[key] = StageTimesBuilder(self, stage, layouts).workers()
-        return known[key]
-
-    @cached_property
-    def reduced_separately(self) -> dict[str, tuple[StageKey, ...]]:
-        """Tied weights with a reduction of their own, and the stages that own them.
-
-        A weight has one if a pipeline has it in several stages, or if its layer runs have different data groups.
-        """
-        owners: dict[str, list[StageKey]] = {}
-        differently_reduced: set[str] = set()
-        for key, found in self.tied_weight_owners.items():
-            for name, runs in found.items():
-                owners.setdefault(name, []).append(key)
-                if not have_same_data_groups(runs):
-                    differently_reduced.add(name)
-        pipelines = len(self.plan.pipelines)
-        return {
-            name: tuple(keys) for name, keys in owners.items() if len(keys) > pipelines or name in differently_reduced
-        }
-
-    @cached_property
-    def tied_weight_owners(self) -> dict[StageKey, dict[str, list[TiedWeightOwner]]]:
-        """Layer runs that own each tied weight, by stage."""
-        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.layouts)
-        return {key: tied_weight_owners(stage, self.layouts[key], self.context) for key, stage in stages}
-
-    @cached_property
-    def resident(self) -> dict[StageKey, ResidentParameters]:
-        """Parameters resident on a rank, by stage."""
-        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.layouts)
-        return {key: ResidentParameters.of(stage, self.tied_weight_owners[key], self.context) for key, stage in stages}
-
-    @cached_property
-    def tensor_rings(self) -> ConcurrentRings:
-        """NIC uses of all tensor rings, which run at about the same time in a full pipeline."""
-        return self._concurrent_rings(
-            {key: [layout.tensor_groups for layout in stage] for key, stage in self.layouts.items()}
-        )
-
-    @cached_property
-    def all_gather_rings(self) -> ConcurrentRings:
-        """NIC uses of the rings that all-gather sharded weights."""
-        groups = {}
-        for key, stage in self.layouts.items():
-            runs = self.plan.pipelines[key[0]].stages[key[1]].layers
-            groups[key] = [s.data_groups for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3]
-        return self._concurrent_rings(groups)
-
-    def _concurrent_rings(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> ConcurrentRings:
-        """Combine rings: the runs of a stage alternate, the stages are concurrent."""
-        total = ConcurrentRings()
-        for runs in groups.values():
-            stage = ConcurrentRings()
-            for arrangement in dict.fromkeys(runs):
-                if len(arrangement[0]) > 1:
-                    crossing = [nodes for nodes in arrangement if len(set(nodes)) > 1]
-                    stage |= self.context.collectives.concurrent_rings(crossing)
-            total += stage
-        return total
-
-    def tensor_all_reduce(self, nodes: Nodes) -> Collective:
-        """Return the all-reduce of one tensor group."""
-        if len(set(nodes)) == 1:
-            return self.context.collectives.all_reduce((nodes,))
-        return self.context.collectives.under_load((nodes,), self.tensor_rings)
-
-    @cached_property
-    def mixed_sharding_layers(self) -> frozenset[int]:
-        """Layers whose weights pipelines split differently, by tensor degree or among data replicas."""
-        shardings: dict[int, set[tuple[int, int, bool]]] = {}
-        if len(self.plan.pipelines) > 1:
-            for pipeline in self.plan.pipelines:
-                for run in (run for stage in pipeline.stages for run in stage.layers):
-                    way = run.tensor, run.data, run.sharding is Sharding.NONE
-                    for layer in range(run.first, run.end):
-                        shardings.setdefault(layer, set()).add(way)
-        return frozenset(layer for layer, found in shardings.items() if len(found) > 1)
-
-    def overlaps_gradient_sync(self, run: LayerRun) -> bool:
-        """Return whether the run's gradients are reduced during the last backward.
-
-        They are not if pipelines split them differently, nor if several pipelines, which end at different times, reduce
-        unsharded gradients together.
-        """
-        if run.data == 1 or not self.mixed_sharding_layers.isdisjoint(range(run.first, run.end)):
-            return False
-        if run.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
-            return True
-        alone = len(self.plan.pipelines) == 1
-        return self.context.runtime.overlaps_gradients and (alone or run.sharding is Sharding.ZERO1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright.rank_layout import WHOLE, Interval, ShardIndex, relayout_transfers
+from trainwright.model import Model
+from trainwright.rank_layout import WHOLE, Interval, ShardIndex, Transfer, relayout_transfers
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
 from trainwright_worker.executor.process_groups import ProcessGroups, Purpose, all_gather_single
 from trainwright_worker.layers.layer import Boundary
@@ -32,6 +33,10 @@ class BoundarySpec:
     def values(self) -> int:
         """Number of values of one row."""
         return sum(map(math.prod, self.shapes))
+
+    def slices(self, degree: int) -> BoundarySpec:
+        """Return one of `degree` slices along the sequence, the first dimension of each shape."""
+        return replace(self, shapes=tuple((sequence // degree, *rest) for sequence, *rest in self.shapes))
 
     def empty(self, count: int) -> Tensor:
         return torch.empty(count, dtype=self.dtype, device=self.device)
@@ -71,7 +76,7 @@ class BoundaryReceiver:
     once its receiver has posted.
 
     Args:
-        source: run of the neighbouring stage that sends.
+        transfers: messages between the two stages, to all ranks of this one.
         own: run of the rank's stage that receives.
         gather_group: returns the group of the ranks that gather.
     """
@@ -80,13 +85,13 @@ class BoundaryReceiver:
         self,
         group_with: GroupWith,
         gather_group: Callable[[Ranks], dist.ProcessGroup | None],
-        source: RunRanks,
+        transfers: Sequence[Transfer[int]],
         own: RunRanks,
         rank: int,
         spec: BoundarySpec,
     ) -> None:
         self._group_with, self._spec = group_with, spec
-        self._transfers = [one for one in transfers_between(source, own) if one.target == rank]
+        self._transfers = [one for one in transfers if one.target == rank]
         self._counts = [(one.stop - one.start) * spec.values for one in self._transfers]
         self._sliced = [index for index, one in enumerate(self._transfers) if one.part != WHOLE]
         self._posted: list[tuple[list[Tensor], list[dist.Work]]] = []
@@ -134,14 +139,14 @@ class BoundarySender:
     the receiver is known to have them.
 
     Args:
+        transfers: messages between the two stages, of all ranks of this one.
         own: run of the rank's stage that sends.
-        target: run of the neighbouring stage that receives.
     """
 
-    def __init__(self, group_with: GroupWith, own: RunRanks, target: RunRanks, rank: int) -> None:
+    def __init__(self, group_with: GroupWith, transfers: Sequence[Transfer[int]], own: RunRanks, rank: int) -> None:
         self._first_row, _ = own.row_interval_of(rank)
         self._group_with = group_with
-        self._transfers = [one for one in transfers_between(own, target) if one.source == rank]
+        self._transfers = [one for one in transfers if one.source == rank]
         self._sent: dict[int, tuple[list[Tensor], list[dist.Work]]] = {}
 
     def send(self, micro_batch: int, boundary: Boundary) -> None:
@@ -230,9 +235,14 @@ class BoundaryExchange:
 
     @classmethod
     def of(
-        cls, plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, boundary_spec_after: Callable[[int], BoundarySpec]
+        cls,
+        plan_ranks: PlanRanks,
+        rank: int,
+        groups: ProcessGroups,
+        model: Model,
+        boundary_spec_after: Callable[[int], BoundarySpec],
     ) -> BoundaryExchange:
-        """Return a rank's receivers and senders; `boundary_spec_after` gives the boundary after a layer."""
+        """Return a rank's receivers and senders; `boundary_spec_after` gives the whole boundary after a layer."""
         stage = plan_ranks.stage_of(rank)
         stages = plan_ranks.pipelines[stage.pipeline]
         first, last = stage.runs[0], stage.runs[-1]
@@ -243,21 +253,31 @@ class BoundaryExchange:
         def gradients_with(peer: int) -> dist.ProcessGroup | None:
             return groups.group_of((min(rank, peer), max(rank, peer)), Purpose.BOUNDARY_GRADIENTS)
 
+        divided_boundaries = plan_ranks.divided_boundaries(stage, model)
+
+        def spec_after(layer: int, run: RunRanks) -> BoundarySpec:
+            spec = boundary_spec_after(layer)
+            return spec.slices(run.tensor) if layer in divided_boundaries else spec
+
         activation_receiver = activation_sender = gradient_receiver = gradient_sender = None
         if stage.index > 0:
             previous_run = stages[stage.index - 1].runs[-1]
-            spec = boundary_spec_after(stage.first - 1)
-            activation_receiver = BoundaryReceiver(boundaries_with, groups.group_of, previous_run, first, rank, spec)
-            gradient_sender = BoundarySender(gradients_with, first, previous_run, rank)
+            received, sent = (
+                transfers_between(*ends, model) for ends in ((previous_run, first), (first, previous_run))
+            )
+            spec = spec_after(stage.first - 1, first)
+            activation_receiver = BoundaryReceiver(boundaries_with, groups.group_of, received, first, rank, spec)
+            gradient_sender = BoundarySender(gradients_with, sent, first, rank)
         if stage.index + 1 < len(stages):
             next_run = stages[stage.index + 1].runs[0]
-            spec = boundary_spec_after(stage.end - 1)
-            activation_sender = BoundarySender(boundaries_with, last, next_run, rank)
-            gradient_receiver = BoundaryReceiver(gradients_with, groups.group_of, next_run, last, rank, spec)
+            received, sent = (transfers_between(*ends, model) for ends in ((next_run, last), (last, next_run)))
+            spec = spec_after(stage.end - 1, last)
+            activation_sender = BoundarySender(boundaries_with, sent, last, rank)
+            gradient_receiver = BoundaryReceiver(gradients_with, groups.group_of, received, last, rank, spec)
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod
-    def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, device: torch.device) -> None:
+    def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, model: Model, device: torch.device) -> None:
         """Connect the ranks that exchange messages, in one order; all ranks of the plan call this.
 
         NCCL's first call in a group blocks until all members make it, and the first message of a pair blocks its process
@@ -267,8 +287,8 @@ class BoundaryExchange:
         token = torch.zeros(2, device=device)
         for purpose, groups_of_ranks in (
             (Purpose.RELAYOUT, plan_ranks.relayout_ranks),
-            (Purpose.BOUNDARIES, plan_ranks.boundary_pairs),
-            (Purpose.BOUNDARY_GRADIENTS, plan_ranks.boundary_gradient_pairs),
+            (Purpose.BOUNDARIES, plan_ranks.boundary_pairs(model)),
+            (Purpose.BOUNDARY_GRADIENTS, plan_ranks.boundary_gradient_pairs(model)),
         ):
             for ranks in groups_of_ranks:
                 group = groups.group_of(ranks, purpose) if rank in ranks else None

@@ -144,8 +144,8 @@ class PlanExecutor:
         self.gradient_norm = GradientNorm(
             self.stage.squared_norms, self.groups.group_of(self.plan_ranks.ranks), self.device
         )
-        BoundaryExchange.warm_up(self.plan_ranks, self.rank, groups, self.device)
-        self.boundaries = BoundaryExchange.of(self.plan_ranks, self.rank, self.groups, self._boundary_spec_after)
+        BoundaryExchange.warm_up(self.plan_ranks, self.rank, groups, model, self.device)
+        self.boundaries = BoundaryExchange.of(self.plan_ranks, self.rank, groups, model, self._boundary_spec_after)
         self._prepare_operations()
 
     def _boundary_spec_after(self, layer: int) -> BoundarySpec:
@@ -163,8 +163,9 @@ class PlanExecutor:
         self._next_stage_operations = order(stage_index + 1) if stage_index + 1 < stages else ()
 
     def _tensor_group(self, run: RunRanks) -> TensorGroup:
-        ranks = run.tensor_group_ranks(self.rank)
-        return TensorGroup(self.groups.group_of(ranks), ranks, self.rank, self.pacer, self.recorder, self.beat)
+        ranks = run.tensor_groups[run.position_of(self.rank).replica]
+        group = self.groups.group_of(run.tensor_group_ranks(self.rank))
+        return TensorGroup(group, ranks, self.rank, self.pacer, self.recorder, self.beat)
 
     def make_batch(self, iteration: int) -> Batch:
         """Return this rank's data of one iteration; row i of the batch is the same under every plan."""

@@ -5,7 +5,8 @@ after it, rows can move between layers, a layer can be recomputed, and gradients
 done, all without autograd hooks.
 
 A boundary is scattered along the sequence before consecutive sequence-parallel layers and gathered after them, and
-gradients in the opposite direction. Elsewhere boundaries and gradients are replicated over the tensor group.
+gradients in the opposite direction. Between stages it stays divided if the series goes on in the next one
+(`Model.divides_boundary`). Elsewhere boundaries and gradients are replicated over the tensor group.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 
 from trainwright.cluster import Device
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
 from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers
 
@@ -121,41 +123,55 @@ class PlanRanks:
         """Ranks of each stage in which rows move between runs."""
         return tuple(stage.ranks for stages in self.pipelines for stage in stages if stage.moves_rows)
 
-    @property
-    def boundary_pairs(self) -> tuple[Ranks, ...]:
-        """Pairs of ranks that exchange boundaries, ascending."""
-        return _pairs(transfers_between(before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
+    def boundary_pairs(self, model: Model) -> tuple[Ranks, ...]:
+        """Return the pairs of ranks that exchange boundaries, ascending."""
+        return _pairs(transfers_between(*sides, model) for sides in self._boundary_sides)
 
-    @property
-    def boundary_gradient_pairs(self) -> tuple[Ranks, ...]:
-        """Pairs of ranks that exchange gradients of boundaries, ascending."""
-        return _pairs(transfers_between(behind.runs[0], before.runs[-1]) for before, behind in self._neighbours)
+    def boundary_gradient_pairs(self, model: Model) -> tuple[Ranks, ...]:
+        """Return the pairs of ranks that exchange gradients of boundaries, ascending."""
+        return _pairs(transfers_between(behind, before, model) for before, behind in self._boundary_sides)
 
-    @property
-    def boundary_gather_ranks(self) -> tuple[Ranks, ...]:
-        """Ranks that gather slices of boundaries or of their gradients, each ascending."""
-        last_first = ((before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
-        directions = (pair for last, first in last_first for pair in ((last, first), (first, last)))
+    def boundary_gather_ranks(self, model: Model) -> tuple[Ranks, ...]:
+        """Return the ranks that gather slices of boundaries or of their gradients, each ascending."""
+        directions = (pair for before, behind in self._boundary_sides for pair in ((before, behind), (behind, before)))
         groups = (
             tuple(sorted(target.node_ranks(one.target)))
             for source, target in directions
-            for one in transfers_between(source, target)
+            for one in transfers_between(source, target, model)
             if one.part != WHOLE
         )
         return tuple(dict.fromkeys(groups))
 
+    def divided_boundaries(self, stage: StageRanks, model: Model) -> frozenset[int]:
+        """Return the layer before each boundary of a stage, to its neighbours, that stays divided along the sequence."""
+        stages = self.pipelines[stage.pipeline]
+        return frozenset(
+            before.end - 1
+            for before, behind in pairwise(stages[max(stage.index - 1, 0) : stage.index + 2])
+            if is_boundary_divided(before.runs[-1], behind.runs[0], model)
+        )
+
     @property
-    def _neighbours(self) -> tuple[tuple[StageRanks, StageRanks], ...]:
-        return tuple(pair for stages in self.pipelines for pair in pairwise(stages))
+    def _boundary_sides(self) -> tuple[tuple[RunRanks, RunRanks], ...]:
+        """Return the runs before and after each boundary between stages."""
+        neighbours = (pair for stages in self.pipelines for pair in pairwise(stages))
+        return tuple((before.runs[-1], behind.runs[0]) for before, behind in neighbours)
 
     def first_row(self, pipeline: int) -> int:
         """Return the first row of the global batch that passes through a pipeline; its rows are consecutive."""
         return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
 
 
-def transfers_between(source: RunRanks, target: RunRanks) -> tuple[Transfer[int], ...]:
-    """Return the messages from a run of one stage to a run of another."""
-    return boundary_transfers(source, target, (source.node_of | target.node_of).__getitem__)
+def is_boundary_divided(one: RunRanks, other: RunRanks, model: Model) -> bool:
+    """Return whether the boundary between runs of neighbouring stages, in any order, stays divided along the sequence."""
+    before, behind = sorted((one.run, other.run), key=attrgetter("first"))
+    return model.divides_boundary(before, behind)
+
+
+def transfers_between(source: RunRanks, target: RunRanks, model: Model) -> tuple[Transfer[int], ...]:
+    """Return the messages from a run of one stage to a run of another; of a divided boundary, of the ranks' slices."""
+    node_of = (source.node_of | target.node_of).__getitem__
+    return boundary_transfers(source, target, node_of, split=not is_boundary_divided(source, target, model))
 
 
 def _pairs(boundaries: Iterable[tuple[Transfer[int], ...]]) -> tuple[Ranks, ...]:

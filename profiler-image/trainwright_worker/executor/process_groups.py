@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -108,8 +109,8 @@ class ProcessGroups:
 def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[GroupKey, ...]:
     """Return every group that a plan needs, in one order for all ranks."""
     ranks_by_purpose = {
-        Purpose.BOUNDARIES: plan_ranks.boundary_pairs,
-        Purpose.BOUNDARY_GRADIENTS: plan_ranks.boundary_gradient_pairs,
+        Purpose.BOUNDARIES: plan_ranks.boundary_pairs(model),
+        Purpose.BOUNDARY_GRADIENTS: plan_ranks.boundary_gradient_pairs(model),
         Purpose.RELAYOUT: plan_ranks.relayout_ranks,
         Purpose.COLLECTIVES: [ranks for ranks in _collective_groups(plan_ranks, model) if len(ranks) > 1],
     }
@@ -117,7 +118,7 @@ def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[GroupKey, ...]
 
 
 def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]:
-    groups: dict[Ranks, None] = dict.fromkeys((plan_ranks.ranks, *plan_ranks.boundary_gather_ranks))
+    groups: dict[Ranks, None] = dict.fromkeys((plan_ranks.ranks, *plan_ranks.boundary_gather_ranks(model)))
     for stages in plan_ranks.pipelines:
         for run in (run for stage in stages for run in stage.runs):
             groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))
@@ -151,7 +152,7 @@ class TensorGroup:
 
     Attributes:
         group: None for a single rank.
-        ranks: the group's ranks, ascending.
+        ranks: the group's ranks, by tensor index; the process group has them in ascending order.
         rank: this process's rank.
     """
 
@@ -178,9 +179,15 @@ class TensorGroup:
         stacked = part.new_empty(self.size, part.numel())
         with self._communication("collecting a sequence within the tensor group"):
             all_gather_single(stacked.view(-1), part.contiguous(), group=self.group)
-        return stacked
+        ascending = sorted(self.ranks)
+        if tuple(ascending) == self.ranks:
+            return stacked
+        return torch.stack([stacked[ascending.index(rank)] for rank in self.ranks])
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
+        ascending = sorted(self.ranks)
+        if tuple(ascending) != self.ranks:
+            parts = torch.stack([parts[self.ranks.index(rank)] for rank in ascending])
         own = parts.new_empty(parts.shape[1])
         with self._communication("summing a sequence within the tensor group"):
             reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)

@@ -200,7 +200,8 @@ class StageBuilder:
             for run in stage.runs
             for layer in range(run.first, run.end)
         }
-        layers = _with_boundary_collectives(layers, last=len(self.model.layers) - 1)
+        divided_boundaries = self.plan_ranks.divided_boundaries(stage, self.model)
+        layers = _with_boundary_collectives(layers, divided_boundaries, last=len(self.model.layers) - 1)
         runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
         return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
 
@@ -269,12 +270,15 @@ class StageBuilder:
         return SquaredNorm(part.flat_parameter, includes_split=counts, includes_unsplit=counts)
 
 
-def _with_boundary_collectives(layers: dict[int, RankLayer], *, last: int) -> dict[int, RankLayer]:
+def _with_boundary_collectives(
+    layers: dict[int, RankLayer], divided_boundaries: frozenset[int], *, last: int
+) -> dict[int, RankLayer]:
     """Return the layers with boundary scatters and gathers at the ends of each sequence-parallel series.
 
-    No boundary enters layer 0 of the model or leaves the last one.
+    `divided_boundaries` are those of the stage that stay divided. No boundary enters layer 0 of the model or leaves the last
+    one.
     """
-    stays_sharded = {
+    stays_sharded = divided_boundaries | {
         before.number for before, behind in pairwise(layers.values()) if before.keeps_sequence_sharded_for(behind)
     }
     return {

@@ -27,8 +27,7 @@ class Collectives(Protocol):
     """Collectives of a tensor group, on one of its ranks. All ranks call them in the same order.
 
     Attributes:
-        index: this rank's index in the group and among stacked parts; not always the tensor index, since a group's ranks are
-            ascending under any placement.
+        index: this rank's tensor index, and its index among stacked parts.
         size: number of ranks.
     """
 

@@ -12,6 +12,8 @@ from trainwright.accelerators import estimate_profiles
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate, estimate_with_context
+from trainwright.cost.pipeline_replay import channels_of
+from trainwright.cost.plan_times import PlanTimes
 from trainwright.families import Bert, Gpt, Moe, Vit
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
@@ -76,13 +78,43 @@ def test_ranks_save_their_share_of_all_where_inputs_are_gathered_again(kind: Lay
     assert whole == context_of(GPT).layer_cost(NAME, kind, tensor, ROWS, False).activation_bytes
 
 
-def test_boundaries_between_stages_are_gathered() -> None:
+def test_boundaries_between_stages_stay_divided() -> None:
     without, divided = both(GPT, plan_of(GPT, [4, len(GPT.layers)]))
+    assert divided.breakdown.tensor_sync_seconds == pytest.approx(without.breakdown.tensor_sync_seconds)
+    plan = in_sequence_parallel(plan_of(GPT, [4, len(GPT.layers)]))
+    found = channels_of(0, PlanTimes(plan, context_of(GPT)))
+    # Each of the four ranks sends a quarter on a port of its own.
+    sent = {one.send_seconds for one in found.channels}
+    assert sorted(sent) == pytest.approx([ROWS * GPT.output_bytes_per_row(3) / 4 / 1e10])
+    assert found.gather_seconds == (0.0, 0.0)
+
+
+def sync_seconds(plan: Plan) -> list[float]:
+    """Return the seconds of tensor collectives of each stage, for one micro-batch."""
+    stages = PlanTimes(plan, context_of(GPT)).stages.values()
+    return [one.workers[0].forward.sync_seconds + one.workers[0].backward.sync_seconds for one in stages]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_boundaries_to_stages_without_it_are_gathered(number: int) -> None:
+    """The first stage gathers the boundary, the second one its gradient."""
+    plan = plan_of(GPT, [4, len(GPT.layers)])
+    stages = list(plan.stages)
+    stages[number] = in_sequence_parallel(plan).stages[number]
+    mixed = replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stages)),))
+    expected = sync_seconds(plan)
     boundary = ROWS * GPT.output_bytes_per_row(3)
-    gather = context_of(GPT).collectives.all_reduce((("node",) * 4,)).all_gather_seconds(boundary)
-    # One stage gathers the boundary in its forwards, the other its gradient in its backwards.
-    more = divided.breakdown.tensor_sync_seconds - without.breakdown.tensor_sync_seconds
-    assert more == pytest.approx(4 * gather, rel=1e-6)
+    expected[number] += context_of(GPT).collectives.all_reduce((("node",) * 4,)).all_gather_seconds(boundary)
+    assert sync_seconds(mixed) == pytest.approx(expected)
+
+
+def test_gathers_of_a_stage_do_not_depend_on_plans_costed_before() -> None:
+    """Stages that plans share are computed once, unless their neighbours make them gather."""
+    plan, context = plan_of(GPT, [4, len(GPT.layers)]), context_of(GPT)
+    divided = in_sequence_parallel(plan)
+    mixed = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(divided.stages[0], plan.stages[1])),))
+    shared = [estimate_with_context(one, context) for one in (divided, mixed)]
+    assert shared == [estimate_with_context(one, context_of(GPT)) for one in (divided, mixed)]
 
 
 def test_recomputed_layers_keep_their_part_of_the_input() -> None:

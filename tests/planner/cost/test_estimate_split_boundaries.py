@@ -50,16 +50,17 @@ def test_nic_carries_a_boundary_once(tensor):
         ).map(lambda nodes: np.array(nodes).reshape(2, *degrees))
     ),
     is_split=st.booleans(),
+    is_divided=st.booleans(),
     has_links=st.booleans(),
 )
-def test_tables_of_boundaries_equal_the_exact_messages(make_problem, placements, *, is_split, has_links):
+def test_tables_of_boundaries_equal_the_exact_messages(make_problem, placements, *, is_split, is_divided, has_links):
     names = "abc"
     nodes = tuple(Node(name, "x", 8, Port(0.5, 2.0 + at), Port(0.25, 8.0)) for at, name in enumerate(names))
     links = tuple(Link(a, b, 0.125, 1.0 + index) for index, (a, b) in enumerate(permutations(names, 2)))
     cluster = Cluster((Accelerator("x", 10**12),), nodes, links if has_links else ())
     problem = make_problem()
     context = CostContext(problem.model, cluster, problem.profiles, runtime=Runtime(splits_boundaries=is_split))
-    found = SharedNics(context).boundaries(placements)
+    found = SharedNics(context).boundaries(placements, is_divided=is_divided)
     replicas, tensor = placements.shape[1:]
     upper, lower = (
         RankLayout(
@@ -67,7 +68,10 @@ def test_tables_of_boundaries_equal_the_exact_messages(make_problem, placements,
         )
         for stage in placements
     )
-    both = [context.boundary_costs.messages_between(*edge, 1.0) for edge in ((upper, lower), (lower, upper))]
+    both = [
+        context.boundary_costs.messages_between(*edge, 1.0, is_divided=is_divided)
+        for edge in ((upper, lower), (lower, upper))
+    ]
     for direction, exact in enumerate(both):
         assert found.terms.send_seconds_per_byte[direction, 0] == pytest.approx([p.send_seconds for p in exact.pieces])
         assert found.terms.latency_seconds[direction, 0] == pytest.approx([p.latency_seconds for p in exact.pieces])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory import stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
-from trainwright.cost.stage_times import PlanTimes
+from trainwright.cost.plan_times import PlanTimes
 from trainwright.plan import Plan, Stage
 from trainwright.rank_layout import node_layouts
 from trainwright.search.auto.diversity import best_of_each_shape

@@ -38,7 +38,9 @@ class CriticalPathBound:
     _layer_sums: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
     _syncs: dict[bytes, Array] = field(default_factory=dict)
     _parameters: dict[int, Array] = field(default_factory=dict)
-    _replicas_by_placement: dict[PlacedStages, tuple[PlacedBoundaries, NDArray[np.intp]]] = field(default_factory=dict)
+    _replicas_by_placement: dict[PlacedStages, tuple[PlacedBoundaries, PlacedBoundaries, NDArray[np.intp]]] = field(
+        default_factory=dict
+    )
 
     def with_tables(self, tables: StageTables) -> CriticalPathBound:
         """Return the bounds for another device order; caches that do not depend on the order are shared."""
@@ -51,11 +53,15 @@ class CriticalPathBound:
     def seconds_of_all(self, stages: PlacedStages, rows: int, ends: NDArray[np.intp]) -> Array:
         """Return `[assignment]` bounds, given `ends[assignment, stage]`."""
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
-        boundaries, replicas = self._distinct_replicas(stages)
+        whole, slices, replicas = self._distinct_replicas(stages)
         forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
         row_bytes = rows * self.tables.row_bytes[ends[:, :-1]]
-        send = row_bytes[:, :, None] * boundaries.terms.send_seconds_per_byte[:, None]
-        latency = boundaries.terms.latency_seconds[:, None]
+        is_divided = self.problem.cost_context.divided_cuts(stages.tensor)[ends[:, :-1]]
+        per_byte, latency = (
+            np.where(is_divided[:, :, None], of_slices[:, None], of_whole[:, None])
+            for of_slices, of_whole in zip(slices.terms, whole.terms, strict=True)
+        )
+        send = row_bytes[:, :, None] * per_byte
         first_forward_start, last_backward_return = np.zeros_like(forward), np.zeros_like(backward)
         np.cumsum(forward[:, :-1] + send[0] + latency[0], axis=1, out=first_forward_start[:, 1:])
         np.cumsum(backward[:, :-1] + send[1] + latency[1], axis=1, out=last_backward_return[:, 1:])
@@ -75,29 +81,39 @@ class CriticalPathBound:
             compute_end[:, :-1], round_trip - last_backward_return[:, :-1] + later_sends[1]
         )
         tail = self._sync_seconds(stages, ends, backward) + update
-        busiest_nic = micro_batches * (row_bytes @ boundaries.nic_seconds_per_byte).max(axis=1, initial=0.0)
+        nic_seconds = (row_bytes * ~is_divided) @ whole.nic_seconds_per_byte
+        nic_seconds += (row_bytes * is_divided) @ slices.nic_seconds_per_byte
+        busiest_nic = micro_batches * nic_seconds.max(axis=1, initial=0.0)
         stage_end = (np.maximum(compute_end.max(axis=2), busiest_nic[:, None]) + tail).max(axis=1)
         first_stage_end = (compute_end + last_backward_return).max(axis=(1, 2)) + tail[:, 0]
         bound: Array = np.maximum(stage_end, first_stage_end) + self.problem.runtime.constant_seconds
         return bound * (1 - _MARGIN)
 
-    def _distinct_replicas(self, stages: PlacedStages) -> tuple[PlacedBoundaries, NDArray[np.intp]]:
-        """Return the boundaries and `[stage, replica]` tensor group classes, without duplicate replicas.
+    def _distinct_replicas(self, stages: PlacedStages) -> tuple[PlacedBoundaries, PlacedBoundaries, NDArray[np.intp]]:
+        """Return the boundaries, whole and divided, and `[stage, replica]` tensor group classes, without duplicate replicas.
 
         Duplicates have the same classes and boundary times at every stage.
         """
         if stages not in self._replicas_by_placement:
-            terms, busy = self._shared_nics.boundaries(self.tables.order.node_numbers[stages.placement])
-            count = stages.data
+            nodes, count = self.tables.order.node_numbers[stages.placement], stages.data
+            whole = slices = self._shared_nics.boundaries(nodes)
+            if self.problem.cost_context.divided_cuts(stages.tensor).any():
+                slices = self._shared_nics.boundaries(nodes, is_divided=True)
             signatures = [
                 stages.class_numbers,
-                *(part.reshape(-1, count) for part in terms),
+                *(part.reshape(-1, count) for one in (whole, slices) for part in one.terms),
             ]
             replicas = np.zeros(1, dtype=np.intp)
             if count > 1:
                 replicas = np.sort(np.unique(np.concatenate(signatures), axis=1, return_index=True)[1])
-            distinct = BoundaryTerms(*(part[:, :, replicas] for part in terms))
-            self._replicas_by_placement[stages] = PlacedBoundaries(distinct, busy), stages.class_numbers[:, replicas]
+            is_used = (whole.nic_seconds_per_byte + slices.nic_seconds_per_byte).any(axis=0)
+            whole, slices = (
+                PlacedBoundaries(
+                    BoundaryTerms(*(part[:, :, replicas] for part in one.terms)), one.nic_seconds_per_byte[:, is_used]
+                )
+                for one in (whole, slices)
+            )
+            self._replicas_by_placement[stages] = whole, slices, stages.class_numbers[:, replicas]
         return self._replicas_by_placement[stages]
 
     @cached_property
