@@ -10,7 +10,6 @@ import pytest
 
 from trainwright.cost import memory_terms
 from trainwright.cost.estimate import memory_by_device
-from trainwright.cost.galvatron_model import StageGroupCosts
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.plan import Plan, Sharding
 from trainwright.runtime import CollectiveRatios, Runtime
@@ -23,6 +22,7 @@ from trainwright.search.auto.exhaustive.pipeline_shapes import ShapeSpace, Stage
 from trainwright.search.auto.exhaustive.stage_strategies import StageContext, possible_strategies
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_options import StageOptions
+from trainwright.search.galvatron.galvatron_model import StageGroupCosts
 from trainwright.search.galvatron.layer_classes import layer_sequence
 from trainwright.search.galvatron.strategy_tables import GroupTables, StageTable
 from trainwright.search.uniform.plan_space import UniformPlanSpace

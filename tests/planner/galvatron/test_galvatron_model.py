@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainwright.cost.galvatron_model import (
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.runtime import Runtime
+from trainwright.search.galvatron.galvatron_model import (
     StageGroupCosts,
     StrategySeconds,
     both_seconds,
@@ -14,8 +16,6 @@ from trainwright.cost.galvatron_model import (
     stage_seconds,
     stages_seconds,
 )
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
-from trainwright.runtime import Runtime
 from trainwright.search.galvatron.pipeline_solutions import GroupTablesCache
 
 

@@ -11,12 +11,12 @@ import galvatron_oracle as oracle
 import numpy as np
 import pytest
 
-from trainwright.cost.galvatron_model import estimate_seconds
 from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, NoFeasiblePlan, SearchControl
 from trainwright.search.batch_size import best_batch_size
 from trainwright.search.galvatron.balanced_partition import PartitionTables, best_partition
+from trainwright.search.galvatron.galvatron_model import estimate_seconds
 from trainwright.search.galvatron.partition_search import SplitTables, memory_balanced_partition
 from trainwright.search.galvatron.pipeline_solutions import GroupTablesCache
 from trainwright.search.galvatron.search import (

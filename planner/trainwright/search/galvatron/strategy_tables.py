@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost import memory
-from trainwright.cost.galvatron_model import StageGroupCosts, layer_bytes, layout_of
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import node_layouts
 from trainwright.search.degrees import is_profiled
+from trainwright.search.galvatron.galvatron_model import StageGroupCosts, layer_bytes, layout_of
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.plan_defaults import run_with_sequence_parallel
