@@ -15,7 +15,7 @@ from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Searc
 
 MAX_AMP_DEVICES = 256
 """Maximum devices for AMP as a first search, where it takes at most two seconds."""
-WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 64), (alpa, 8))
+WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 128), (alpa, 8))
 """(search, maximum devices)."""
 MAX_ALPA_DEVICES = 64
 """Maximum devices for a late, brief Alpa, whose plans rarely beat those found by then: it takes a third of the time."""
