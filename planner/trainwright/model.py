@@ -9,7 +9,6 @@ from functools import cached_property
 from trainwright.document_kind import document
 from trainwright.families import Family
 from trainwright.layer import Attention, Dtype, LayerKind
-from trainwright.plan import LayerRun
 
 
 @document("Model")
@@ -68,18 +67,6 @@ class Model:
         """Return whether all tensor-parallel layers allow it, so that sequences are gathered at the ends of stages alone."""
         kinds = [kind for kind in self.kinds if kind.is_tensor_parallel]
         return bool(kinds) and all(self.allows_sequence_parallel(kind, tensor) for kind in kinds)
-
-    def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
-        """Return whether a boundary between stages stays divided along the sequence, given the layer runs at its sides.
-
-        Then each tensor rank of one stage exchanges its slice with the same tensor rank of the other, and neither gathers
-        (Megatron-LM). The layers at both sides must be sequence parallel, at one tensor degree.
-        """
-        sides = (before, before.end - 1), (behind, behind.first)
-        return before.tensor == behind.tensor and all(
-            run.sequence_parallel and self.allows_sequence_parallel(self.kind_of(layer), run.tensor)
-            for run, layer in sides
-        )
 
     @cached_property
     def owners(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
+from trainwright.model import Model
 from trainwright.plan import LayerRun, RankOrder, Sharding, Stage
 
 T = TypeVar("T", bound=Hashable)
@@ -192,6 +193,19 @@ def deliveries(
                 part = place, nodes.count(node)
         found.append(Delivery(source, receiver, part))
     return tuple(found)
+
+
+def divides_boundary(model: Model, above: LayerRun, below: LayerRun) -> bool:
+    """Return whether a boundary between stages stays divided along the sequence, given the layer runs at its sides.
+
+    Then each tensor rank of one stage exchanges its slice with the same tensor rank of the other, and neither gathers
+    (Megatron-LM). The layers at both sides must be sequence parallel, at one tensor degree.
+    """
+    sides = (above, above.end - 1), (below, below.first)
+    return above.tensor == below.tensor and all(
+        run.sequence_parallel and model.allows_sequence_parallel(model.kind_of(layer), run.tensor)
+        for run, layer in sides
+    )
 
 
 def boundary_transfers(

@@ -15,6 +15,7 @@ from plan_cases import GPT, OTHERS, case, combinations_of, runs_of
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.rank_layout import divides_boundary
 from trainwright.training import Training
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
@@ -100,7 +101,7 @@ def has_divided_boundary(case: dict) -> bool:
     model = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model
     plan = documents.parse(case["plan"], Plan)
     return any(
-        model.divides_boundary(above.layers[-1], below.layers[0]) and above.layers[-1].rows != below.layers[0].rows
+        divides_boundary(model, above.layers[-1], below.layers[0]) and above.layers[-1].rows != below.layers[0].rows
         for pipeline in plan.pipelines
         for above, below in itertools.pairwise(pipeline.stages)
     )

@@ -24,6 +24,7 @@ from trainwright.layer import Dtype, LayerKind, sequence_parallel_bytes_ratio, s
 from trainwright.model import Model
 from trainwright.plan import LayerRun
 from trainwright.profiles import LayerCost, Profiles
+from trainwright.rank_layout import divides_boundary
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
@@ -227,8 +228,8 @@ class CostContext:
         return self.chooses_sequence_parallel(tensor) and self._allows_sequence_parallel(kind, tensor)
 
     def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
-        """Return whether a boundary between stages stays divided along the sequence (`Model.divides_boundary`)."""
-        return self.model.divides_boundary(before, behind) and all(
+        """Return whether a boundary between stages stays divided along the sequence (`rank_layout.divides_boundary`)."""
+        return divides_boundary(self.model, before, behind) and all(
             self.is_sequence_parallel(self.model.kind_of(layer), run)
             for run, layer in ((before, before.end - 1), (behind, behind.first))
         )

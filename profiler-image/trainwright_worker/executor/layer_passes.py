@@ -6,7 +6,7 @@ done, all without autograd hooks.
 
 A boundary is scattered along the sequence before consecutive sequence-parallel layers and gathered after them, and
 gradients in the opposite direction. Between stages it stays divided if the series goes on in the next one
-(`Model.divides_boundary`). Elsewhere boundaries and gradients are replicated over the tensor group.
+(`rank_layout.divides_boundary`). Elsewhere boundaries and gradients are replicated over the tensor group.
 """
 
 from __future__ import annotations

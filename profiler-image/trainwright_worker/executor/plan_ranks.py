@@ -14,7 +14,7 @@ from operator import attrgetter
 from trainwright.cluster import Device
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
-from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers
+from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers, divides_boundary
 
 Ranks = tuple[int, ...]
 
@@ -165,7 +165,7 @@ class PlanRanks:
 def is_boundary_divided(one: RunRanks, other: RunRanks, model: Model) -> bool:
     """Return whether the boundary between runs of neighbouring stages, in any order, stays divided along the sequence."""
     before, behind = sorted((one.run, other.run), key=attrgetter("first"))
-    return model.divides_boundary(before, behind)
+    return divides_boundary(model, before, behind)
 
 
 def transfers_between(source: RunRanks, target: RunRanks, model: Model) -> tuple[Transfer[int], ...]:
