@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from trainwright.cluster import Cluster
 from trainwright.search import Problem, SearchControl
+from trainwright.search.auto import search
 from trainwright.search.auto.device_lines import device_lines
-from trainwright.search.auto.search import draft_plans, initial_solutions
 from trainwright.search.auto.search_state import SearchState
 
 MakeCluster = Callable[..., Cluster]
@@ -36,14 +38,17 @@ def test_stages_cross_nodes_where_links_inside_them_are_slower(
     assert len(device_lines(slow_between, 6, 1, 0, 1)) == len(device_lines(slow_between, 6, 1, 0))
 
 
-def test_layers_that_need_many_devices_get_drafts(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
-    """One layer's state fills twenty devices, and nodes have two."""
+def test_layers_that_need_many_devices_get_drafts(
+    monkeypatch: pytest.MonkeyPatch, make_cluster: MakeCluster, make_problem: MakeProblem
+) -> None:
+    """One layer's state fills twenty devices, and nodes have two; AMP's plan is as good as the draft."""
+    monkeypatch.setattr(search, "amp_candidates", lambda *_: [])
     nodes = (("fast", 2),) * 64
     roomy = make_problem(make_cluster(nodes), layers=2, heads=32, hidden=4096, batch=4)
     largest_bytes = roomy.cost_context.value_bytes.unsharded * max(kind.parameters for kind in roomy.model.kinds)
     tight = make_cluster(nodes, memory=int(largest_bytes / 20))
     state = SearchState.of(make_problem(tight, layers=2, heads=32, hidden=4096, batch=4), SearchControl())
-    initial_solutions(state)
+    search.initial_solutions(state)
     first_seconds = state.best_seconds
-    draft_plans(state)
+    search.draft_plans(state)
     assert 0 < state.best_seconds < first_seconds
