@@ -11,6 +11,7 @@ import pytest
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
+from trainwright_operator.api.status import TrialState
 from trainwright_operator.flow.actions import PlanningRequest, StartPlanner
 from trainwright_operator.flow.snapshot import PlannerState
 from trainwright_operator.kube import search_pool as search_pool_module
@@ -78,6 +79,21 @@ def test_metrics_report_winner_trials_phases_and_errors() -> None:
     assert all(name in shown for name in CONTRACT)
     metrics.forget("default", "demo")
     assert value("trainwright_plan_measured_seconds", plan) is None
+
+
+def test_errors_of_void_trials_do_not_count() -> None:
+    world = World(spec=spec_of(trials={"topK": 2, "baseline": "None"}))
+    before = world.snapshot().plan
+    for _ in range(400):
+        world.step()
+    first, *others = world.status.trials
+    void = first.model_copy(update={"state": TrialState.VOID, "reason": "EmulationTooSlow"})
+    registry = CollectorRegistry()
+    Metrics(registry).record_status(before, world.status.model_copy(update={"trials": [void, *others]}))
+    value = registry.get_sample_value
+    assert first.prediction_error is not None
+    assert value("trainwright_trials_total", {"result": "void", "reason": "EmulationTooSlow"}) == 1
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == len(others) > 0
 
 
 def test_trial_and_phase_seconds_count_once_across_edits() -> None:

@@ -41,7 +41,9 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
     status = resource.get("status", {})
     if status.get("trials"):
         console.print(trials_table(resource))
-    errors = [abs(trial["predictionError"]) for trial in status.get("trials", []) if "predictionError" in trial]
+    # What a void trial measured does not count.
+    counted = [trial for trial in status.get("trials", []) if trial.get("state") == "Succeeded"]
+    errors = [abs(trial["predictionError"]) for trial in counted if "predictionError" in trial]
     if errors:
         console.print(f"mean prediction error over {len(errors)} trials: {statistics.fmean(errors):.1%}")
     winner = status.get("winner")

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
-from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
+from trainwright_operator.api.status import TrainingPlanStatus, TrialState, TrialStatus
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS
 
@@ -264,7 +264,8 @@ class Metrics:
             if trial.state.is_final and (trial.name, trial.end_time) not in ended:
                 ended.add((trial.name, trial.end_time))
                 self._trials.labels(result=trial.state.lower(), reason=trial.reason or "").inc()
-                self._count_errors(trial)
+                if trial.state is TrialState.SUCCEEDED:
+                    self._count_errors(trial)
 
     def _count_errors(self, trial: TrialStatus) -> None:
         if trial.prediction_error is not None:

@@ -65,7 +65,7 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         _PLAN,
     ),
     "trainwright_prediction_error_ratio": MetricDefinition(
-        Kind.HISTOGRAM, "|predicted - measured| / measured of each trial; kind: time or memory.", ("kind",)
+        Kind.HISTOGRAM, "|predicted - measured| / measured of each trial that counts; kind: time or memory.", ("kind",)
     ),
     "trainwright_trials_total": MetricDefinition(
         Kind.COUNTER,
