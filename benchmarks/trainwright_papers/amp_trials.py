@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from trainwright.cost import amp_model
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.plan import Plan
 from trainwright.report import tables
+from trainwright.search.uniform import amp_model
 from trainwright_papers.amp_settings import EXPERIMENTS, amp_plan, amp_problem
 from trainwright_papers.comparison import (
     Comparison,

@@ -6,7 +6,6 @@ from trainwright import documents
 from trainwright.accelerators import estimate_profiles
 from trainwright.cli.schema import DOCUMENTS as PUBLISHED_DOCUMENTS
 from trainwright.cluster import Cluster
-from trainwright.cost import amp_model
 from trainwright.cost.context import CostContext as CostSubject
 from trainwright.cost.estimate import estimate_with_context as estimate
 from trainwright.plan import Plan
@@ -15,6 +14,7 @@ from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NoFeasiblePlan
 from trainwright.search import run as run_search
 from trainwright.search.galvatron import galvatron_model
+from trainwright.search.uniform import amp_model
 from trainwright.training import Training
 from trainwright.worker_api import (
     Cause,

@@ -13,7 +13,6 @@ from trainwright.cli.framework import command, end_if_infeasible
 from trainwright.cli.limit_options import ANY_TRAINER, HeadroomOption, LimitOptions
 from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
-from trainwright.cost import amp_model
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
 from trainwright.search import Problem
@@ -21,6 +20,7 @@ from trainwright.search.candidates import candidate_of
 from trainwright.search.format_search import FormatAnswer, plan_in_own_format, slow_format_of
 from trainwright.search.galvatron import galvatron_model
 from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.uniform import amp_model
 
 EXACT = "exact"
 COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, CostContext], float]]] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,10 @@ from trainwright.cost.collectives import Collectives
 from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import LinkMatrices, Network, link_matrices
+from trainwright.cost.sequence_parallelism import SequenceParallelism
 from trainwright.layer import Dtype, LayerKind, sequence_parallel_bytes_ratio, sequence_parallel_seconds_ratio
 from trainwright.model import Model
-from trainwright.plan import LayerRun
 from trainwright.profiles import LayerCost, Profiles
-from trainwright.rank_layout import divides_boundary
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
@@ -35,24 +34,6 @@ if TYPE_CHECKING:
 Counts = TypeVar("Counts", int, Array)
 MAX_KNOWN_STAGES: Final = 20_000
 """Number of stages above which those that are known are forgotten, to bound memory."""
-
-
-class SeriesEnds(NamedTuple):
-    """Ends of series of sequence-parallel layers within a layer run, where the tensor group gathers a boundary.
-
-    Attributes:
-        begins, ends: whether the run's first layer is one of them, and its last.
-        gathered_row_bytes: boundaries after a series that other layers of the run follow.
-        gathered_gradient_row_bytes: boundaries before a series, whose gradients are gathered for other layers of the run.
-    """
-
-    begins: bool
-    ends: bool
-    gathered_row_bytes: tuple[int, ...] = ()
-    gathered_gradient_row_bytes: tuple[int, ...] = ()
-
-
-NO_SERIES = SeriesEnds(begins=False, ends=False)
 
 
 def _divided_ratio(left: float, seconds: float, seconds_of_double: float) -> float:
@@ -70,6 +51,10 @@ class CostContext:
     profiles: Profiles
     optimizer: Optimizer = "adam"
     runtime: Runtime = field(default_factory=Runtime)
+
+    @cached_property
+    def sequence_parallelism(self) -> SequenceParallelism:
+        return SequenceParallelism(self.model, self.runtime, self.row_bytes, self.is_tensor_sharded)
 
     @cached_property
     def network(self) -> Network:
@@ -197,83 +182,6 @@ class CostContext:
             return kind
         return self.model.divided_kind(kind) or kind
 
-    def is_sequence_parallel(self, kind: LayerKind, run: LayerRun) -> bool:
-        """Return whether tensor groups divide the activations of a run's layer of this kind along the sequence."""
-        return run.sequence_parallel and self._allows_sequence_parallel(kind, run.tensor)
-
-    def _allows_sequence_parallel(self, kind: LayerKind, tensor: int) -> bool:
-        key = (kind.name, tensor)
-        if key not in self._sequence_parallel:
-            is_tensor_parallel = self.tensor_kind(kind, tensor).is_tensor_parallel
-            self._sequence_parallel[key] = is_tensor_parallel and self.model.allows_sequence_parallel(kind, tensor)
-        return self._sequence_parallel[key]
-
-    def chooses_sequence_parallel(self, tensor: int) -> bool:
-        """Return whether layer runs of this tensor degree are sequence parallel in the plans that searches make.
-
-        Profiles of embedding and head at degree 1 alone are those of workers that know no sequence parallelism.
-        """
-        if tensor not in self._chosen_sequence_parallel:
-            self._chosen_sequence_parallel[tensor] = (
-                self.runtime.sequence_parallel
-                and self.model.favours_sequence_parallel(tensor)
-                and all(
-                    self.is_tensor_sharded(kind, tensor) for kind in self.model.kinds if self.model.divided_kind(kind)
-                )
-            )
-        return self._chosen_sequence_parallel[tensor]
-
-    def divides_sequence(self, kind: LayerKind, tensor: int) -> bool:
-        """Return whether tensor groups divide a kind's activations along the sequence in the plans that searches make."""
-        return self.chooses_sequence_parallel(tensor) and self._allows_sequence_parallel(kind, tensor)
-
-    def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
-        """Return whether a boundary between stages stays divided along the sequence (`rank_layout.divides_boundary`)."""
-        return divides_boundary(self.model, before, behind) and all(
-            self.is_sequence_parallel(self.model.kind_of(layer), run)
-            for run, layer in ((before, before.end - 1), (behind, behind.first))
-        )
-
-    def divided_cuts(self, tensor: int) -> NDArray[np.bool_]:
-        """Return `[cut]` whether the boundary before a layer stays divided along the sequence in the plans that searches make."""
-        divides = [self.divides_sequence(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
-        return np.array([False, *(before and behind for before, behind in pairwise(divides)), False])
-
-    def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
-        """Return `[layer]` bytes of one row of its input, which recompute saves."""
-        if not sequence_parallel or tensor == 1:
-            return self.row_bytes[:-1]
-        if tensor not in self._input_row_bytes:
-            parts = {
-                kind.name: tensor if self._allows_sequence_parallel(kind, tensor) else 1 for kind in self.model.kinds
-            }
-            both = zip(self.row_bytes, self.model.layers, strict=False)
-            self._input_row_bytes[tensor] = tuple(size / parts[name] for size, name in both)
-        return self._input_row_bytes[tensor]
-
-    def chosen_input_row_bytes(self, tensor: int) -> tuple[float, ...]:
-        """Return `[layer]` bytes of one row of its input in the plans that searches make."""
-        return self.input_row_bytes(tensor, sequence_parallel=self.chooses_sequence_parallel(tensor))
-
-    def sequence_series_ends(self, run: LayerRun) -> SeriesEnds:
-        """Return the ends of series of sequence-parallel layers within a run."""
-        if not run.sequence_parallel or run.tensor == 1:
-            return NO_SERIES
-        key = (run.first, run.end, run.tensor)
-        if key not in self._series_ends:
-            kinds = {
-                kind.name: self.is_sequence_parallel(kind, run) for kind, _ in self.kind_counts(run.first, run.end)
-            }
-            divided = [kinds[name] for name in self.model.layers[run.first : run.end]]
-            changes = [run.first + place for place in range(1, len(divided)) if divided[place - 1] != divided[place]]
-            self._series_ends[key] = SeriesEnds(
-                divided[0],
-                divided[-1],
-                tuple(self.row_bytes[cut] for cut in changes if not divided[cut - run.first]),
-                tuple(self.row_bytes[cut] for cut in changes if divided[cut - run.first]),
-            )
-        return self._series_ends[key]
-
     def parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
         """Return the parameters of one layer on one rank."""
         computed = self.tensor_kind(kind, tensor)
@@ -357,10 +265,6 @@ class CostContext:
         return {}
 
     @cached_property
-    def _series_ends(self) -> dict[tuple[int, int, int], SeriesEnds]:
-        return {}
-
-    @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, int, int, bool], LayerCost]:
         return {}
 
@@ -370,18 +274,6 @@ class CostContext:
 
     @cached_property
     def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, int, int, bool], LayerCost]:
-        return {}
-
-    @cached_property
-    def _sequence_parallel(self) -> dict[tuple[str, int], bool]:
-        return {}
-
-    @cached_property
-    def _chosen_sequence_parallel(self) -> dict[int, bool]:
-        return {}
-
-    @cached_property
-    def _input_row_bytes(self) -> dict[int, tuple[float, ...]]:
         return {}
 
     @cached_property

@@ -181,6 +181,7 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
                 plan_times.context,
                 in_flight_count=kept,
                 micro_batches=pipeline.micro_batches,
+                divided_sides=plan_times.divided_sides(index, number),
                 mixed_sharding_layers=plan_times.mixed_sharding_layers,
             )
     return tuple(found)

@@ -15,6 +15,7 @@ from trainwright.cost.memory_terms import (
     shard_values,
     state_bytes,
 )
+from trainwright.cost.sequence_parallelism import WHOLE_SIDES, DividedSides
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind, Split
 from trainwright.plan import Sharding, Stage
@@ -65,6 +66,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
     *,
     in_flight_count: int,
     micro_batches: int,
+    divided_sides: DividedSides = WHOLE_SIDES,
     mixed_sharding_layers: frozenset[int] = frozenset(),
 ) -> tuple[MemoryParts, ...]:
     """Return the peak memory of every device of a stage, in order; stages that plans share are computed once.
@@ -72,11 +74,13 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
     `mixed_sharding_layers` are the layers that pipelines split differently.
     """
     known, accumulates = context.known_memory, context.keeps_whole_gradients(micro_batches)
-    key = layouts[0].members, stage.layers, in_flight_count, accumulates, mixed_sharding_layers
+    key = layouts[0].members, stage.layers, in_flight_count, accumulates, divided_sides, mixed_sharding_layers
     if key not in known:
         if len(known) > MAX_KNOWN_STAGES:
             known.clear()
-        known[key] = _stage_memory(stage, layouts, context, in_flight_count, micro_batches, mixed_sharding_layers)
+        known[key] = _stage_memory(
+            stage, layouts, context, in_flight_count, micro_batches, divided_sides, mixed_sharding_layers
+        )
     return known[key]
 
 
@@ -86,6 +90,7 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
     context: CostContext,
     in_flight_count: int,
     micro_batches: int,
+    divided_sides: DividedSides,
     mixed_sharding_layers: frozenset[int],
 ) -> tuple[MemoryParts, ...]:
     state = _state_bytes(stage, layouts, context, micro_batches, mixed_sharding_layers)
@@ -96,7 +101,7 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
     kinds = list(zip(accelerators, zip(*(one.rows_by_member for one in layouts), strict=True), strict=True))
     found: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
     for accelerator, rows in dict.fromkeys(kinds):
-        activations = _activation_bytes(stage, rows, accelerator, context).total(in_flight_count)
+        activations = _activation_bytes(stage, rows, accelerator, context, divided_sides).total(in_flight_count)
         found[accelerator, rows] = MemoryParts(
             state.weights,
             state.gradients + state.unreduced,
@@ -168,21 +173,31 @@ def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
 
 
 def _activation_bytes(
-    stage: Stage, rows: Sequence[int], accelerator: str, context: CostContext
+    stage: Stage, rows: Sequence[int], accelerator: str, context: CostContext, divided_sides: DividedSides
 ) -> InFlightBytes[float]:
     """Return the bytes of saved activations and boundary tensors on a device that computes `rows[run]` rows."""
-    buffers = boundary_buffer_bytes(rows[0] * context.row_bytes[stage.first], rows[-1] * context.row_bytes[stage.end])
+    buffers = _boundary_buffer_bytes(stage, rows, context, divided_sides)
     per_micro_batch = largest_recomputed = 0.0
     for run, count in zip(stage.layers, rows, strict=True):
         saved = largest = 0.0
         for kind, number in context.kind_counts(run.first, run.end):
-            is_sequence_parallel = context.is_sequence_parallel(kind, run)
+            is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
             size = context.layer_cost(accelerator, kind, run.tensor, count, is_sequence_parallel).activation_bytes
             saved += number * size
             largest = max(largest, size)
-        by_layer = context.input_row_bytes(run.tensor, sequence_parallel=run.sequence_parallel)
+        by_layer = context.sequence_parallelism.input_row_bytes(run.tensor, sequence_parallel=run.sequence_parallel)
         inputs = count * sum(by_layer[run.first : run.end])
         one = activation_bytes(saved, inputs, largest, recompute=run.recompute)
         per_micro_batch += one.per_micro_batch
         largest_recomputed = max(largest_recomputed, one.once)
     return InFlightBytes(per_micro_batch + buffers.per_micro_batch, largest_recomputed + buffers.once)
+
+
+def _boundary_buffer_bytes(
+    stage: Stage, rows: Sequence[int], context: CostContext, divided_sides: DividedSides
+) -> InFlightBytes[float]:
+    first, last = stage.layers[0], stage.layers[-1]
+    entering = rows[0] * context.row_bytes[stage.first] / (first.tensor if divided_sides.before else 1)
+    leaving = rows[-1] * context.row_bytes[stage.end] / (last.tensor if divided_sides.after else 1)
+    by_layer = context.sequence_parallelism.output_row_bytes(last.tensor, sequence_parallel=last.sequence_parallel)
+    return boundary_buffer_bytes(entering, leaving, rows[-1] * by_layer[stage.end - 1])

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from trainwright.cost.collectives import Collective, ConcurrentRings, Nodes
 from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext
-from trainwright.cost.stage_times import DividedSides, StageTimesBuilder
+from trainwright.cost.sequence_parallelism import DividedSides
+from trainwright.cost.stage_times import StageTimesBuilder
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
 from trainwright.cost.time_terms import StageWorker
 from trainwright.plan import LayerRun, Plan, Sharding, Stage
@@ -63,7 +64,7 @@ class PlanTimes:
 
     def divided_sides(self, pipeline: int, stage: int) -> DividedSides:
         """Return which boundaries of a stage stay divided along the sequence."""
-        stages, divides = self.plan.pipelines[pipeline].stages, self.context.divides_boundary
+        stages, divides = self.plan.pipelines[pipeline].stages, self.context.sequence_parallelism.divides_boundary
         return DividedSides(
             stage > 0 and divides(stages[stage - 1].layers[-1], stages[stage].layers[0]),
             stage + 1 < len(stages) and divides(stages[stage].layers[-1], stages[stage + 1].layers[0]),

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
-from trainwright.cost.context import SeriesEnds
+from trainwright.cost.sequence_parallelism import DividedSides, SeriesEnds
 from trainwright.cost.time_terms import (
     LayerPass,
     LayerTerms,
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
-
-
-class DividedSides(NamedTuple):
-    """Sides of a stage whose boundary stays divided along the sequence."""
-
-    before: bool
-    after: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +172,7 @@ class StageTimesBuilder:
                 TensorGroupClass(accelerators, run.tensor, collective),
                 rows,
                 self.context,
-                sequence_parallel=self.context.is_sequence_parallel(kind, run),
+                sequence_parallel=self.context.sequence_parallelism.divides(kind, run),
             )
             for rows, accelerators, collective in group
         ]
@@ -190,7 +183,7 @@ class StageTimesBuilder:
     def _series_ends_seconds(self, members: list[list[_ReplicaKey]]) -> tuple[float, float]:
         """Return the seconds of gathering boundaries after series of sequence-parallel layers, and gradients before them."""
         forward = backward = 0.0
-        ends = [self.context.sequence_series_ends(part.run) for part in self.run_costs]
+        ends = [self.context.sequence_parallelism.series_ends(part.run) for part in self.run_costs]
         for place, (part, own, group) in enumerate(zip(self.run_costs, ends, members, strict=True)):
             if not (own.begins or own.ends or own.gathered_row_bytes):
                 continue

@@ -107,7 +107,9 @@ def layer_terms(
 def kind_table(group: TensorGroupClass, rows: int, context: CostContext) -> LayerTerms[Array]:
     """Return the terms `[kind]` of all layer kinds of the model, in the plans that searches make."""
     rows_of_table = [
-        layer_terms(kind, group, rows, context, sequence_parallel=context.divides_sequence(kind, group.tensor))
+        layer_terms(
+            kind, group, rows, context, sequence_parallel=context.sequence_parallelism.chosen_for(kind, group.tensor)
+        )
         for kind in context.model.kinds
     ]
     return LayerTerms(*np.array(rows_of_table, dtype=float).T)

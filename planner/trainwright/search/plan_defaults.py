@@ -30,4 +30,4 @@ def with_sequence_parallel(plan: Plan, context: CostContext) -> Plan:
 
 
 def _is_as_chosen(run: LayerRun, context: CostContext) -> bool:
-    return run.sequence_parallel == context.chooses_sequence_parallel(run.tensor)
+    return run.sequence_parallel == context.sequence_parallelism.chosen_at(run.tensor)

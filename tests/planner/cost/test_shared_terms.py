@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.cost import amp_model, time_terms
+from trainwright.cost import time_terms
 from trainwright.cost.boundary_terms import SharedNics, boundary_terms
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
@@ -29,6 +29,7 @@ from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import StageSites
 from trainwright.search.degrees import Degrees
 from trainwright.search.galvatron import galvatron_model
+from trainwright.search.uniform import amp_model
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.search.uniform.stage_tables import megatron_placement
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright.cluster import Cluster, Node
-from trainwright.cost import amp_model
 from trainwright.cost.estimate import estimate, estimate_with_context
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -24,6 +23,7 @@ from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, RequiredProfile, required_profiles, run
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
 from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.uniform import amp_model
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.search.uniform.stage_tables import megatron_placement, uniform_plan
 from trainwright.training import Optimizer

@@ -233,12 +233,13 @@ class _SubmeshTables:
         if key not in self._activations:
             context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
             sizes = self._kind_table(shape).activation_bytes
-            inputs = shape.rows * np.array(context.chosen_input_row_bytes(shape.tensor), dtype=np.float64)
+            inputs = shape.rows * context.sequence_parallelism.chosen_input_row_bytes(shape.tensor)
             saved = activation_bytes(
                 spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
             )
             sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
-            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
+            outputs = shape.rows * context.sequence_parallelism.chosen_output_row_bytes(shape.tensor)
+            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :], outputs[spans.boundaries][None, :])
             constant = context.runtime.constant_bytes_of(*self.submesh.accelerators)
             once = buffers.once + self.degree_options.loss_bytes(shape) + constant + saved.once
             self._activations[key] = InFlightBytes(

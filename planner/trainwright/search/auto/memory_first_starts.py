@@ -103,7 +103,7 @@ def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
     context = problem.cost_context
     values = layer_values(problem.model, lambda kind: context.parameters_per_rank(kind, tensor))
-    inputs = np.array(context.chosen_input_row_bytes(tensor), dtype=np.float64)
+    inputs = context.sequence_parallelism.chosen_input_row_bytes(tensor)
     return state_bytes(values, values, Sharding.NONE, context.value_bytes).total, inputs
 
 

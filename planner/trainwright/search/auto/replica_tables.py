@@ -145,7 +145,12 @@ class ReplicaTables:
         return result
 
     def _input_row_bytes(self, tensor: int) -> Array:
-        return np.array(self.problem.cost_context.chosen_input_row_bytes(tensor), dtype=np.float64)
+        return self.problem.cost_context.sequence_parallelism.chosen_input_row_bytes(tensor)
+
+    def output_row_bytes(self, tensor: int) -> Array:
+        """Return [cut] bytes per row that a stage that ends there saves of its output."""
+        found: Array = self.problem.cost_context.sequence_parallelism.chosen_output_row_bytes(tensor)[list(self.cuts)]
+        return found
 
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""

@@ -177,7 +177,7 @@ class StageGroupCosts:
         """
         forward, backward = self._compute_seconds(kind, run)
         group = TensorGroupClass(self.accelerators, run.tensor, self._ring(run, data=False))
-        is_sequence_parallel = self.context.is_sequence_parallel(kind, run)
+        is_sequence_parallel = self.context.sequence_parallelism.divides(kind, run)
         tensor_forward, tensor_backward = tensor_sync_seconds(
             kind, group, max(run.rows), self.context, sequence_parallel=is_sequence_parallel
         )
@@ -243,7 +243,7 @@ class StageGroupCosts:
                 names_by_rows.setdefault(int(high - low), set()).add(name)
             costs = [
                 self.context.slowest_layer_cost(
-                    tuple(sorted(names)), kind, run.tensor, count, self.context.is_sequence_parallel(kind, run)
+                    tuple(sorted(names)), kind, run.tensor, count, self.context.sequence_parallelism.divides(kind, run)
                 )
                 for count, names in names_by_rows.items()
             ]
@@ -353,7 +353,7 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     zero2 and zero3 shard them at once.
     """
     rows = max(run.rows)
-    is_sequence_parallel = context.is_sequence_parallel(kind, run)
+    is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
     activations = context.layer_cost(accelerator, kind, run.tensor, rows, is_sequence_parallel).activation_bytes
     input_bytes = rows * input_bytes_per_row / (run.tensor if is_sequence_parallel else 1)
     gathers = run.sharding is Sharding.ZERO3 and run.data > 1

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Accelerator, Device
 from trainwright.cost import memory
-from trainwright.cost.amp_model import AmpRing, layer_seconds
 from trainwright.cost.boundary_terms import BoundaryTerms, boundary_terms
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import (
@@ -26,6 +25,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
 from trainwright.search.problem import Problem
+from trainwright.search.uniform.amp_model import AmpRing, layer_seconds
 
 Placement = NDArray[np.intp]
 """`[stage, data replica, tensor rank]` index of the device."""
@@ -213,14 +213,16 @@ class StageTables:
             context.model,
             lambda kind: (
                 context.layer_cost(
-                    accelerator, kind, tensor, rows, context.divides_sequence(kind, tensor)
+                    accelerator, kind, tensor, rows, context.sequence_parallelism.chosen_for(kind, tensor)
                 ).activation_bytes
             ),
         )
         saved = span_sums(prefix_sums(by_layer))
         boundaries = rows * self.row_bytes
         activations = activation_bytes(saved, saved, 0 * boundaries, recompute=False)
-        buffers = boundary_buffer_bytes(boundaries[:, None], boundaries[None, :])
+        outputs = rows * context.sequence_parallelism.chosen_output_row_bytes(tensor)
+        crossing = boundaries / np.where(context.sequence_parallelism.chosen_divided_cuts(tensor), tensor, 1)
+        buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], outputs[None, :])
         per_micro_batch = activations.per_micro_batch + buffers.per_micro_batch
         needed: Array = resident + np.round(
             in_flight[:, None, None] * per_micro_batch + (activations.once + buffers.once)
@@ -263,7 +265,7 @@ class StageTables:
                     ring,
                     rows,
                     context,
-                    sequence_parallel=context.divides_sequence(kind, group.tensor),
+                    sequence_parallel=context.sequence_parallelism.chosen_for(kind, group.tensor),
                 )
                 for kind in context.model.kinds
             ]

@@ -204,7 +204,7 @@ class ShapeSpace:
         if key not in self._layers:
             accelerators = tuple(sorted({context.accelerator_of_node[node] for node in members}))
             group = TensorGroupClass(accelerators, len(members), context.collectives.all_reduce((members,)))
-            divides = context.divides_sequence(kind, group.tensor)
+            divides = context.sequence_parallelism.chosen_for(kind, group.tensor)
             terms = layer_terms(kind, group, rows, context, sequence_parallel=divides)
             self._layers[key] = terms.forward_pass_seconds, terms.backward_pass_seconds
         return self._layers[key]

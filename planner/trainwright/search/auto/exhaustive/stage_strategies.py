@@ -155,18 +155,21 @@ class _StrategyTable:
         for number, device in enumerate(shape.devices):
             rows = shape.rows[number // shape.tensor]
             name = cost_context.accelerator_of_node[device.node]
-            divides = [cost_context.divides_sequence(kind, shape.tensor) for kind in self.kinds]
+            divides = [cost_context.sequence_parallelism.chosen_for(kind, shape.tensor) for kind in self.kinds]
             each = zip(self.kinds, divides, strict=True)
             stored = np.array(
                 [cost_context.layer_cost(name, kind, shape.tensor, rows, part).activation_bytes for kind, part in each]
             )
-            inputs = np.array(cost_context.chosen_input_row_bytes(shape.tensor)[shape.first : shape.end]) * rows
+            sequences = cost_context.sequence_parallelism
+            inputs = rows * sequences.chosen_input_row_bytes(shape.tensor)[shape.first : shape.end]
             whole, recomputed = (activation_bytes(stored, inputs, stored, recompute=flag) for flag in (False, True))
             used = context.in_flight * np.where(recompute, recomputed.per_micro_batch, whole.per_micro_batch).sum(
                 axis=1
             ) + np.where(recompute, recomputed.once, whole.once).max(axis=1)
-            entering, leaving = (rows * cost_context.row_bytes[cut] for cut in (shape.first, shape.end))
-            used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
+            parts = np.where(sequences.chosen_divided_cuts(shape.tensor), shape.tensor, 1)
+            entering, leaving = (rows * cost_context.row_bytes[cut] / parts[cut] for cut in (shape.first, shape.end))
+            output = rows * sequences.chosen_output_row_bytes(shape.tensor)[shape.end]
+            used += boundary_buffer_bytes(entering, leaving, output).total(context.in_flight)
             if shape.end == len(model.layers):
                 used += loss_bytes(cost_context, shape.tensor, rows)
             used += cost_context.runtime.constant_bytes_of(name) - _ROUNDING_BYTES

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright.cluster import Cluster
-from trainwright.cost import amp_model
 from trainwright.plan import LayerRun, Plan, Stage
 from trainwright.search import Problem
+from trainwright.search.uniform import amp_model
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]

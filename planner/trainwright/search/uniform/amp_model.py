@@ -144,7 +144,7 @@ class _AmpModel:
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
             kind = model.kind(name)
-            is_sequence_parallel = context.is_sequence_parallel(kind, run)
+            is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
             compute, sync = layer_seconds(
                 kind, accelerators, ring, rows, context, sequence_parallel=is_sequence_parallel
             )

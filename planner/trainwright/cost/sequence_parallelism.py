@@ -1,0 +1,164 @@
+"""Layers and boundaries that a tensor group divides along the sequence, and the bytes that a rank keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.layer import LayerKind
+from trainwright.model import Model
+from trainwright.plan import LayerRun
+from trainwright.rank_layout import divides_boundary
+from trainwright.runtime import Runtime
+
+
+class SeriesEnds(NamedTuple):
+    """Ends of series of sequence-parallel layers within a layer run, where the tensor group gathers a boundary.
+
+    Attributes:
+        begins, ends: whether the run's first layer is one of them, and its last.
+        gathered_row_bytes: boundaries after a series that other layers of the run follow.
+        gathered_gradient_row_bytes: boundaries before a series, whose gradients are gathered for other layers of the run.
+    """
+
+    begins: bool
+    ends: bool
+    gathered_row_bytes: tuple[int, ...] = ()
+    gathered_gradient_row_bytes: tuple[int, ...] = ()
+
+
+NO_SERIES = SeriesEnds(begins=False, ends=False)
+
+
+class DividedSides(NamedTuple):
+    """Sides of a stage whose boundary stays divided along the sequence."""
+
+    before: bool
+    after: bool
+
+
+WHOLE_SIDES = DividedSides(before=False, after=False)
+
+
+@dataclass(frozen=True)
+class SequenceParallelism:
+    """Sequence parallelism of a model's layers, with caches that all plans share.
+
+    Attributes:
+        row_bytes: `[cut]` bytes of one row over the boundary before a layer.
+        is_tensor_sharded: returns whether a tensor group of this degree splits a kind's computation.
+    """
+
+    model: Model
+    runtime: Runtime
+    row_bytes: tuple[int, ...]
+    is_tensor_sharded: Callable[[LayerKind, int], bool]
+
+    def divides(self, kind: LayerKind, run: LayerRun) -> bool:
+        """Return whether tensor groups divide the activations of a run's layer of this kind."""
+        return run.sequence_parallel and self._allows(kind, run.tensor)
+
+    def _allows(self, kind: LayerKind, tensor: int) -> bool:
+        key = (kind.name, tensor)
+        if key not in self._allowed:
+            self._allowed[key] = self.is_tensor_sharded(kind, tensor) and self.model.allows_sequence_parallel(
+                kind, tensor
+            )
+        return self._allowed[key]
+
+    def chosen_at(self, tensor: int) -> bool:
+        """Return whether layer runs of this tensor degree are sequence parallel in the plans that searches make.
+
+        Profiles of embedding and head at degree 1 alone are those of workers that know no sequence parallelism.
+        """
+        if tensor not in self._chosen:
+            self._chosen[tensor] = (
+                self.runtime.sequence_parallel
+                and self.model.favours_sequence_parallel(tensor)
+                and all(
+                    self.is_tensor_sharded(kind, tensor) for kind in self.model.kinds if self.model.divided_kind(kind)
+                )
+            )
+        return self._chosen[tensor]
+
+    def chosen_for(self, kind: LayerKind, tensor: int) -> bool:
+        """Return whether tensor groups divide a kind's activations in the plans that searches make."""
+        return self.chosen_at(tensor) and self._allows(kind, tensor)
+
+    def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
+        """Return whether a boundary between stages stays divided (`rank_layout.divides_boundary`)."""
+        return divides_boundary(self.model, before, behind) and all(
+            self.divides(self.model.kind_of(layer), run)
+            for run, layer in ((before, before.end - 1), (behind, behind.first))
+        )
+
+    def chosen_divided_cuts(self, tensor: int) -> NDArray[np.bool_]:
+        """Return `[cut]` whether the boundary before a layer stays divided in the plans that searches make."""
+        divides = [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
+        return np.array([False, *(before and behind for before, behind in pairwise(divides)), False])
+
+    def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
+        """Return `[layer]` bytes of one row of its input that a rank keeps for recompute."""
+        return self._kept_row_bytes(self.row_bytes[:-1], tensor, sequence_parallel=sequence_parallel)
+
+    def output_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
+        """Return `[layer]` bytes of one row of its output that a rank keeps if a stage ends with it."""
+        return self._kept_row_bytes(self.row_bytes[1:], tensor, sequence_parallel=sequence_parallel)
+
+    def _kept_row_bytes(self, whole: tuple[int, ...], tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
+        """Return `[layer]` its bytes in `whole`, divided by the tensor degree if the layer is sequence parallel."""
+        if not sequence_parallel or tensor == 1:
+            return whole
+        key = (whole, tensor)
+        if key not in self._row_bytes:
+            parts = {kind.name: tensor if self._allows(kind, tensor) else 1 for kind in self.model.kinds}
+            each = zip(whole, self.model.layers, strict=True)
+            self._row_bytes[key] = tuple(size / parts[name] for size, name in each)
+        return self._row_bytes[key]
+
+    def chosen_input_row_bytes(self, tensor: int) -> NDArray[np.float64]:
+        """Return `[layer]` bytes of one row of its input that a rank keeps for recompute in the plans that searches make."""
+        return np.array(self.input_row_bytes(tensor, sequence_parallel=self.chosen_at(tensor)), dtype=np.float64)
+
+    def chosen_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
+        """Return `[cut]` bytes of one row that a rank keeps of a stage's output in the plans that searches make."""
+        kept = self.output_row_bytes(tensor, sequence_parallel=self.chosen_at(tensor))
+        return np.array((0, *kept), dtype=np.float64)
+
+    def series_ends(self, run: LayerRun) -> SeriesEnds:
+        """Return the ends of series of sequence-parallel layers within a run."""
+        if not run.sequence_parallel or run.tensor == 1:
+            return NO_SERIES
+        key = (run.first, run.end, run.tensor)
+        if key not in self._series_ends:
+            divided = [self._allows(self.model.kind_of(layer), run.tensor) for layer in range(run.first, run.end)]
+            changes = [run.first + place for place in range(1, len(divided)) if divided[place - 1] != divided[place]]
+            self._series_ends[key] = SeriesEnds(
+                divided[0],
+                divided[-1],
+                tuple(self.row_bytes[cut] for cut in changes if not divided[cut - run.first]),
+                tuple(self.row_bytes[cut] for cut in changes if divided[cut - run.first]),
+            )
+        return self._series_ends[key]
+
+    @cached_property
+    def _allowed(self) -> dict[tuple[str, int], bool]:
+        return {}
+
+    @cached_property
+    def _chosen(self) -> dict[int, bool]:
+        return {}
+
+    @cached_property
+    def _row_bytes(self) -> dict[tuple[tuple[int, ...], int], tuple[float, ...]]:
+        return {}
+
+    @cached_property
+    def _series_ends(self) -> dict[tuple[int, int, int], SeriesEnds]:
+        return {}
