@@ -97,8 +97,8 @@ class Block(Layer):
             "feed_forward_norm_weight": torch.ones(hidden),
             "feed_forward_norm_bias": torch.zeros(hidden),
         }
-        shard.register_shards(self, whole)
         self.shard = shard
+        self.register_shards(whole)
         self.heads = bert.heads // shard.degree
 
     def forward(self, boundary: Boundary, data: Data) -> Output:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from trainwright.families import Bert, Gpt, Llama, Moe, Vit
 from trainwright.layer import Attention
+from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 Boundary = tuple[Tensor, ...]
@@ -77,6 +78,18 @@ class Layer(nn.Module, ABC):
     supports_sequence_parallel: bool = False
     split_sizes: Mapping[str, int] = {}
     shard: TensorShard = TensorShard()
+
+    def register_shards(self, whole: InitialWeights) -> None:
+        """Register this rank's parts of full weights as parameters, split along `split_dimensions`."""
+        for name, weight in whole.items():
+            dimension = self.split_dimensions.get(name)
+            if isinstance(weight, NormalWeight):
+                self.register_parameter(
+                    name, make_parameter(weight.part(dimension, self.shard.index, self.shard.degree))
+                )
+            else:
+                part = weight if dimension is None else self.shard.slice_weight(weight, dimension)
+                self.register_parameter(name, make_parameter(part))
 
     def split_size(self, name: str) -> int | None:
         """Return the full size of the dimension that the tensor degree splits; None for a replicated parameter."""

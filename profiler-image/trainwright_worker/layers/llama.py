@@ -37,7 +37,7 @@ class Block(RotaryAttentionLayer):
             "expand_weight": normal(source, 2, inner, hidden),
             "contract_weight": normal(source, hidden, inner),
         }
-        shard.register_shards(self, whole)
+        self.register_shards(whole)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data

@@ -98,7 +98,7 @@ class RectifiedBlock(RotaryAttentionLayer):
             "expand_weight": normal(source, inner, hidden),
             "contract_weight": normal(source, hidden, inner),
         }
-        shard.register_shards(self, whole)
+        self.register_shards(whole)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
@@ -146,7 +146,7 @@ class ExpertBlock(RotaryAttentionLayer):
             "expand_weight": normal(source, moe.experts, products, inner, hidden),
             "contract_weight": normal(source, moe.experts, hidden, inner),
         }
-        shard.register_shards(self, whole)
+        self.register_shards(whole)
         self.experts, self.experts_per_token = moe.experts, moe.experts_per_token
         self.is_gated = moe.gated
 

@@ -74,8 +74,8 @@ class PreNormBlock(Layer):
             "contract_weight": normal(source, width, inner, scale=shape.residual_scale),
             "contract_bias": torch.zeros(width),
         }
-        shard.register_shards(self, whole)
         self.shard = shard
+        self.register_shards(whole)
         self.heads = shape.heads // shard.degree
         self.width = (width,)
         self.windows = shape.windows

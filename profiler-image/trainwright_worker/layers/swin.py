@@ -54,7 +54,7 @@ class Block(PreNormBlock):
         self, shape: BlockShape, windows: Windows, largest: int, source: WeightSource, shard: TensorShard
     ) -> None:
         super().__init__(shape, source, shard)
-        shard.register_shards(self, {"position_biases": normal(source, (2 * largest - 1) ** 2, shape.heads)})
+        self.register_shards({"position_biases": normal(source, (2 * largest - 1) ** 2, shape.heads)})
         self.register_buffer("places", windows.relative_position_index(largest), persistent=False)
         self.register_buffer("apart", windows.shift_mask() if windows.shift else None, persistent=False)
 

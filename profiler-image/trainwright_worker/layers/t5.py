@@ -67,7 +67,7 @@ class Encoder(Layer):
         self.shard = shard
         self.heads = t5.heads // shard.degree
         self.head_columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
-        shard.register_shards(self, self._full_weights(t5, WeightSource(seed, f"layer {layer}")))
+        self.register_shards(self._full_weights(t5, WeightSource(seed, f"layer {layer}")))
         self.position_biases = _shared_biases(self.shared_weights["position_biases"], t5, seed, shared)
         tokens = t5.decoder_tokens if self.is_causal else t5.sequence_length
         by_distance = relative_position_buckets(tokens, tokens, t5.position_buckets, bidirectional=not self.is_causal)

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter, part_start
-
-if TYPE_CHECKING:
-    from trainwright_worker.layers.layer import Layer
+from trainwright_worker.initial_weights import part_start
 
 
 class Collectives(Protocol):
@@ -150,16 +147,6 @@ class TensorShard:
         """Return this rank's part of a full weight."""
         start, stop = self.interval(whole.shape[dimension])
         return whole.narrow(dimension, start, stop - start).clone()
-
-    def register_shards(self, layer: Layer, whole: InitialWeights) -> None:
-        """Register this rank's parts of full weights as parameters, split along the layer's `split_dimensions`."""
-        for name, weight in whole.items():
-            dimension = layer.split_dimensions.get(name)
-            if isinstance(weight, NormalWeight):
-                layer.register_parameter(name, make_parameter(weight.part(dimension, self.index, self.degree)))
-            else:
-                part = weight if dimension is None else self.slice_weight(weight, dimension)
-                layer.register_parameter(name, make_parameter(part))
 
     def own_positions(self, whole: Tensor, dimension: int) -> Tensor:
         """Return this rank's part of a dimension that runs along the sequence; all of it without sequence parallelism."""

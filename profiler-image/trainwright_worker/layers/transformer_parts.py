@@ -155,8 +155,8 @@ class RotaryAttentionLayer(Layer):
             "value_weight": normal(source, groups * size, hidden),
             "attention_weight": normal(source, hidden, hidden),
         }
-        shard.register_shards(self, whole)
         self.shard = shard
+        self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
         angles = rotary_angles(family.sequence_length, size)
         self.register_buffer("cosines", angles.cos(), persistent=False)
