@@ -5,11 +5,11 @@ A row is one sample of a micro-batch (a sequence or an image); a layer run is co
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,25 @@ from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
-if TYPE_CHECKING:
-    from trainwright.cost.memory import MemoryParts
-    from trainwright.cost.time_terms import StageWorker
-
+Value = TypeVar("Value")
 Counts = TypeVar("Counts", int, Array)
-MAX_KNOWN_STAGES: Final = 20_000
+_MAX_KNOWN_STAGES: Final = 20_000
 """Number of stages above which those that are known are forgotten, to bound memory."""
+
+
+class KnownStages(Generic[Value]):
+    """Values of stages in plans costed so far, by what each depends on."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Value] = {}
+
+    def value(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, made if it is not known."""
+        if key not in self._known:
+            if len(self._known) > _MAX_KNOWN_STAGES:
+                self._known.clear()
+            self._known[key] = make()
+        return self._known[key]
 
 
 def _divided_ratio(left: float, seconds: float, seconds_of_double: float) -> float:
@@ -255,14 +267,14 @@ class CostContext:
         return found
 
     @cached_property
-    def known_workers(self) -> dict[Hashable, tuple[StageWorker, ...]]:
-        """Workers of stages in plans costed so far (`PlanTimes`)."""
-        return {}
+    def known_workers(self) -> KnownStages[Any]:
+        """Workers of stages (`PlanTimes`)."""
+        return KnownStages()
 
     @cached_property
-    def known_memory(self) -> dict[Hashable, tuple[MemoryParts, ...]]:
-        """Memory of stages in plans costed so far (`stage_memory`)."""
-        return {}
+    def known_memory(self) -> KnownStages[Any]:
+        """Memory of stages (`stage_memory`)."""
+        return KnownStages()
 
     @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, int, int, bool], LayerCost]:

@@ -12,7 +12,8 @@ from trainwright.cost.memory import MemoryParts, stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
 from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
-from trainwright.cost.plan_times import PlanTimes, StageKey, StageTimes
+from trainwright.cost.plan_layout import StageKey
+from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles

@@ -9,7 +9,8 @@ from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.network import Load, Nic
-from trainwright.cost.plan_times import PlanTimes, StageKey
+from trainwright.cost.plan_layout import StageKey
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
 from trainwright.plan import LayerRun, Sharding
 from trainwright.rank_layout import RankLayout

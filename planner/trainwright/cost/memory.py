@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext
+from trainwright.cost.context import CostContext, KnownStages
 from trainwright.cost.memory_terms import (
     InFlightBytes,
     StateBytes,
@@ -73,15 +73,14 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
     `mixed_sharding_layers` are the layers that pipelines split differently.
     """
-    known, accumulates = context.known_memory, context.keeps_whole_gradients(micro_batches)
-    key = layouts[0].members, stage.layers, in_flight_count, accumulates, divided_sides, mixed_sharding_layers
-    if key not in known:
-        if len(known) > MAX_KNOWN_STAGES:
-            known.clear()
-        known[key] = _stage_memory(
+    known: KnownStages[tuple[MemoryParts, ...]] = context.known_memory
+    accumulates = context.keeps_whole_gradients(micro_batches)
+    return known.value(
+        (layouts[0].members, stage.layers, in_flight_count, accumulates, divided_sides, mixed_sharding_layers),
+        lambda: _stage_memory(
             stage, layouts, context, in_flight_count, micro_batches, divided_sides, mixed_sharding_layers
-        )
-    return known[key]
+        ),
+    )
 
 
 def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)

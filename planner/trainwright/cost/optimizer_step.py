@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trainwright.cost.gradient_sync import GradientReduction
 from trainwright.cost.network import Nic
-from trainwright.cost.plan_times import PlanTimes, StageKey
+from trainwright.cost.plan_layout import StageKey
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.time_terms import update_seconds
 from trainwright.plan import Sharding
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from trainwright.cost.network import Load, Nic
-from trainwright.cost.plan_times import PlanTimes, StageKey, StageTimes
+from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.schedule_replay import (
     BACKWARD,
     FORWARD,
@@ -21,6 +21,7 @@ from trainwright.cost.schedule_replay import (
     Replay,
     ReplayTrace,
 )
+from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.plan import Schedule
 
 

@@ -1,4 +1,4 @@
-"""Times of all stages of a plan."""
+"""Ranks of all stages of a plan, and what the stages share: communicating groups, gradients and tied weights."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainwright.cost.collectives import Collective, ConcurrentRings, Nodes
-from trainwright.cost.context import MAX_KNOWN_STAGES, CostContext
+from trainwright.cost.context import CostContext
 from trainwright.cost.sequence_parallelism import DividedSides
-from trainwright.cost.stage_times import StageTimesBuilder
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
-from trainwright.cost.time_terms import StageWorker
-from trainwright.plan import LayerRun, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright.rank_layout import RankLayout, node_layouts
 
 StageKey = tuple[int, int]
@@ -19,28 +17,8 @@ StageKey = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class StageTimes:
-    """Workers of a stage: one if the stage runs in lock step, else one per replica."""
-
-    stage: Stage
-    layouts: tuple[RankLayout[str], ...]
-    workers: tuple[StageWorker, ...]
-
-    def worker_index(self, replica: int) -> int:
-        return 0 if len(self.workers) == 1 else replica
-
-
-def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:
-    """Return whether collectives of a pass leave their nodes, so that those of other stages slow them down."""
-    groups = layout.tensor_groups if run.tensor > 1 else ()
-    if run.sharding is Sharding.ZERO3 and run.data > 1:
-        groups += layout.data_groups
-    return any(len(set(nodes)) > 1 for nodes in groups)
-
-
-@dataclass(frozen=True)
-class PlanTimes:
-    """Times of all stages of a plan."""
+class PlanLayout:
+    """Ranks of all stages of a plan, and what the stages share."""
 
     plan: Plan
     context: CostContext
@@ -54,14 +32,6 @@ class PlanTimes:
             for number, stage in enumerate(pipeline.stages)
         }
 
-    @cached_property
-    def stages(self) -> dict[StageKey, StageTimes]:
-        stages = {key: self.plan.pipelines[key[0]].stages[key[1]] for key in self.layouts}
-        return {
-            key: StageTimes(stages[key], one, self._workers(stages[key], one, self.divided_sides(*key)))
-            for key, one in self.layouts.items()
-        }
-
     def divided_sides(self, pipeline: int, stage: int) -> DividedSides:
         """Return which boundaries of a stage stay divided along the sequence."""
         stages, divides = self.plan.pipelines[pipeline].stages, self.context.sequence_parallelism.divides_boundary
@@ -69,20 +39,6 @@ class PlanTimes:
             stage > 0 and divides(stages[stage - 1].layers[-1], stages[stage].layers[0]),
             stage + 1 < len(stages) and divides(stages[stage].layers[-1], stages[stage + 1].layers[0]),
         )
-
-    def _workers(
-        self, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
-    ) -> tuple[StageWorker, ...]:
-        """Return the workers of a stage; those that depend on no other stage's ranks are computed once for all plans."""
-        if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
-            return StageTimesBuilder(self, stage, layouts, divided_sides).workers()
-        known = self.context.known_workers
-        key = layouts[0].members, stage.layers, divided_sides, tuple(self.reduced_separately)
-        if key not in known:
-            if len(known) > MAX_KNOWN_STAGES:
-                known.clear()
-            known[key] = StageTimesBuilder(self, stage, layouts, divided_sides).workers()
-        return known[key]
 
     @cached_property
     def reduced_separately(self) -> dict[str, tuple[StageKey, ...]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
+from trainwright.cost.context import KnownStages
+from trainwright.cost.plan_layout import PlanLayout, StageKey
 from trainwright.cost.sequence_parallelism import DividedSides, SeriesEnds
 from trainwright.cost.time_terms import (
     LayerPass,
@@ -25,9 +26,6 @@ from trainwright.cost.time_terms import (
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding, Stage
 from trainwright.rank_layout import RankLayout
-
-if TYPE_CHECKING:
-    from trainwright.cost.plan_times import PlanTimes
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
@@ -58,14 +56,14 @@ _TermsByKind = dict[str, LayerTerms[float]]
 """Terms of one layer, by layer kind."""
 
 
-class StageTimesBuilder:
+class _StageTimesBuilder:
     """Builder of the times of one stage."""
 
     def __init__(
-        self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
+        self, plan_layout: PlanLayout, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
     ) -> None:
-        self.plan_times, self.stage, self.layouts, self.divided_sides = plan_times, stage, layouts, divided_sides
-        self.context = plan_times.context
+        self.plan_layout, self.stage, self.layouts, self.divided_sides = plan_layout, stage, layouts, divided_sides
+        self.context = plan_layout.context
         self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
 
     def workers(self) -> tuple[StageWorker, ...]:
@@ -94,7 +92,7 @@ class StageTimesBuilder:
                 names = tuple(sorted({accelerator_of[node] for node in nodes}))
                 known[nodes] = (
                     names,
-                    NO_COMMUNICATION if layout.tensor == 1 else self.plan_times.tensor_all_reduce(nodes),
+                    NO_COMMUNICATION if layout.tensor == 1 else self.plan_layout.tensor_all_reduce(nodes),
                 )
             found[rows, nodes] = (rows, *known[nodes])
         return found
@@ -104,14 +102,14 @@ class StageTimesBuilder:
         kinds = context.kind_counts(run.first, run.end)
         gathers: dict[str, float] = {}
         if run.sharding is Sharding.ZERO3 and run.data > 1:
-            collective = context.collectives.under_load(layout.data_groups, self.plan_times.all_gather_rings)
+            collective = context.collectives.under_load(layout.data_groups, self.plan_layout.all_gather_rings)
             sizes = {
                 kind.name: context.parameters_per_rank(kind, run.tensor) * context.model.dtype.num_bytes
                 for kind, _ in kinds
             }
             gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
         reduces: dict[str, float] = {}
-        if self.plan_times.overlaps_gradient_sync(run):
+        if self.plan_layout.overlaps_gradient_sync(run):
             collective = context.collectives.all_reduce(layout.data_groups)
             reduces = {kind.name: self._reduce_seconds(kind, run, collective) for kind, _ in kinds}
         return _RunCosts(run, kinds, gathers, reduces)
@@ -244,7 +242,7 @@ class StageTimesBuilder:
         values = self.context.parameters_per_rank(kind, run.tensor)
         name = kind.shared_weight
         if name is not None and (
-            name in self.plan_times.reduced_separately
+            name in self.plan_layout.reduced_separately
             or self.context.model.kind_of(self.context.first_layer_with_tied_weight[name]) is not kind
         ):
             values -= self.context.tied_parameters_per_rank(kind, run.tensor)
@@ -252,3 +250,47 @@ class StageTimesBuilder:
         return (
             collective.seconds(message) if run.sharding is Sharding.NONE else collective.reduce_scatter_seconds(message)
         )
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Workers of a stage: one if the stage runs in lock step, else one per replica."""
+
+    stage: Stage
+    layouts: tuple[RankLayout[str], ...]
+    workers: tuple[StageWorker, ...]
+
+    def worker_index(self, replica: int) -> int:
+        return 0 if len(self.workers) == 1 else replica
+
+
+@dataclass(frozen=True)
+class PlanTimes(PlanLayout):
+    """Times of all stages of a plan."""
+
+    @cached_property
+    def stages(self) -> dict[StageKey, StageTimes]:
+        stages = {key: self.plan.pipelines[key[0]].stages[key[1]] for key in self.layouts}
+        return {
+            key: StageTimes(stages[key], one, self._workers(stages[key], one, self.divided_sides(*key)))
+            for key, one in self.layouts.items()
+        }
+
+    def _workers(
+        self, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
+    ) -> tuple[StageWorker, ...]:
+        """Return the workers of a stage; those that depend on no other stage's ranks are computed once for all plans."""
+        builder = partial(_StageTimesBuilder, self, stage, layouts, divided_sides)
+        if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
+            return builder().workers()
+        known: KnownStages[tuple[StageWorker, ...]] = self.context.known_workers
+        key = layouts[0].members, stage.layers, divided_sides, tuple(self.reduced_separately)
+        return known.value(key, lambda: builder().workers())
+
+
+def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:
+    """Return whether collectives of a pass leave their nodes, so that those of other stages slow them down."""
+    groups = layout.tensor_groups if run.tensor > 1 else ()
+    if run.sharding is Sharding.ZERO3 and run.data > 1:
+        groups += layout.data_groups
+    return any(len(set(nodes)) > 1 for nodes in groups)

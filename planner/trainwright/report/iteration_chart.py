@@ -12,8 +12,9 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import stage_end_times
 from trainwright.cost.optimizer_step import OptimizerStep, stage_update_seconds
 from trainwright.cost.pipeline_replay import StageReplayTimes, channels_of
-from trainwright.cost.plan_times import PlanTimes, StageKey, StageTimes
+from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.schedule_replay import FORWARD, BlockingReplay, Replay
+from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.plan import Plan
 from trainwright.report import tables
 

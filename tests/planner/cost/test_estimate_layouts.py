@@ -18,7 +18,7 @@ from trainwright.cost.boundaries import boundary_messages, redistribution_second
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions, slice_rounds
 from trainwright.cost.network import Network
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
 from trainwright.search import Problem

@@ -13,7 +13,7 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.pipeline_replay import channels_of
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.families import Bert, Gpt, Moe, Vit
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model

@@ -16,7 +16,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions
 from trainwright.cost.memory import MemoryParts, loss_bytes
 from trainwright.cost.memory_terms import in_flight_micro_batches
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 from trainwright.profiles import Profiles

@@ -8,7 +8,7 @@ from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.context import CostContext
 from trainwright.cost.gradient_sync import gradient_reductions
 from trainwright.cost.pipeline_replay import channels_of, replay_pipelines
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model

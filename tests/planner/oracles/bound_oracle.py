@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import check_plan
 from trainwright.cost.pipeline_replay import PipelineChannels, channels_of
-from trainwright.cost.plan_times import PlanTimes
 from trainwright.cost.schedule_replay import FORWARD
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory import stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
-from trainwright.cost.plan_times import PlanTimes, StageKey
+from trainwright.cost.plan_layout import PlanLayout, StageKey
 from trainwright.plan import Plan, Stage
 from trainwright.rank_layout import node_layouts
 from trainwright.search.auto.diversity import best_of_each_shape
@@ -37,12 +37,12 @@ def repair_memory(plan: Plan, context: CostContext) -> Plan | None:
 
     Bisection assumes that every layer saves bytes; a layer that saves none may add unneeded recompute.
     """
-    plan_times = PlanTimes(with_sequence_parallel(plan, context), context)
+    plan_layout = PlanLayout(with_sequence_parallel(plan, context), context)
     for index, pipeline in enumerate(plan.pipelines):
         count, configs = len(pipeline.stages), list(stage_configs(pipeline))
         for number, stage in enumerate(pipeline.stages):
             in_flight = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, count)
-            limit = _StageMemoryLimit(plan_times, (index, number), in_flight)
+            limit = _StageMemoryLimit(plan_layout, (index, number), in_flight)
             if not limit.fits(stage):
                 repaired = limit.repair(configs[number])
                 if repaired is None:
@@ -56,21 +56,21 @@ def repair_memory(plan: Plan, context: CostContext) -> Plan | None:
 class _StageMemoryLimit:
     """Memory limit of one stage's devices, in which only recompute may change."""
 
-    plan_times: PlanTimes
+    plan_layout: PlanLayout
     key: StageKey
     in_flight_micro_batches: int
 
     def fits(self, stage: Stage) -> bool:
-        context, (pipeline, number) = self.plan_times.context, self.key
+        context, (pipeline, number) = self.plan_layout.context, self.key
         stage = stage_with_sequence_parallel(stage, context)
         memory_parts = stage_memory(
             stage,
             node_layouts(stage),
             context,
             in_flight_count=self.in_flight_micro_batches,
-            micro_batches=self.plan_times.plan.pipelines[pipeline].micro_batches,
-            divided_sides=self.plan_times.divided_sides(pipeline, number),
-            mixed_sharding_layers=self.plan_times.mixed_sharding_layers,
+            micro_batches=self.plan_layout.plan.pipelines[pipeline].micro_batches,
+            divided_sides=self.plan_layout.divided_sides(pipeline, number),
+            mixed_sharding_layers=self.plan_layout.mixed_sharding_layers,
         )
         memory = context.memory_of_node
         return all(part.total_bytes <= memory[one.node] for one, part in zip(stage.devices, memory_parts, strict=True))
@@ -81,7 +81,7 @@ class _StageMemoryLimit:
         def changed(count: int) -> StageConfig:
             return config.map_some_layers(stored_layers[:count], lambda layer: replace(layer, recompute=True))
 
-        first_layer = self.plan_times.plan.pipelines[self.key[0]].stages[self.key[1]].first
+        first_layer = self.plan_layout.plan.pipelines[self.key[0]].stages[self.key[1]].first
         fewest_recomputed = bisect_left(
             range(len(stored_layers) + 1), True, key=lambda count: self.fits(changed(count).to_stage(first_layer))
         )

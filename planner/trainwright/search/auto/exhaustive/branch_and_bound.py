@@ -13,7 +13,7 @@ from operator import le
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.pipeline_replay import replay_pipelines
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.search.auto.exhaustive.pipeline_shapes import PipelineShape, ShapeSpace, StageDevices, compositions
 from trainwright.search.auto.exhaustive.stage_strategies import (

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations, islice, pairwise
 
 from trainwright.cluster import Device
-from trainwright.cost.plan_times import PlanTimes
+from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan
 from trainwright.search.auto.layer_rebalancing import StageConfig, stage_configs, with_stage_configs
 from trainwright.search.problem import Problem
