@@ -37,22 +37,25 @@ def _degrees(pipeline: Pipeline) -> str:
 def lines(plan: Plan, cluster: Cluster) -> tuple[str, str, str]:
     """Return degrees, batches and layers as three cells with one line per group of uniform neighbouring stages.
 
-    A pipeline whose stages have the same degrees takes one line. Otherwise each line names its accelerators if the plan
-    uses several.
+    Each line names its accelerators if the plan uses several. More than MOST_DIFFERENT groups that differ in these alone take
+    one line.
     """
     names = short_names(cluster)
     used = {cluster.node(node).accelerator for node in plan.nodes}
     found: list[tuple[str, str, str]] = []
     for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
         head = f"pp{len(pipeline.stages)}"
-        if len({_told(stage) for stage in pipeline.stages}) == 1:
-            found.append((f"{head} {_told(pipeline.stages[0])}", batch, _layers(pipeline.stages)))
+        by_kind = groupby(
+            pipeline.stages, key=lambda stage: (_told(stage), _format_accelerators(stage, cluster, names))
+        )
+        groups = [(told, accelerators, list(stages)) for (told, accelerators), stages in by_kind]
+        if len(groups) > MOST_DIFFERENT and len({told for told, _, _ in groups}) == 1:
+            found.append((f"{head} {groups[0][0]}", batch, _layers(pipeline.stages)))
             continue
-        groups = groupby(pipeline.stages, key=lambda stage: (_told(stage), _format_accelerators(stage, cluster, names)))
-        for number, ((told, carriers), stages) in enumerate(groups):
+        for number, (told, accelerators, stages) in enumerate(groups):
             margin = " " * len(head) if number else head
-            where = f" {carriers}" if len(used) > 1 else ""
-            found.append((f"{margin} {told}{where}", "" if number else batch, _layers(list(stages))))
+            where = f" {accelerators}" if len(used) > 1 else ""
+            found.append((f"{margin} {told}{where}", "" if number else batch, _layers(stages)))
     first, second, third = zip(*found, strict=True)
     return "\n".join(first), "\n".join(second), "\n".join(third)
 

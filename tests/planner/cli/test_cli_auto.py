@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from trainwright import documents
 from trainwright.cli import app
-from trainwright.cluster import Accelerator, Cluster
+from trainwright.cluster import Accelerator, Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
@@ -109,13 +110,31 @@ def test_summary_lists_every_stage_when_stages_differ(problem: Problem) -> None:
     assert plan.summary() == ("pp3 mb2–6×2 [4 dp2 tp1 | 3 dp1–2 tp1–2 | 1 dp1 tp1] + pp1 dp2 tp1 mb2×1 [8]")
     assert degrees(plan) == "pp3 dp2 tp1 | dp1–2 tp1–2 | dp1 tp1 + pp1 dp2 tp1"
     assert lines(plan, problem.cluster) == (
-        "pp3 dp2 tp1 rows 2–4 fast\n    dp1–2 tp1–2 fast\n    dp1 tp1 slow\npp1 dp2 tp1",
+        "pp3 dp2 tp1 rows 2–4 fast\n    dp1–2 tp1–2 fast\n    dp1 tp1 slow\npp1 dp2 tp1 fast",
         "2–6×2\n\n\n2×1",
         "4\n3\n1\n8",
     )
     told = [strategies(stage) for stage in plan.pipelines[0].stages]
     assert told == ["dp2 tp1 rows 4 2", "2 × dp1 tp2 recompute\n1 × dp2 tp1", "dp1 tp1"]
     assert strategies(plan.pipelines[1].stages[0]) == "dp2 tp1 zero1"
+
+
+def test_stages_that_differ_in_their_accelerators_alone_take_a_line_each(problem: Problem) -> None:
+    fast, slow = problem.cluster.devices[:3], problem.cluster.devices[4:7]
+
+    def plan(*devices: Device) -> Plan:
+        runs = [LayerRun(2 * number, 2, 1, 1, (1,)) for number in range(len(devices))]
+        stages = tuple(Stage((device,), (run,)) for device, run in zip(devices, runs, strict=True))
+        return Plan(2 * len(devices), 1, (Pipeline(1, 1, stages),))
+
+    told = [lines(plan(*devices), problem.cluster) for devices in ((fast[0], slow[0]), (slow[0], fast[0]), fast[:1])]
+    assert [degrees for degrees, _, _ in told] == [
+        "pp2 dp1 tp1 fast\n    dp1 tp1 slow",
+        "pp2 dp1 tp1 slow\n    dp1 tp1 fast",
+        "pp1 dp1 tp1",
+    ]
+    in_turn = lines(plan(*chain.from_iterable(zip(fast, slow, strict=True))), problem.cluster)
+    assert in_turn == ("pp6 dp1 tp1", "1×1", "2 2 2 2 2 2")
 
 
 def test_summary_stays_short_when_many_stages_differ(problem: Problem) -> None:
@@ -162,7 +181,7 @@ def test_table_keeps_the_lines_of_an_unequal_plan_together(
     first = next(number for number, line in enumerate(lines_of_table) if "pp3" in line)
     assert "6×2" in lines_of_table[first]
     assert lines_of_table[first + 2].split()[:4] == ["dp1", "tp1", "slow", "1"]
-    assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "2×1", "8"]
+    assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "fast", "2×1"]
 
 
 def test_tolerance_prefers_the_simpler_plan_and_reports_the_trade(files: Path, problem: Problem) -> None:
