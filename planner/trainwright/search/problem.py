@@ -277,7 +277,8 @@ class SearchControl:
         deadline_seconds: on `clock`; None: no limit.
         report: callback for progress.
         effort: multiple of the usual number of plans that `auto` evaluates.
-        max_seconds: iteration seconds above which plans are of no use; a search may leave out those that it knows to be slower.
+        max_seconds: iteration seconds above which plans are of no use; a search may leave out those that its own
+            cost model says are slower.
         clock: seconds on the clock of the deadline.
         interrupted: set from outside to end the search, as a spent budget does.
         budget_exhausted: set once `expired` was true, so that the search may have left plans out.

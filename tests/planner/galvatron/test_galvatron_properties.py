@@ -16,6 +16,7 @@ from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchProgress, run
 from trainwright.search.candidates import DeviceSymmetry, one_of_each_shape
+from trainwright.search.galvatron import galvatron_model
 from trainwright.search.node_order import canonical_node_order
 from trainwright.search.preference.error_band_order import TOLERANCE
 from trainwright.search.problem import Candidate, SearchControl
@@ -138,7 +139,7 @@ def test_bmw_includes_the_solutions_of_base(
 @planners
 @few
 @given(speeds=nodes, memory=memories, slack=st.sampled_from([1.1, 1.5]), pick=randoms)
-def test_limit_on_seconds_loses_no_best_plan(
+def test_limit_on_seconds_leaves_out_what_eq8_finds_slower(
     *,
     draw: Callable[..., Problem],
     planner: str,
@@ -151,9 +152,10 @@ def test_limit_on_seconds_loses_no_best_plan(
     every = solutions(planner, problem)
     if every:
         fastest = every[0].estimate.iteration_seconds
-        few = SEARCHES[planner](problem, SearchControl(max_seconds=slack * fastest), None)
-        assert few[0].estimate.iteration_seconds <= fastest * (1 + 1e-9)
-        assert len(few) <= len(every)
+        limit = slack * fastest
+        if galvatron_model.estimate_seconds(every[0].plan, problem.cost_context) <= limit:
+            few = SEARCHES[planner](problem, SearchControl(max_seconds=limit), None)
+            assert few[0].estimate.iteration_seconds <= fastest * (1 + 1e-9)
         with pytest.raises(NoFeasiblePlan, match="no plan takes less"):
             SEARCHES[planner](problem, SearchControl(max_seconds=fastest / 100), None)
 
