@@ -11,7 +11,7 @@ from tensor_group import run_group
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.worker_api import GangNode, TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 from trainwright_worker.layers import tensor_parallel
@@ -119,3 +119,27 @@ def test_an_emulated_devices_pace_fits_sequence_parallel_passes(worker, make) ->
     outcome = worker.local(replace(order, gang=gang))
     assert outcome.code == 0, outcome.errors
     assert all(trial.paced_segments > 0 for trial in outcome.reports[0].trials)
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_messages_between_stages_of_one_tensor_degree_take_slices(worker, make) -> None:
+    # A recomputing stage of two blocks keeps, of each micro-batch, their inputs and the message to the next stage.
+    model, rows, layers = Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=64)), 2, 6
+    devices = gang_devices(make.gang(4))
+
+    def plan(tensor: int, micro_batches: int) -> Plan:
+        runs = (
+            LayerRun(0, 3, 2, 1, (rows,), recompute=True, sequence_parallel=True),
+            LayerRun(3, 3, tensor, 2 // tensor, (tensor,) * (2 // tensor), sequence_parallel=tensor > 1),
+        )
+        stages = Stage(devices[:2], runs[:1]), Stage(devices[2:], runs[1:])
+        return Plan(layers, rows * micro_batches, (Pipeline(micro_batches, rows, stages),), Schedule.GPIPE)
+
+    plans = [plan(tensor, micro_batches) for tensor in (2, 1) for micro_batches in (16, 24)]
+    outcome = worker.local(TrialSeriesTask(make.gang(4), model, tuple(plans), "sgd", warmup_iterations=1, iterations=1))
+    assert outcome.code == 0, outcome.errors
+    peaks = [max(rank.peak_bytes for rank in trial.memory[:2]) for trial in outcome.reports[0].trials]
+    boundary = rows * 64 * 64 * 4
+    growth = [(more - fewer) / 8 / boundary for fewer, more in zip(peaks[::2], peaks[1::2], strict=True)]
+    assert growth == [pytest.approx(2 / 2 + part, abs=0.2) for part in (1 / 2, 1)]

@@ -198,5 +198,5 @@ def _boundary_buffer_bytes(
     first, last = stage.layers[0], stage.layers[-1]
     entering = rows[0] * context.row_bytes[stage.first] / (first.tensor if divided_sides.before else 1)
     leaving = rows[-1] * context.row_bytes[stage.end] / (last.tensor if divided_sides.after else 1)
-    by_layer = context.sequence_parallelism.output_row_bytes(last.tensor, sequence_parallel=last.sequence_parallel)
-    return boundary_buffer_bytes(entering, leaving, rows[-1] * by_layer[stage.end - 1])
+    gathered = context.sequence_parallelism.gathered_output_row_bytes(last, stays_divided=divided_sides.after)
+    return boundary_buffer_bytes(entering, leaving, rows[-1] * gathered)

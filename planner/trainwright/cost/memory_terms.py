@@ -119,13 +119,15 @@ def activation_bytes(saved: Values, inputs: Values, largest: Values, *, recomput
     return InFlightBytes(inputs, largest) if recompute else InFlightBytes(saved, 0 * largest)
 
 
-def boundary_buffer_bytes(entering: Values, leaving: Values, output: Values) -> InFlightBytes[Values]:
-    """Return the boundary tensors of a stage: outputs saved until their gradient arrives, and messages in transit.
+def boundary_buffer_bytes(
+    entering: Values, leaving: Values, gathered_output: Values | int = 0
+) -> InFlightBytes[Values]:
+    """Return the boundary tensors of a stage: outputs kept until their gradient arrives, and messages in transit.
 
-    A rank of a tensor group saves its part of an output that is divided along the sequence, but sends the whole one, unless
-    the boundary stays divided.
+    The message with an output is the output itself, unless the tensor group gathered it along the sequence: then
+    `gathered_output`, a rank's slice, is saved besides.
     """
-    return InFlightBytes(output, _PREFETCHED_BOUNDARIES * (entering + leaving))
+    return InFlightBytes(leaving + gathered_output, _PREFETCHED_BOUNDARIES * (entering + leaving))
 
 
 def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int, *, chunks: int = 1) -> int:

@@ -105,31 +105,29 @@ class SequenceParallelism:
 
     def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute."""
-        return self._kept_row_bytes(self.row_bytes[:-1], tensor, sequence_parallel=sequence_parallel)
-
-    def output_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
-        """Return `[layer]` bytes of one row of its output that a rank keeps if a stage ends with it."""
-        return self._kept_row_bytes(self.row_bytes[1:], tensor, sequence_parallel=sequence_parallel)
-
-    def _kept_row_bytes(self, whole: tuple[int, ...], tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
-        """Return `[layer]` its bytes in `whole`, divided by the tensor degree if the layer is sequence parallel."""
         if not sequence_parallel or tensor == 1:
-            return whole
-        key = (whole, tensor)
-        if key not in self._row_bytes:
+            return self.row_bytes[:-1]
+        if tensor not in self._input_row_bytes:
             parts = {kind.name: tensor if self._allows(kind, tensor) else 1 for kind in self.model.kinds}
-            each = zip(whole, self.model.layers, strict=True)
-            self._row_bytes[key] = tuple(size / parts[name] for size, name in each)
-        return self._row_bytes[key]
+            both = zip(self.row_bytes, self.model.layers, strict=False)
+            self._input_row_bytes[tensor] = tuple(size / parts[name] for size, name in both)
+        return self._input_row_bytes[tensor]
 
     def chosen_input_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute in the plans that searches make."""
         return np.array(self.input_row_bytes(tensor, sequence_parallel=self.chosen_at(tensor)), dtype=np.float64)
 
-    def chosen_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
-        """Return `[cut]` bytes of one row that a rank keeps of a stage's output in the plans that searches make."""
-        kept = self.output_row_bytes(tensor, sequence_parallel=self.chosen_at(tensor))
-        return np.array((0, *kept), dtype=np.float64)
+    def gathered_output_row_bytes(self, last: LayerRun, *, stays_divided: bool) -> float:
+        """Return the bytes of a rank's slice of one row of a stage's output; 0 unless it is saved and sent whole."""
+        if last.recompute or stays_divided or not self.divides(self.model.kind_of(last.end - 1), last):
+            return 0.0
+        return self.row_bytes[last.end] / last.tensor
+
+    def chosen_gathered_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
+        """Return `[cut]` these bytes in the plans that searches make, without recompute, at one tensor degree."""
+        divides = [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
+        is_gathered = np.array([False, *divides]) & ~self.chosen_divided_cuts(tensor)
+        return np.where(is_gathered, np.array(self.row_bytes) / tensor, 0.0)
 
     def series_ends(self, run: LayerRun) -> SeriesEnds:
         """Return the ends of series of sequence-parallel layers within a run."""
@@ -156,7 +154,7 @@ class SequenceParallelism:
         return {}
 
     @cached_property
-    def _row_bytes(self) -> dict[tuple[tuple[int, ...], int], tuple[float, ...]]:
+    def _input_row_bytes(self) -> dict[int, tuple[float, ...]]:
         return {}
 
     @cached_property

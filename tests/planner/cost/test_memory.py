@@ -243,26 +243,30 @@ def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> 
     assert found.memory_by_device[4][1] == needed[1, 7, 14]
 
 
-def test_stage_keeps_slices_of_what_is_divided_along_the_sequence(divided: Problem) -> None:
+def test_boundary_that_stays_divided_takes_a_slice(divided: Problem) -> None:
     setting, devices, rows = divided.cost_context, divided.cluster.devices, 2
 
-    def activations(micro_batches: int, tensor: int) -> tuple[int, ...]:
-        runs = LayerRun(0, 7, 4, 1, (rows,)), LayerRun(7, 7, tensor, 4 // tensor, (rows * tensor // 4,) * (4 // tensor))
-        stages = Stage(devices[:4], runs[:1]), Stage(devices[4:], runs[1:])
+    def activations(micro_batches: int, tensor: int, *, recompute: bool = False) -> int:
+        data = 4 // tensor
+        first = LayerRun(0, 7, 4, 1, (rows,), recompute=recompute)
+        stages = (
+            Stage(devices[:4], (first,)),
+            Stage(devices[4:], (LayerRun(7, 7, tensor, data, (rows // data,) * data),)),
+        )
         plan = Plan(14, rows * micro_batches, (Pipeline(micro_batches, rows, stages),))
-        parts = estimate_with_context(with_sequence_parallel(plan, setting), setting).memory_parts
-        return parts[0].activations_bytes, parts[4].activations_bytes
+        return estimate_with_context(with_sequence_parallel(plan, setting), setting).memory_parts[0].activations_bytes
 
     boundary = rows * ROW * setting.model.dtype.num_bytes
     layers = [(divided.model.kind("embedding"), 1), (divided.model.kind("block"), 6)]
     saved = sum(
         count * setting.layer_cost("emulated-fast", kind, 4, rows, True).activation_bytes for kind, count in layers
     )
-    # The output always stays divided, messages only where the neighbour has the same tensor degree.
-    equal_degrees, other_degree = (activations(4, tensor) for tensor in (4, 2))
-    assert equal_degrees[0] - activations(1, 4)[0] == pytest.approx(saved + boundary / 4, abs=1)
-    assert equal_degrees[0] == pytest.approx(2 * (saved + boundary / 4) + 3 * boundary / 4, abs=1)
-    assert other_degree[0] - equal_degrees[0] == pytest.approx(3 * boundary * 3 / 4, abs=1)
+    # Two micro-batches in flight, and three messages ahead.
+    assert activations(4, 4) == pytest.approx(2 * saved + (2 + 3) * boundary / 4, abs=1)
+    # A neighbour of another tensor degree is sent whole boundaries; a slice of the output is saved besides.
+    assert activations(4, 2) == pytest.approx(2 * saved + 2 * boundary / 4 + (2 + 3) * boundary, abs=1)
+    one_more = [activations(4, tensor, recompute=True) - activations(1, tensor, recompute=True) for tensor in (4, 2)]
+    assert one_more == [pytest.approx(6 * boundary / 4 + part * boundary, abs=1) for part in (1 / 4, 1)]
 
 
 def test_gradients_of_a_sharded_vocabulary_are_reduced_in_shards(problem: Problem, divided: Problem) -> None:

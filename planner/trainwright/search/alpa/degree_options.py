@@ -238,8 +238,7 @@ class _SubmeshTables:
                 spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
             )
             sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
-            outputs = shape.rows * context.sequence_parallelism.chosen_output_row_bytes(shape.tensor)
-            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :], outputs[spans.boundaries][None, :])
+            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
             constant = context.runtime.constant_bytes_of(*self.submesh.accelerators)
             once = buffers.once + self.degree_options.loss_bytes(shape) + constant + saved.once
             self._activations[key] = InFlightBytes(

@@ -77,7 +77,7 @@ class OperatorOptions:
         bounds, context = self.spans.boundaries, self.problem.cost_context
         share = -(-rows // mesh.shape[0])
         sent = share * np.array(context.row_bytes, dtype=np.float64)[bounds]
-        buffers = boundary_buffer_bytes(sent[:, None], sent[None, :], sent[None, :])
+        buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
         once = buffers.once + context.runtime.constant_bytes_of(*mesh.accelerators)
         once[:, -1] += memory.loss_bytes(context, 1, rows) / mesh.devices
 

@@ -147,11 +147,6 @@ class ReplicaTables:
     def _input_row_bytes(self, tensor: int) -> Array:
         return self.problem.cost_context.sequence_parallelism.chosen_input_row_bytes(tensor)
 
-    def output_row_bytes(self, tensor: int) -> Array:
-        """Return [cut] bytes per row that a stage that ends there saves of its output."""
-        found: Array = self.problem.cost_context.sequence_parallelism.chosen_output_row_bytes(tensor)[list(self.cuts)]
-        return found
-
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
         by_layer = self._kind_costs(group, rows)[:, self.problem.cost_context.kind_numbers]

@@ -38,7 +38,6 @@ class _OptionCells:
         largest_layer_bytes: [kind] stored bytes of the largest layer.
         loss_bytes: [kind] bytes of the loss.
         input_bytes: [kind, cut] bytes per row that recompute stores of the layers before it.
-        output_bytes: [kind, cut] bytes per row that a stage saves of its output.
         prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
     """
 
@@ -50,7 +49,6 @@ class _OptionCells:
     largest_layer_bytes: Array
     loss_bytes: Array
     input_bytes: Array
-    output_bytes: Array
     prefix_sums: Array
 
 
@@ -105,7 +103,6 @@ class StageOptions:
             largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
             loss_bytes=np.array([float(replica_tables.loss_bytes(cell.tensor, rows)) for cell, rows in kind_of]),
             input_bytes=np.stack([replica_tables.input_bytes(cell.tensor) for cell, _ in kind_of]),
-            output_bytes=np.stack([replica_tables.output_row_bytes(cell.tensor) for cell, _ in kind_of]),
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
 
@@ -217,9 +214,8 @@ class StageOptions:
         """Return [sharding, member, span] bytes left for in-flight activations."""
         context, members = self.replica_tables.problem.cost_context, self._option_cells
         first, end = self.spans
-        sizes = self.replica_tables.row_bytes
-        # Whole, since the neighbours' tensor degree is not known; the exact estimate counts a boundary that stays divided.
-        buffers = boundary_buffer_bytes(sizes[first], sizes[end], 0 * sizes[end])
+        # Whole boundaries, since the neighbours' tensor degrees are not known; the exact estimate knows which stay divided.
+        buffers = boundary_buffer_bytes(self.replica_tables.row_bytes[first], self.replica_tables.row_bytes[end])
         by_kind = members.device_bytes[:, None] - members.rows[:, None] * buffers.once
         free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
@@ -248,8 +244,7 @@ class StageOptions:
             for recompute in (False, True)
         )
         saved = np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 1.0)
-        sizes = cells.row_bytes
-        buffers = boundary_buffer_bytes(sizes[first], sizes[end], members.output_bytes[:, end])
+        buffers = boundary_buffer_bytes(cells.row_bytes[first], cells.row_bytes[end])
         return whole.per_micro_batch + rows * buffers.per_micro_batch, saved, recomputed.once
 
     @cached_property

@@ -162,14 +162,14 @@ class StageTable:
         """Return `[class, layout]` buffers of messages into a stage that begins with the class."""
         sizes = np.array([layer.input_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
         entering = sizes[:, None] * self.group.rows[None, :]
-        return boundary_buffer_bytes(entering, 0 * entering, 0 * entering).total(self.in_flight)
+        return boundary_buffer_bytes(entering, 0 * entering).total(self.in_flight)
 
     @cached_property
     def leaving_bytes(self) -> Array:
         """Return `[class, layout]` buffers of messages out of a stage that ends with the class, plus its saved outputs."""
         sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
         leaving = sizes[:, None] * self.group.rows[None, :]
-        return boundary_buffer_bytes(0 * leaving, leaving, leaving).total(self.in_flight)
+        return boundary_buffer_bytes(0 * leaving, leaving).total(self.in_flight)
 
     def choices(
         self, first: int, end: int, steady_weight: float, budget_bytes: float, *, gathered_bytes: float | None = None

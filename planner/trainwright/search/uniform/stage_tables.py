@@ -220,9 +220,10 @@ class StageTables:
         saved = span_sums(prefix_sums(by_layer))
         boundaries = rows * self.row_bytes
         activations = activation_bytes(saved, saved, 0 * boundaries, recompute=False)
-        outputs = rows * context.sequence_parallelism.chosen_output_row_bytes(tensor)
-        crossing = boundaries / np.where(context.sequence_parallelism.chosen_divided_cuts(tensor), tensor, 1)
-        buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], outputs[None, :])
+        sequences = context.sequence_parallelism
+        crossing = boundaries / np.where(sequences.chosen_divided_cuts(tensor), tensor, 1)
+        gathered = rows * sequences.chosen_gathered_output_row_bytes(tensor)
+        buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], gathered[None, :])
         per_micro_batch = activations.per_micro_batch + buffers.per_micro_batch
         needed: Array = resident + np.round(
             in_flight[:, None, None] * per_micro_batch + (activations.once + buffers.once)

@@ -168,8 +168,7 @@ class _StrategyTable:
             ) + np.where(recompute, recomputed.once, whole.once).max(axis=1)
             parts = np.where(sequences.chosen_divided_cuts(shape.tensor), shape.tensor, 1)
             entering, leaving = (rows * cost_context.row_bytes[cut] / parts[cut] for cut in (shape.first, shape.end))
-            output = rows * sequences.chosen_output_row_bytes(shape.tensor)[shape.end]
-            used += boundary_buffer_bytes(entering, leaving, output).total(context.in_flight)
+            used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
             if shape.end == len(model.layers):
                 used += loss_bytes(cost_context, shape.tensor, rows)
             used += cost_context.runtime.constant_bytes_of(name) - _ROUNDING_BYTES
