@@ -11,6 +11,7 @@ from trainwright.search.cost_objective import (
     on_growing_subclusters,
     on_subclusters,
     pareto,
+    subsampled,
 )
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
@@ -88,7 +89,9 @@ def run(
     control = control or SearchControl()
     max_subclusters = FEW_SUBCLUSTERS if planner in MAY_LEAVE_DEVICES_IDLE else MAX_SUBCLUSTERS
     if problem.limits.objective is Objective.PARETO:
-        return pareto(_search(planner, problem), problem, control, top, max_subclusters=max_subclusters)
+        count = _requested_candidates(planner, problem, top)
+        front = pareto(_search(planner, problem), problem, control, count, max_subclusters=max_subclusters)
+        return subsampled(front, top)
     try:
         found = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
     except NoFeasiblePlan:
@@ -133,8 +136,8 @@ def _search(planner: str, problem: Problem) -> Search:
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:
     """Return how many candidates to request, so that preferences and shapes have some to choose from; None for all."""
-    if top is None or problem.limits.objective is Objective.PARETO:
-        return top
+    if top is None:
+        return None
     if planner in MAY_LEAVE_DEVICES_IDLE:
         return None
     return max(top, MIN_CANDIDATES) if top > 1 or problem.preference.is_active else top

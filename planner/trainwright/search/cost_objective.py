@@ -30,19 +30,22 @@ def on_subclusters(
 ) -> list[Candidate]:
     """Return the search's candidates, subcluster by subcluster, each in the order of the search.
 
-    Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    All nodes come first, with half of the budget, then subclusters from small to large, with equal shares of what is left. Raises
+    ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
-    subproblems = list(subclusters(problem, max_subclusters))
+    largest, *others = subclusters(problem, max_subclusters)
+    subproblems = [largest, *sorted(others, key=lambda one: len(one.devices))]
     found: list[Candidate] = []
     infeasible: NoFeasiblePlan | None = None
     for number, subproblem in enumerate(subproblems):
         if found and control.expired():
             break
         least = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
+        share = control.part(2 if number == 0 else len(subproblems) - number)
         try:
             found += search(
-                subproblem, replace(control, report=_report_share(control, number, len(subproblems), least)), top
+                subproblem, replace(share, report=_report_share(control, number, len(subproblems), least)), top
             )
         except NoFeasiblePlan as error:
             infeasible = infeasible or error
@@ -169,10 +172,10 @@ def pareto(
 ) -> list[Candidate]:
     """Return the Pareto front of the search's candidates on all subclusters tried, fastest first.
 
-    A longer front is subsampled evenly to `top`, with the fastest and the cheapest. Raises ValueError if an accelerator has
-    no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    `top` are requested of each. Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any
+    subcluster.
     """
-    return subsampled(pareto_front(on_subclusters(search, problem, control, top, max_subclusters=max_subclusters)), top)
+    return pareto_front(on_subclusters(search, problem, control, top, max_subclusters=max_subclusters))
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:

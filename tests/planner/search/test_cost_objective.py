@@ -18,6 +18,7 @@ from trainwright.search.candidates import candidate_of
 from trainwright.search.cost_objective import (
     cheapest_first,
     on_growing_subclusters,
+    pareto,
     pareto_front,
     subclusters,
     subsampled,
@@ -82,6 +83,27 @@ def test_a_front_spans_the_fastest_and_the_cheapest_of_all_parts(problem: Proble
     assert found == pareto_front(found)
     cost = replace(problem, limits=Limits(objective=Objective.COST))
     assert run(planner, cost, top=1)[0].price_per_row == pytest.approx(found[-1].price_per_row)
+
+
+def test_a_front_ends_with_the_cheapest_plan_of_auto(problem: Problem) -> None:
+    # It is seldom among the fastest plans of a subcluster.
+    control = SearchControl(effort=0.2)
+    front = run("auto", problem, top=4, control=control)
+    cost = replace(problem, limits=Limits(objective=Objective.COST))
+    assert front[-1].price_per_row <= run("auto", cost, top=1, control=control)[0].price_per_row * (1 + 1e-9)
+    assert len(front) <= 4
+
+
+def test_all_nodes_take_half_of_the_budget_of_a_front(problem: Problem, any_candidate: Candidate) -> None:
+    asked = list[tuple[int, float]]()
+
+    def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        assert control.deadline_seconds is not None
+        asked.append((len(part.devices), control.deadline_seconds))
+        return [any_candidate]
+
+    pareto(search, problem, SearchControl(deadline_seconds=80.0, clock=lambda: 0.0), None)
+    assert asked == [(6, 40.0), (2, 20.0), (2, 80 / 3), (4, 40.0), (4, 80.0)]
 
 
 FAST, SLOW, OTHER_FAST = "node-1", "node-2", "node-3"
