@@ -204,20 +204,29 @@ def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list
     much. Since they come in the order of objective and preference, the one that stays is the best by the estimate or, where
     several count as equally good, the simplest of them. The first candidate always stays, and no plan that is faster than
     those that stay by more than `tolerance` is lost. Plans of one shape that differ by more all stay. Of other sharding or
-    recompute, a candidate also stands for those that take as long, but for rounding, and no less memory.
+    recompute, a candidate also stands for later ones that are not faster, by at most `tolerance` slower, and take no less
+    memory; and where it comes first but a later one takes as long and less memory, the later one stays.
     """
     kept: list[Candidate] = []
     seconds_of_shape: dict[Hashable, list[float]] = defaultdict(list)
-    figures_without_savings: dict[Hashable, list[tuple[float, int]]] = defaultdict(list)
+    of_other_savings: dict[Hashable, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        seconds, held = candidate.estimate.iteration_seconds, candidate.estimate.peak_memory_bytes
+        seconds = candidate.estimate.iteration_seconds
         of_shape = seconds_of_shape[candidate.dtype, plan_shape(candidate.plan)]
-        figures = figures_without_savings[candidate.dtype, _shape_without_savings(candidate.plan)]
+        others = of_other_savings[candidate.dtype, _shape_without_savings(candidate.plan)]
         if any(abs(seconds - other) <= tolerance * min(seconds, other) for other in of_shape) or any(
-            held >= other_held and math.isclose(seconds, other, rel_tol=_ROUNDING) for other, other_held in figures
+            _saves_nothing(candidate, other, tolerance) for other in others
         ):
             continue
+        kept = [one for one in kept if one is kept[0] or one not in others or not _saves_nothing(one, candidate, 0.0)]
         of_shape.append(seconds)
-        figures.append((seconds, held))
+        others.append(candidate)
         kept.append(candidate)
     return kept
+
+
+def _saves_nothing(candidate: Candidate, other: Candidate, tolerance: float) -> bool:
+    """Return whether a candidate takes no less time and memory than another, and at most `tolerance` more time."""
+    mine, its = candidate.estimate, other.estimate
+    more = mine.iteration_seconds / its.iteration_seconds - 1
+    return mine.peak_memory_bytes >= its.peak_memory_bytes and -_ROUNDING <= more <= max(tolerance, _ROUNDING)

@@ -137,12 +137,19 @@ def test_sharding_that_saves_neither_time_nor_memory_makes_no_other_candidate(
     more, saving = (
         replace(first.estimate, peak_memory_bytes=first.estimate.peak_memory_bytes + change) for change in (1000, -1000)
     )
-    for estimate in (rounded, more):
+    slower = replace(more, iteration_seconds=more.iteration_seconds * (1 + TOLERANCE / 2))
+    for estimate in (rounded, more, slower):
         assert one_of_each_shape([first, replace(sharded, estimate=estimate)], TOLERANCE) == [first]
+    much_slower = replace(slower, iteration_seconds=slower.iteration_seconds * (1 + TOLERANCE))
+    assert len(one_of_each_shape([first, replace(sharded, estimate=much_slower)], TOLERANCE)) == 2
     assert len(one_of_each_shape([first, replace(sharded, estimate=saving)], TOLERANCE)) == 2
     assert len(one_of_each_shape([first, replace(sharded, dtype=Dtype.FLOAT16)], TOLERANCE)) == 2
     deeper = replace(first, plan=make_plan(problem, (2, 3, 3), data=2, rows=2))
     assert len(one_of_each_shape([first, deeper], TOLERANCE)) == 2
+    # The first stays whatever the others save; another falls to a later one that takes as long and less memory.
+    fuller, leaner = replace(first, estimate=more), replace(sharded, estimate=saving)
+    assert one_of_each_shape([fuller, leaner], TOLERANCE) == [fuller, leaner]
+    assert one_of_each_shape([deeper, fuller, leaner], TOLERANCE) == [deeper, leaner]
 
 
 @pytest.mark.parametrize("planner", ["amp-annealing", "random", "auto"])
