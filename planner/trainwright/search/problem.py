@@ -103,6 +103,7 @@ class Preference:
     Attributes:
         tolerance: candidates worse than the best by at most this share count as equally good; the simplest of them wins.
         keep: plan that runs now.
+        keep_in_words: whether `keep` was given in words, which leave sequence parallelism to the runtime.
         keep_weight: weight of a second of moving state from `keep` against a second of every iteration; at 0.001, moving has
             to pay off within a thousand iterations.
     """
@@ -110,6 +111,7 @@ class Preference:
     tolerance: float = 0.0
     keep: Plan | None = None
     keep_weight: float = 0.001
+    keep_in_words: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -192,13 +194,16 @@ class Problem:
 
     @cached_property
     def running_plan(self) -> Plan | None:
-        """Plan to keep, with what the runtime decides for it as for every candidate."""
+        """Plan to keep; one in words has what the runtime decides, as every candidate has."""
         keep = self.preference.keep
-        return None if keep is None else with_sequence_parallel(keep, self.cost_context)
+        if keep is None or not self.preference.keep_in_words:
+            return keep
+        return with_sequence_parallel(keep, self.cost_context)
 
     def is_running(self, plan: Plan) -> bool:
         """Return whether this is the plan to keep, whatever either says of sequence parallelism."""
-        return with_sequence_parallel(plan, self.cost_context) == self.running_plan
+        keep, context = self.preference.keep, self.cost_context
+        return keep is not None and with_sequence_parallel(plan, context) == with_sequence_parallel(keep, context)
 
     def with_nodes(self, nodes: Sequence[str]) -> Problem:
         """Return the problem restricted to these nodes; both share one cost context."""

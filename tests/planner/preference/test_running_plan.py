@@ -12,6 +12,7 @@ from trainwright.cluster import Cluster
 from trainwright.plan import Plan
 from trainwright.search import Limits, Preference, Problem
 from trainwright.search.candidates import candidate_of
+from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.preference.running_plan import PlanChange, RunningPlan
 from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
@@ -41,6 +42,19 @@ def test_plan_that_still_runs_has_its_time(problem: Problem, slow: Plan) -> None
     assert RunningPlan.of(problem) is None
     expected = candidate_of(problem, slow).estimate.iteration_seconds
     assert running_on(problem, slow) == RunningPlan(slow, expected)
+
+
+def test_plan_in_words_alone_leaves_sequence_parallelism_to_the_runtime(problem: Problem, make_plan: MakePlan) -> None:
+    chosen = make_plan(problem, (4, 4, 3, 3), tensor=2)
+    plan = chosen.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+    )
+    assert with_sequence_parallel(plan, problem.cost_context) == chosen != plan
+    as_is, in_words = (
+        RunningPlan.of(replace(problem, preference=Preference(keep=plan, keep_in_words=flag))) for flag in (False, True)
+    )
+    assert as_is == RunningPlan(plan, candidate_of(problem, plan).estimate.iteration_seconds)
+    assert in_words == RunningPlan(chosen, candidate_of(problem, chosen).estimate.iteration_seconds)
 
 
 def test_plan_that_cannot_stay_has_the_reason(
