@@ -39,6 +39,8 @@ class Objective(StrEnum):
 
 UNKNOWN_MEMORY_RATIO: Final = 0.08
 """Share of a device's memory for what a process holds besides a plan's tensors: context, communicators, allocator."""
+_LEAST_CONTEXT_BYTES: Final = 256 * 2**20
+"""Bytes of a GPU that a process takes at least outside of its allocator: a CUDA context with its kernels takes more."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,15 @@ class Limits:
         return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes
 
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
-        """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory."""
-        is_known = all(runtime.constant_bytes_of(one.name) for one in cluster.accelerators)
+        """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory.
+
+        It does if profiles measured what a process holds, or if its constant bytes can be all of that: calibration fits fewer to
+        peaks of the allocator alone.
+        """
+        measured = {one.accelerator for one in runtime.process_bytes if one.held_bytes}
+        is_known = runtime.constant_bytes >= _LEAST_CONTEXT_BYTES or all(
+            one.name in measured for one in cluster.accelerators
+        )
         ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
 
