@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainwright.calibration.calibrate import fit
 from trainwright.calibration.fit_report import Errors, Evidence, Factor, Fit, FittedTrial, Quantity
+from trainwright.calibration.implausible_measurements import Implausible, implausible
 from trainwright.calibration.measured_trials import DeviceMemory, FailedTrial, Trial, Trials
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "FailedTrial",
     "Fit",
     "FittedTrial",
+    "Implausible",
     "Quantity",
     "Trial",
     "Trials",
     "fit",
+    "implausible",
 ]

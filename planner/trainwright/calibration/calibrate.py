@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from trainwright.calibration.factors import (
-    MOST_RATIO,
     Evaluation,
     MemoryFactors,
     Predictor,
@@ -18,6 +17,7 @@ from trainwright.calibration.factors import (
     measured_seconds,
 )
 from trainwright.calibration.fit_report import Errors, Evidence, Fit, FittedTrial, Quantity
+from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.calibration.measured_trials import Trial, Trials
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
@@ -141,20 +141,23 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
     depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
 
-    Raises ValueError, naming the trial, for a plan that does not belong to the context, for an iteration that no factor
-    explains, and if there are no trials.
+    Raises ValueError, naming the trial, for a plan that does not belong to the context, for an iteration or a memory that
+    no factor explains, and if no trial was measured.
     """
     if not trials.trials:
-        raise ValueError("there is nothing to fit: no trial was measured")
+        raise ValueError(
+            "there is nothing to fit: no trial was measured; add one that ran, with its iteration_seconds, under `trials`"
+        )
     overfull = tuple(trial for trial in trials.failed if trial.out_of_memory)
     evaluation = Evaluation((*trials.trials, *overfull), context, predict)
-    _refuse_implausible(trials.trials, evaluation)
+    refuse_implausible(evaluation)
     times, time = _fit_times(evaluation, trials.trials)
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
     with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
     held: dict[int, Quantity] = {}
+    odd_memory: set[int] = set()
     memory_helps = None
     if with_memory or overfull:
         memories, memory = _fit_memory(evaluation, trials.trials, with_memory)
@@ -163,34 +166,18 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
         factors += memories.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
         held = dict(zip(with_memory, sizes, strict=True))
+        odd_memory = {number for number, is_odd in zip(with_memory, memory.outliers, strict=False) if is_odd}
     return Fit(
         runtime=runtime,
         factors=factors,
         trials=tuple(
-            FittedTrial(trial.label, seconds[number], held.get(number), time.outliers[number])
+            FittedTrial(trial.label, seconds[number], held.get(number), time.outliers[number], number in odd_memory)
             for number, trial in enumerate(trials.trials)
         ),
         time_errors=Errors.of(seconds),
         time_helps=time.helps,
         memory_errors=Errors.of(tuple(held.values())) if held else None,
         memory_helps=memory_helps,
-    )
-
-
-def _refuse_implausible(trials: tuple[Trial, ...], evaluation: Evaluation) -> None:
-    """Raise ValueError for measured iterations that are so far from their predictions that they would spoil the factors."""
-    predicted = [float(evaluation.seconds(number, evaluation.context.runtime)[0]) for number in range(len(trials))]
-    ratios = [trial.iteration_seconds / max(seconds, 1e-300) for trial, seconds in zip(trials, predicted, strict=True)]
-    strange = [number for number, ratio in enumerate(ratios) if not 1 / MOST_RATIO <= ratio <= MOST_RATIO]
-    if not strange:
-        return
-    first, *others = strange
-    times = f"{ratios[first]:,.0f}" if ratios[first] > 1 else f"{ratios[first]:.3g}"
-    also = f"; so is that of {', '.join(f'trials.{number}' for number in others)}" if others else ""
-    raise ValueError(
-        f"trials.{first} ({trials[first].label}): iteration_seconds is {trials[first].iteration_seconds:.4g}, {times} times the "
-        f"prediction of {predicted[first]:.4g}, too far for any factor to explain{also}; check the unit (seconds, not "
-        "milliseconds), or drop what was not measured right"
     )
 
 

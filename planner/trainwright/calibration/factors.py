@@ -42,11 +42,11 @@ class Evaluation:
 
     def seconds(self, trial: int, runtime: Runtime) -> Vector:
         """Return the predicted iteration seconds as an array of one."""
-        return np.array([self._of(trial, runtime).iteration_seconds])
+        return np.array([self.prediction(trial, runtime).iteration_seconds])
 
     def peak_bytes(self, trial: int, runtime: Runtime) -> Vector:
         """Return predicted peaks of the devices that were measured individually, else the maximum over devices."""
-        found = self._of(trial, runtime)
+        found = self.prediction(trial, runtime)
         measured = self.trials[trial]
         devices = measured.memory_by_device if isinstance(measured, Trial) else ()
         if not devices:
@@ -60,10 +60,11 @@ class Evaluation:
         A plan that ran out of memory filled one of them.
         """
         cluster = self.context.cluster
-        held = self._of(trial, runtime).memory_by_device
+        held = self.prediction(trial, runtime).memory_by_device
         return np.array([min(max(size / cluster.accelerator_of(device).memory_bytes for device, size in held), 1.0)])
 
-    def _of(self, trial: int, runtime: Runtime) -> Prediction:
+    def prediction(self, trial: int, runtime: Runtime) -> Prediction:
+        """Return a trial's prediction. Raises ValueError, naming it, if its plan does not belong to the context."""
         if (trial, runtime) not in self._made:
             try:
                 found = self._predict(self.trials[trial].plan, self._setting_with(runtime))
@@ -106,7 +107,7 @@ CONSTANT_SPREAD: Final = 0.03
 MOST_CONSTANT: Final = 0.5
 """Maximum of constant_seconds, as a share of the fastest measured iteration."""
 MOST_RATIO: Final = 20.0
-"""Ratio of a measured iteration to its prediction, or the inverse, beyond which no factor's bounds reach."""
+"""Ratio of a measured iteration or peak to its prediction, or the inverse, beyond which no factor's bounds reach."""
 ACTIVATION_SPREAD: Final = 0.2
 CONSTANT_MEMORY_SPREAD: Final = 0.2
 COPIES_UNIT_BYTES: Final = 16.0

@@ -51,13 +51,15 @@ class FittedTrial:
 
     Attributes:
         peak_bytes: maximum over the devices; None if memory was not measured.
-        is_outlier: the fit leaves its seconds so far off that it hardly counts.
+        is_outlier: the fit leaves its seconds so far off that they hardly count.
+        is_memory_outlier: likewise its peak bytes.
     """
 
     name: str
     iteration_seconds: Quantity
     peak_bytes: Quantity | None
     is_outlier: bool
+    is_memory_outlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, Sear
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.plan import find_in_formats
+from trainwright.cli.trials import check_measurements, read_trials
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
@@ -125,9 +126,7 @@ def propose_trial(
     search.check([planner])
     check_writable(choosing.write_plan)
     problem, rule = inputs.problem(limits), Rule(regret_below=choosing.stop_below)
-    trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
-    if trials is not None and choosing.trials is not None:
-        check_devices(trials.plans, problem, inputs, choosing.trials)
+    trials = None if choosing.trials is None else _trials(choosing.trials, inputs, problem)
     candidates: Sequence[Candidate | ListedCandidate]
     control = SearchControl()
     if choosing.candidates is None:
@@ -155,6 +154,13 @@ def propose_trial(
         if slow is not None:
             show(slow_sentence(slow, problem.cluster))
     end_if_interrupted(control)
+
+
+def _trials(path: Path, inputs: Inputs, problem: Problem) -> Trials:
+    found = read_trials(path, inputs, problem.cost_context)
+    check_devices(found.plans, problem, inputs, path)
+    check_measurements(found, path, problem.cost_context)
+    return found
 
 
 def _chosen(answer: Proposal) -> int | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.calibration import Trial, Trials, fit
+from trainwright.calibration import Trial, Trials, fit, implausible
+from trainwright.calibration.factors import Evaluation
+from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
-from trainwright.cli.options import Inputs, content_of, read
+from trainwright.cli.options import Inputs, content_of
 from trainwright.cli.output import (
     Output,
     OutputOption,
@@ -29,15 +31,23 @@ from trainwright.cli.output import (
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
-from trainwright.cost.estimate import check_plan
+from trainwright.cost.estimate import check_plan, estimate_with_context
+from trainwright.document_kind import kind_by_fields
 from trainwright.documents import DocumentError
-from trainwright.exports.plan_shorthand import is_shorthand
+from trainwright.exports.plan_shorthand import WORDS, is_shorthand
 from trainwright.plan import Plan
+from trainwright.search import Candidate, Problem
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.throughput import throughput
 from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
 app = typer.Typer(add_completion=False)
+
+FIELDS: Final = ("trials", "failed")
+EXPECTED: Final = (
+    "give a document with plans and their iteration_seconds under `trials` (`trainwright schema trials`); `trainwright trial "
+    "--append` writes one from the plan and the worker's report or log (--report)"
+)
 
 
 @app.command()
@@ -68,20 +78,57 @@ def calibrate(
 
 def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
     """Read trials, whose plans may be in shorthand. Raises DocumentError with one sentence."""
-    data = documents.loads_plain(content_of(path), source=str(path))
-    for part in ("trials", "failed") if isinstance(data, dict) else ():
+    data = _plain_trials(path)
+    for part in FIELDS if isinstance(data, dict) else ():
         entries = data.get(part)
         for number, one in enumerate(entries if isinstance(entries, list) else ()):
             words = one.get("plan") if isinstance(one, dict) else None
-            if not isinstance(words, str) or not is_shorthand(words):
-                continue
-            try:
-                plan = with_sequence_parallel(inputs.plan_in_words(words), context)
-            except ValueError as error:
-                raise DocumentError(f"{path}: {part}.{number}: {error}") from None
-            entries[number] = {**one, "plan": documents.dump(plan)}
+            if isinstance(words, str):
+                plan = _plan_in_words(words, f"{path}: {part}.{number}", inputs, context)
+                entries[number] = {**one, "plan": documents.dump(plan)}
     found: Trials = documents.parse(data, Trials, source=str(path))
     return found
+
+
+def check_measurements(trials: Trials, path: Path, context: CostContext) -> None:
+    """Raise DocumentError for a measurement that cannot be right, and for a plan of another model or cluster."""
+    try:
+        refuse_implausible(Evaluation(trials.trials, context, estimate_with_context))
+    except ValueError as error:
+        raise DocumentError(f"{path}: {error}") from None
+
+
+def _plain_trials(path: Path) -> Any:
+    """Return the plain data of a file. Raises DocumentError for one that is obviously of another kind."""
+    content = content_of(path)
+    try:
+        data = documents.loads_plain(content, source=str(path))
+    except DocumentError as error:
+        if any(field.encode() in content for field in FIELDS):
+            raise
+        raise DocumentError(f"{error}; {EXPECTED}") from None
+    if not isinstance(data, dict) or set(FIELDS) & set(data):
+        return data
+    if "candidates" in data:
+        raise DocumentError(
+            f"{path}: expected trials, got the candidates of `trainwright plan`, which `propose --candidates` takes; {EXPECTED}"
+        )
+    if (
+        data
+        and not {"document", "kind"} & set(data)
+        and kind_by_fields(set(data) - {"apiVersion"}, set(FIELDS)) is None
+    ):
+        raise DocumentError(f"{path}: holds no trials; {EXPECTED}")
+    return data
+
+
+def _plan_in_words(words: str, where: str, inputs: Inputs, context: CostContext) -> Plan:
+    if not is_shorthand(words):
+        raise DocumentError(f"{where}.plan: expected a mapping, or the words of a plan ({WORDS}), got {words!r}")
+    try:
+        return with_sequence_parallel(inputs.plan_in_words(words), context)
+    except ValueError as error:
+        raise DocumentError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -92,14 +139,14 @@ class TrialsFile:
     trials: Trials | None
 
     @classmethod
-    def opened(cls, path: Path, context: CostContext) -> TrialsFile:
+    def opened(cls, path: Path, inputs: Inputs, context: CostContext) -> TrialsFile:
         """Open a trials file. Raises DocumentError if it holds anything else, or plans of another model or cluster."""
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DocumentError(f"{path}: not a regular file; give a file to append the trial to")
         check_writable(path)
         if not path.exists():
             return cls(path, None)
-        trials: Trials = read(path, Trials)
+        trials = read_trials(path, inputs, context)
         _refuse_other_form(path)
         for plan in trials.plans:
             try:
@@ -178,7 +225,8 @@ def trial(
         )
     found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     if written.append is not None:
-        note(_added(written.append, plan, answer, measured, problem.cost_context))
+        made = _plausible_trial(candidate, problem, answer, measured)
+        note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(made))
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
@@ -196,13 +244,15 @@ def trial(
     show(report.timeline(tracks, predicted.iteration_seconds, width))
 
 
-def _added(trials: Path, plan: Plan, answer: TrialReport, path: Path, context: CostContext) -> str:
-    """Append the trial to a document and return what was done. Raises DocumentError if either cannot be used."""
+def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, path: Path) -> Trial:
+    """Return the trial to append. Raises DocumentError for a report that `calibrate` would refuse."""
     try:
-        made = Trial.of(plan, answer)
+        made = Trial.of(tried.plan, answer)
     except ValueError as error:
-        raise documents.DocumentError(f"{path}: {error}") from None
-    return TrialsFile.opened(trials, context).append(made)
+        raise DocumentError(f"{path}: {error}") from None
+    if wrong := implausible(made, tried.estimate, problem.cluster):
+        raise DocumentError(f"{path}: {wrong.what}; nothing was added; {wrong.remedy}")
+    return made
 
 
 def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group
 from rich.text import Text
 
-from trainwright.calibration import Errors, Fit, FittedTrial
+from trainwright.calibration import Errors, Fit, FittedTrial, Quantity
 from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.report import tables
@@ -18,6 +19,9 @@ from trainwright.report.tables import add_row, new_table, origin_fields, origin_
 from trainwright.search import Candidate, Problem
 from trainwright.throughput import Throughput
 from trainwright.worker_api import TrialReport
+
+MOST_NAMED: Final = 3
+"""Maximum of outliers that a sentence names; the table marks all."""
 
 
 def calibration_report(found: Fit) -> Group:
@@ -43,7 +47,7 @@ def _trials(found: Fit) -> Group:
             trial.name,
             tables.seconds(time.measured),
             *(f"{value / time.measured - 1:+.1%}" for value in (time.before, time.after, time.left_out)),
-            "outlier" if trial.is_outlier else "",
+            ", ".join(_outlying(trial)),
         )
     caption = "errors of predicted seconds; left out: predicted by a fit to the other trials"
     return titled("Trials", table, caption)
@@ -65,20 +69,42 @@ def _factors(found: Fit) -> Group:
     return titled("Factors", table)
 
 
+def _outlying(trial: FittedTrial) -> list[str]:
+    return ["outlier"] * trial.is_outlier + ["memory outlier"] * trial.is_memory_outlier
+
+
 def _sentences(found: Fit) -> list[str]:
-    lines = [_outlier(trial) for trial in found.trials if trial.is_outlier]
-    lines.append(_errors("time", found.time_errors, helps=found.time_helps))
+    times = [(trial.name, trial.iteration_seconds) for trial in found.trials if trial.is_outlier]
+    with_memory = [(trial, trial.peak_bytes) for trial in found.trials if trial.peak_bytes is not None]
+    peaks = [(trial.name, peak) for trial, peak in with_memory if trial.is_memory_outlier]
+    lines = [
+        *_outliers(times, "took", "what", of=len(found.trials)),
+        *_outliers(peaks, "held", "the memory that", of=len(with_memory)),
+        _errors("time", found.time_errors, helps=found.time_helps),
+    ]
     if found.memory_errors is not None:
         lines.append(_errors("memory", found.memory_errors, helps=bool(found.memory_helps)))
     return lines
 
 
-def _outlier(trial: FittedTrial) -> str:
-    ratio = trial.iteration_seconds.measured / trial.iteration_seconds.after
-    return (
-        f"{trial.name} took {ratio:.2g} times what the other trials let expect, so it hardly counts; check how it was "
-        "measured, or drop it."
-    )
+def _outliers(odd: Sequence[tuple[str, Quantity]], took: str, what: str, *, of: int) -> list[str]:
+    """Return one sentence on the `odd` ones `of` all trials, which the fit leaves far off; none if there are none."""
+    if not odd:
+        return []
+    ratios = sorted(one.measured / one.after for _, one in odd)
+    times = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
+    if len(odd) == of > 1:
+        unlike = f"All {of} trials {took} {times} times {what} the fit to them lets expect, so no factors explain them"
+        return [f"{unlike}; check the unit, and that cluster, model and profiles are those of the trials."]
+    names = [name for name, _ in odd]
+    if len(names) == 1:
+        hardly = "it hardly counts; check how it was measured, or drop it."
+    else:
+        hardly = "they hardly count; check how they were measured, or drop them."
+        more = len(names) - MOST_NAMED
+        *others, last = [*names[:MOST_NAMED], f"{more} more"] if more > 0 else names
+        names = [f"{', '.join(others)} and {last}"]
+    return [f"{names[0]} {took} {times} times {what} the other trials let expect, so {hardly}"]
 
 
 def _errors(what: str, errors: Errors, *, helps: bool) -> str:

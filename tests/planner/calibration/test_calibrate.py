@@ -144,6 +144,55 @@ def test_trial_that_no_factor_explains_is_named_and_nothing_is_fitted(plans, set
         fit(Trials(tuple(trials)), setting)
 
 
+@pytest.mark.parametrize(
+    ("peak_bytes", "words"),
+    [
+        (lambda predicted: predicted // 2**20, "9.3e-07 times the prediction of {predicted:,}"),
+        (lambda _: 10 * 2**30, "times the prediction of {predicted:,}"),
+        (lambda predicted: predicted * 10**6, "more than the largest device's 16.0 GiB"),
+    ],
+)
+def test_memory_that_no_factor_explains_is_named_and_nothing_is_fitted(plans, setting, peak_bytes, words):
+    predicted = estimate_with_context(plans[3], setting).peak_memory_bytes
+    trial = _measured(plans[3], setting, Runtime(), name="run 3", peak_memory_bytes=peak_bytes(predicted))
+    with pytest.raises(ValueError, match=r"trials\.1 \(run 3\): peak_memory_bytes is") as refusal:
+        fit(Trials((_measured(plans[0], setting, Runtime()), trial)), setting)
+    assert words.format(predicted=predicted) in str(refusal.value)
+    assert "check the unit (bytes, not KiB or MiB)" in str(refusal.value)
+
+
+def test_memory_of_one_device_that_no_factor_explains_is_named(plans, setting):
+    trial = _measured(plans[0], setting, Runtime(), peak_memory_bytes=None)
+    device = plans[0].devices[2]
+    with pytest.raises(ValueError, match=rf"trials\.0 .*: peak_bytes of {device} is 4, "):
+        fit(Trials((replace(trial, memory_by_device=(DeviceMemory(device, 4),)),)), setting)
+
+
+def test_some_gibibytes_of_context_and_sizes_in_gigabytes_are_taken(plans, setting):
+    """A context of 3 GiB is 300 times what this model takes; a full device may have a little more than the cluster says."""
+    small = _measured(plans[0], setting, Runtime(), peak_memory_bytes=3 * 2**30)
+    found = fit(Trials((small,)), setting)
+    assert found.runtime.constant_bytes > 2**30
+    needed = estimate_with_context(plans[0], setting).peak_memory_bytes
+    accelerators = tuple(replace(one, memory_bytes=round(needed / 1.07)) for one in setting.cluster.accelerators)
+    full = replace(setting, cluster=replace(setting.cluster, accelerators=accelerators))
+    fit(Trials((_measured(plans[0], full, Runtime()),)), full)
+
+
+def test_trial_whose_memory_is_unlike_the_others_is_an_outlier_of_memory_alone(plans, setting):
+    trials = [_measured(plan, setting, Runtime()) for plan in plans[:6]]
+    trials[0] = replace(trials[0], peak_memory_bytes=None)
+    trials[2] = replace(trials[2], peak_memory_bytes=4 * trials[2].peak_memory_bytes)
+    found = fit(Trials(tuple(trials)), setting)
+    assert [number for number, one in enumerate(found.trials) if one.is_memory_outlier] == [2]
+    assert not any(one.is_outlier for one in found.trials)
+
+
+def test_failed_trials_alone_are_nothing_to_fit(plans, setting):
+    with pytest.raises(ValueError, match="no trial was measured; add one that ran, with its iteration_seconds, under"):
+        fit(Trials((), (FailedTrial(plans[0], out_of_memory=True),)), setting)
+
+
 def test_single_trial_moves_only_the_shared_ratio(plans, setting):
     trials, held_back = _five(plans, setting, 3)
     found = fit(Trials((replace(trials[0], peak_memory_bytes=None),)), setting)
@@ -176,10 +225,14 @@ def test_factors_stay_when_they_do_not_help(plans, setting):
     assert found.time_errors.after == found.time_errors.before < found.time_errors.left_out
 
 
-@pytest.mark.parametrize(("factor", "peak_bytes"), [(1 / 19, 1), (19.0, 2**50)])
-def test_factors_stay_within_their_bounds(plans, setting, factor, peak_bytes):
+@pytest.mark.parametrize("factor", [1 / 19, 19.0])
+def test_factors_stay_within_their_bounds(plans, setting, factor):
     trials = [
-        replace(trial, iteration_seconds=trial.iteration_seconds * factor, peak_memory_bytes=peak_bytes)
+        replace(
+            trial,
+            iteration_seconds=trial.iteration_seconds * factor,
+            peak_memory_bytes=round(trial.peak_memory_bytes * factor),
+        )
         for trial in (_measured(plan, setting, Runtime()) for plan in plans[:5])
     ]
     runtime = fit(Trials(tuple(trials)), setting).runtime

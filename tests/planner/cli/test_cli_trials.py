@@ -208,6 +208,61 @@ def test_calibrate_takes_plans_in_words_and_names_the_wrong_one(folder: Path) ->
     assert "trials.yaml: trials.1: plan 'pp1 dp16 mb1': needs 16 devices" in refused(call(folder, "calibrate", given))
 
 
+def test_plans_in_words_are_taken_by_propose_and_kept_by_append(
+    folder: Path, problem: Problem, plans: Sequence[Plan]
+) -> None:
+    entries = [{"plan": "pp2 dp2 tp2 mb1", "iteration_seconds": 0.2}]
+    (folder / "trials.json").write_text(json.dumps({"trials": entries, "failed": [{"plan": "pp1 dp8 mb1"}]}))
+    given = f"--trials={folder / 'trials.json'}"
+    proposed = call(folder, "propose", given)
+    assert proposed.exit_code == 0, proposed.output
+    assert append(folder, plans[0], report_of(plans[0], 0.2)).exit_code == 0
+    assert held(folder).trials[0].plan.summary().startswith("pp2 dp2 tp2 ")
+    assert len(held(folder).failed) == 1
+    (folder / "trials.json").write_text(json.dumps({"trials": [{**entries[0], "plan": "best"}]}))
+    for result in (call(folder, "propose", given), append(folder, plans[0], report_of(plans[0], 0.2))):
+        assert "trials.json: trials.0.plan: expected a mapping, or the words of a plan (" in refused(result)
+
+
+def test_measurements_that_calibrate_refuses_are_refused_by_propose_and_append(
+    folder: Path, problem: Problem, plans: Sequence[Plan]
+) -> None:
+    found = estimate_with_context(plans[1], problem.cost_context)
+    good, slow = (report_of(plans[1], factor * found.iteration_seconds) for factor in (1.2, 1000))
+    mebibytes = replace(good, memory=tuple(replace(rank, peak_bytes=4) for rank in good.memory))
+    assert append(folder, plans[1], good).exit_code == 0
+    written = (folder / "trials.json").read_bytes()
+    for report, words in ((slow, "iteration_seconds is"), (mebibytes, "peak_bytes of node-1:0 is 4,")):
+        told = refused(append(folder, plans[1], report))
+        assert f"report.json: {words}" in told
+        assert "; nothing was added; check the unit" in told
+        assert (folder / "trials.json").read_bytes() == written
+        refused_too = replace(held(folder), trials=(*held(folder).trials, Trial.of(plans[1], report)))
+        (folder / "odd.json").write_text(documents.dumps(refused_too))
+        for command in ("propose", "calibrate"):
+            assert f"{words}" in refused(call(folder, command, f"--trials={folder / 'odd.json'}"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"planner": "auto", "candidates": []}', "expected trials, got the candidates of `trainwright plan`"),
+        ("iteration 1 elapsed time per iteration (ms): 2300.1\niteration 2: 5\n", "holds no trials; give a document"),
+        ("[rank0]: loss: 1\n\tstep", "; give a document with plans and their iteration_seconds under `trials`"),
+        (
+            '{"iteration_seconds": [2.5]}',
+            "trainwright trial --append` writes one from the plan and the worker's report",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["calibrate", "propose"])
+def test_other_files_than_trials_are_refused_with_what_is_expected(
+    folder: Path, content: str, told: str, command: str
+) -> None:
+    (folder / "other.json").write_text(content)
+    assert told in refused(call(folder, command, f"--trials={folder / 'other.json'}"))
+
+
 def test_calibrate_refuses_milliseconds_and_tells_of_an_outlier(
     folder: Path, problem: Problem, plans: Sequence[Plan]
 ) -> None:
@@ -227,3 +282,39 @@ def test_calibrate_refuses_milliseconds_and_tells_of_an_outlier(
     assert not (folder / "runtime.json").exists()
     assert " ".join(calibrated(4.0).stdout.split()).count("run 2 took 4 times what the other trials let expect") == 1
     assert "let expect" not in calibrated(1.02).stdout
+
+
+def test_calibrate_tells_of_several_outliers_in_one_sentence_and_of_memory_apart(
+    folder: Path, problem: Problem, plans: Sequence[Plan]
+) -> None:
+    found = [estimate_with_context(plan, problem.cost_context) for plan in (*plans, *plans)]
+
+    def told(slow: int, large: int) -> str:
+        trials = [
+            Trial(
+                plan,
+                one.iteration_seconds * (15 if number < slow else 1),
+                one.peak_memory_bytes * (4 if 1 <= number <= large else 1),
+                name=f"run {number}",
+            )
+            for number, (plan, one) in enumerate(zip((*plans, *plans), found, strict=True))
+        ]
+        (folder / "trials.json").write_text(documents.dumps(Trials(tuple(trials))))
+        result = call(folder, "calibrate", f"--trials={folder / 'trials.json'}", f"--write={folder / 'runtime.json'}")
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stdout.split())
+
+    two = told(2, 1)
+    assert (
+        "run 0 and run 1 took 15 times what the other trials let expect, so they hardly count; check how they were"
+        in two
+    )
+    assert (
+        "run 1 held 4 times the memory that the other trials let expect, so it hardly counts; check how it was" in two
+    )
+    assert two.count("let expect") == 2
+    assert "outlier, memory outlier" in two
+    every = told(8, 0)
+    assert every.count("expect, so") == 1
+    assert "All 8 trials took" in every
+    assert "so no factors explain them; check the unit" in every
