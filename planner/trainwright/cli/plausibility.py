@@ -9,8 +9,13 @@ from typing import Final
 import typer
 
 from trainwright import documents
+from trainwright.accelerators import data_sheet, has_data_sheet
 from trainwright.cluster import Cluster, Link, Port
+from trainwright.layer import LayerKind
+from trainwright.model import Model
+from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
+from trainwright.throughput import PASSES
 
 SLOWEST_RATE: Final = 10_000.0
 """Bytes per second below which no network of today is: 80 kbit/s."""
@@ -43,6 +48,32 @@ def check_figures(cluster: Cluster, file: Path) -> None:
                 f"{file}: {place}latency_seconds: must be at most {LONGEST_LATENCY_SECONDS:g}, got {latency:g}, longer than "
                 f"any network's; write seconds: {latency:g} µs are {latency * 1e-6:g}, {latency:g} ms are {latency * 1e-3:g}"
             )
+
+
+def unit_warning(profiles: Profiles, model: Model) -> str | None:
+    """Return which accelerator would compute the profiled layers faster than its peak allows; None if none does.
+
+    Emulated accelerators, and others without a data sheet, have no peak. Causal attention is left out: kernels skip about half
+    of what counts as its FLOPs.
+    """
+    flops_per_row = {kind.name: PASSES * _flops_per_row(kind) for kind in model.kinds}
+    for name in dict.fromkeys(layer.accelerator for layer in profiles.layers):
+        if not has_data_sheet(name):
+            continue
+        layers = [one for one in profiles.layers if one.accelerator == name and flops_per_row.get(one.kind)]
+        flops = sum(flops_per_row[one.kind] * one.rows / one.tensor_degree for one in layers)
+        seconds = sum(one.forward_seconds + one.backward_seconds for one in layers)
+        peak = data_sheet(name).flops_per_second(model.dtype, tensor_float32=True)
+        if seconds and flops > peak * seconds:
+            return (
+                f"by the profiles' forward_seconds and backward_seconds, {name} computes at {flops / seconds / peak:,.0%} of its "
+                f"peak in {model.dtype}, which cannot be; check that they are seconds, and of this model and number format"
+            )
+    return None
+
+
+def _flops_per_row(kind: LayerKind) -> float:
+    return sum(one.forward_flops_per_row for one in kind.operators if not one.is_causal)
 
 
 def _bytes_meant(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Check that profiles belong to a model, by layer kinds and their weights."""
+"""Check that profiles belong to a model, by layer kinds, their weights and their activations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from trainwright.cli.plausibility import unit_warning
 from trainwright.documents import DocumentError
 from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, Profiles
@@ -16,11 +17,18 @@ TOLERANCE: Final = 0.05
 """Maximum relative difference of weight bytes: runtimes pad a vocabulary or omit a bias."""
 FORMATS: Final = {0.5: "half", 2.0: "twice"}
 """Ratios of weight bytes that another number format explains."""
+ACTIVATION_RATIO: Final = 1.4
+"""Ratio of activation bytes, or the inverse, that makes a row look like another model's if every layer kind has it.
+
+Twice the sequence length gives every kind at least 2. Other kernels change one kind or the other: saved scores of attention
+triple a block's bytes and leave those of embedding and head as they are.
+"""
 MOST_NAMED: Final = 6
 
 
 def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, model_file: Path) -> None:
-    """Raise DocumentError if the model has layer kinds without profiles, which every plan needs."""
+    """Raise DocumentError if the model has layer kinds without profiles, or with some that take no time though they compute."""
+    _refuse_no_time(profiles, training, file)
     profiled = _profiled_kinds(profiles)
     missing = [name for name in dict.fromkeys(training.model.layers) if name not in profiled]
     if profiled and missing:
@@ -31,7 +39,7 @@ def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, mod
 
 
 def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
-    """Return why the profiles may be of another model or number format; None if nothing indicates it."""
+    """Return why the profiles may be of another model, number format or unit; None if nothing indicates it."""
     known = {kind.name for kind in training.model.kinds}
     others = [name for name in _profiled_kinds(profiles) if name not in known]
     if others:
@@ -51,7 +59,36 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
             f"the weights of the profiles take {formats[0]} the bytes of this model's in {training.dtype}; check that they "
             "were measured in this number format"
         )
-    return None
+    return _activations_mismatch(profiles, training) or unit_warning(profiles, training.model)
+
+
+def _refuse_no_time(profiles: Profiles, training: Training, file: Path) -> None:
+    computing = {kind.name for kind in training.model.kinds if kind.forward_flops_per_row}
+    for number, layer in enumerate(profiles.layers):
+        if not layer.forward_seconds and layer.kind in computing:
+            raise DocumentError(
+                f"{file}: layers.{number}.forward_seconds: {layer.kind} on {layer.accelerator} computes, so it takes more than "
+                "0 s; measure it again, or leave it out"
+            )
+
+
+def _activations_mismatch(profiles: Profiles, training: Training) -> str | None:
+    """Return that rows look like another model's, if the activations of every kind are more, or fewer, than this one's."""
+    kinds = {kind.name: kind for kind in training.model.kinds}
+    ratios: dict[str, list[float]] = {}
+    for layer in profiles.layers:
+        if layer.tensor_degree == 1 and layer.activation_bytes:
+            expected = kinds[layer.kind].saved_bytes(training.model.dtype, 1, layer.rows)
+            ratios.setdefault(layer.kind, []).append(layer.activation_bytes / max(expected, 1.0))
+    found = {kind: median(of_kind) for kind, of_kind in ratios.items()}
+    least, most = min(found.values(), default=1.0), max(found.values(), default=1.0)
+    if len(found) < min(len(kinds), 2) or not (least >= ACTIVATION_RATIO or most <= 1 / ACTIVATION_RATIO):
+        return None
+    shown = dict.fromkeys(f"{ratio:.3g}" for ratio in (least, most))
+    return (
+        f"the profiles' {_named(found)} hold {' to '.join(shown)} times the activations of this model's for each row; check that "
+        "they are in bytes, and of this model, with its sequence length or image size"
+    )
 
 
 def format_of(profiles: Profiles, training: Training, native: Dtype) -> Dtype:

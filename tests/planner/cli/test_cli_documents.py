@@ -210,6 +210,61 @@ def test_warning_names_profiles_of_another_model_or_number_format(folder: Path, 
     assert told in result.stderr if told else not result.stderr
 
 
+def llama(length: int, more: str = "") -> str:
+    sizes = "layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, vocabulary_size: 100"
+    return f"llama: {{{sizes}, sequence_length: {length}}}\ndtype: float16\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "told"),
+    [
+        (llama(256), llama(256), None),
+        (llama(256), llama(512), "the profiles' embedding, block, head hold 0.5 times the activations of this model's"),
+        (
+            llama(256),
+            llama(128),
+            "head hold 2 times the activations of this model's for each row; check that they are in bytes",
+        ),
+        (llama(256, "attention: stored"), llama(256), None),
+        (llama(256), llama(256, "attention: stored"), None),
+    ],
+)
+def test_warning_names_profiles_of_another_sequence_length_but_not_of_other_kernels(
+    folder: Path, measured: str, asked: str, told: str | None
+) -> None:
+    result = profiled(folder, measured, asked)
+    assert result.exit_code == 0, result.output
+    assert told in result.stderr if told else not result.stderr
+
+
+def test_warning_names_an_accelerator_whose_times_are_in_another_unit(folder: Path) -> None:
+    profiled(folder, gpt(more="dtype: float16"), gpt(more="dtype: float16"))
+    document = json.loads((folder / "profiles.json").read_text())
+    for layer in document["layers"]:
+        layer["forward_seconds"] *= 1e-6
+        layer["backward_seconds"] *= 1e-6
+    (folder / "profiles.json").write_text(json.dumps(document))
+    result = planned(folder)
+    assert result.exit_code == 0, result.output
+    assert "Tesla-V100-SXM2-16GB computes at " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_profiles_whose_computing_layers_take_no_time_are_refused(folder: Path) -> None:
+    profiled(folder, gpt(), gpt())
+    document = json.loads((folder / "profiles.json").read_text())
+    for layer in document["layers"]:
+        layer["forward_seconds"] *= layer["kind"] != "embedding"
+    (folder / "profiles.json").write_text(json.dumps(document))
+    assert planned(folder).exit_code == 0  # a look-up may take less than a clock's tick
+    number = next(number for number, layer in enumerate(document["layers"]) if layer["kind"] == "block")
+    document["layers"][number]["forward_seconds"] = 0
+    (folder / "profiles.json").write_text(json.dumps(document))
+    told = refused(planned(folder))
+    assert f"profiles.json: layers.{number}.forward_seconds: block on " in told
+    assert "computes, so it takes more than 0 s" in told
+
+
 def test_profiles_of_other_kinds_of_layers_are_refused(folder: Path) -> None:
     t5 = "t5: {layers: 2, hidden_size: 64, heads: 4, sequence_length: 16, vocabulary_size: 100}"
     told = refused(profiled(folder, gpt(), t5))
