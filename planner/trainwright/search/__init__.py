@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.search.candidates import one_of_each_shape
+from trainwright.search.candidates import one_of_each_shape, with_other_kinds
 from trainwright.search.cost_objective import (
     MAX_SUBCLUSTERS,
     cheapest_first,
@@ -79,7 +79,8 @@ def run(
     """Return at most `top` candidates of a search, best by objective and preference first.
 
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
-    that the estimate does not tell apart are one candidate (`one_of_each_shape`). If both time and cost are the objective,
+    that the estimate does not tell apart are one candidate (`one_of_each_shape`), and half of them may be the best plans of
+    other kinds (`with_other_kinds`). If both time and cost are the objective,
     return their Pareto front; preferences do not apply to it. Raises ValueError for an unknown search or, if cost
     is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
     """
@@ -104,10 +105,11 @@ def run(
 
 
 def _first(ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
-    """Return the first candidates of different shapes; all candidates if `top` is None."""
+    """Return the first candidates of different shapes, and of other kinds; all candidates if `top` is None."""
     if top is None:
         return ordered
-    return one_of_each_shape(ordered, max(TOLERANCE, problem.preference.tolerance))[:top]
+    shapes = one_of_each_shape(ordered, max(TOLERANCE, problem.preference.tolerance))
+    return shapes[:top] if problem.limits.objective is Objective.COST else with_other_kinds(shapes, top, problem)
 
 
 def _run_search(

@@ -8,10 +8,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import Final
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
+from trainwright.error_bands import MEAN_MEASURED_ERROR, error_band, plan_kind
 from trainwright.plan import Pipeline, Plan, Sharding, Stage
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
@@ -230,3 +232,32 @@ def _saves_nothing(candidate: Candidate, other: Candidate, tolerance: float) -> 
     mine, its = candidate.estimate, other.estimate
     more = mine.iteration_seconds / its.iteration_seconds - 1
     return mine.peak_memory_bytes >= its.peak_memory_bytes and -_ROUNDING <= more <= max(tolerance, _ROUNDING)
+
+
+_MEASURED_BAND: Final = 4 * MEAN_MEASURED_ERROR
+"""Share by which a plan may be slower and still be the faster one, with measured profiles."""
+
+
+def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Problem) -> list[Candidate]:
+    """Return the first `count` candidates in their order, where plans of other kinds (`plan_kind`) may take half of the places.
+
+    Estimates of one kind err together, so trials of the first kind alone do not tell whether another one is faster. The best
+    plans of other kinds come in, as far as they are within the band of the estimates' error of the first.
+    """
+    first = candidates[0]
+    most = first.estimate.iteration_seconds * (1 + _error_share(first, problem))
+    leaders: dict[str, Candidate] = {}
+    for candidate in candidates:
+        if candidate.estimate.iteration_seconds <= most:
+            leaders.setdefault(plan_kind(candidate.plan), candidate)
+    others = [one for one in leaders.values() if one is not leaders[plan_kind(first.plan)]][: count // 2]
+    rest = [one for one in candidates if not any(one is other for other in others)][: count - len(others)]
+    chosen = {id(one) for one in (*others, *rest)}
+    return [one for one in candidates if id(one) in chosen]
+
+
+def _error_share(candidate: Candidate, problem: Problem) -> float:
+    if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
+        return _MEASURED_BAND
+    accelerators = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
+    return error_band(candidate.plan, accelerators).greatest_ratio - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.search import Candidate, Problem, run
-from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape
+from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape, with_other_kinds
 from trainwright.search.preference.error_band_order import TOLERANCE
 
 MakePlan = Callable[..., Plan]
@@ -161,3 +162,31 @@ def test_top_candidates_differ_in_shape_or_by_more_than_the_error(
     assert len(found) == 4
     assert found[0].plan == every[0].plan
     assert one_of_each_shape(found, TOLERANCE) == found
+
+
+def test_best_plans_of_other_kinds_take_half_of_the_places_where_the_error_leaves_them_open(
+    problem: Problem, make_plan: MakePlan
+) -> None:
+    piped, replicated, split = (
+        make_plan(problem, layers, data=data, tensor=tensor, rows=2)
+        for layers, data, tensor in (((4, 4), 1, 1), ((8,), 2, 1), ((8,), 1, 2))
+    )
+
+    def taking(plan: Plan, seconds: float) -> Candidate:
+        candidate = candidate_of(problem, plan)
+        return replace(candidate, estimate=replace(candidate.estimate, iteration_seconds=seconds))
+
+    order = [taking(piped, 1 + number / 100) for number in range(4)]
+    order += [taking(replicated, 1.05), taking(replicated, 1.055), taking(split, 1.058), taking(split, 1.2)]
+    assert with_other_kinds(order, 1, problem) == order[:1]
+    assert with_other_kinds(order, 2, problem) == [order[0], order[4]]
+    assert with_other_kinds(order, 4, problem) == [*order[:2], order[4], order[6]]
+    assert with_other_kinds(order, 99, problem) == order
+    far = [*order[:4], taking(split, 1.07)]
+    assert with_other_kinds(far, 3, problem) == far[:3]
+    # Estimates from data sheets err by more.
+    node = SimpleNamespace(accelerator="Tesla-V100-SXM2-16GB")
+    estimated = SimpleNamespace(
+        profiles=SimpleNamespace(origin="estimated"), cluster=SimpleNamespace(is_emulated=False, node=lambda _: node)
+    )
+    assert with_other_kinds(far, 3, estimated) == [*far[:2], far[4]]  # type: ignore[arg-type]
