@@ -53,6 +53,11 @@ class PriceInputs:
     def inputs(self, to: str) -> Inputs | None:
         """Return the inputs of an estimate with the runtime of a target; None without a cluster."""
         if self.cluster is None:
+            for option, given in (("--profiles", self.profiles), ("--runtime", self.runtime)):
+                if given is not None:
+                    raise ValueError(
+                        f"{option} needs --cluster and --model to price the export; add them, or leave {option} out"
+                    )
             return None
         if self.model is None:
             raise ValueError("--cluster needs --model to price the export; add it, or leave --cluster out")
@@ -99,12 +104,16 @@ class _Export:
         return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
 
     def files(self, file: Path) -> tuple[ExportFile, ...]:
-        price = "No price: give --cluster and --model." if self.price is None else self.price.sentence()
+        price = (
+            ["No price: give --cluster and --model."]
+            if self.price is None
+            else [self.price.sentence(), *self.price.origin_sentences()]
+        )
         lost = f"Not expressible there: {'; '.join(self.lost)}." if self.lost else "Nothing of the plan is lost."
         remarks = (
             f"{self.plan.summary()} for {self.target.software}, by Trainwright {version('trainwright')} from {file.name}.",
             lost,
-            price,
+            " ".join(price),
             self.target.remark,
         )
         order = ExportOrder(
@@ -149,8 +158,9 @@ def export(
     show(*report.export_sentences(found.target.software, found.lost, found.price), to_error=into is None)
     if found.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
+        idle = report.idle_sentences(found.plan, found.price.problem.cluster)
         band = report.error_range_sentences(found.price.exported, found.price.problem)
-        show(*band, *others, report.export_table(found.price), to_error=into is None)
+        show(*idle, *band, *others, report.export_table(found.price), to_error=into is None)
     if into is not None:
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 
@@ -216,10 +226,12 @@ def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path |
 
 def _fields(found: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
     price = {} if found.price is None else found.price.fields()
+    dtype = {} if found.model is None else {"dtype": found.model.dtype}
     return {
         "target": found.target.software,
         "lost": list(found.lost),
         **price,
+        **dtype,
         "plan": documents.dump(found.plan),
         "files": {one.name: one.text for one in files},
     }

@@ -8,7 +8,7 @@ from itertools import groupby
 from shlex import quote
 
 from trainwright.cluster import Device
-from trainwright.exports.target import comment, counted
+from trainwright.exports.target import comment
 
 TORCHRUN = "torchrun of torch ≥ 2.8"
 
@@ -66,11 +66,14 @@ def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str
     )
     sizes = {len(agent.slots) for agent in found}
     several = [node for node, own in by_node.items() if len(own) > 1]
+    where, which = f"on each of {len(by_node)} nodes", "NODE says which one it is"
+    if len(by_node) == 1:
+        where, which = f"on {found[0].node}", f"set NODE={found[0].node}"
     notes = [
         *remarks,
         (
-            f"Run `bash launch.sh` on each of {counted(len(by_node), 'node')} ({TORCHRUN}); NODE says which one it is where the host "
-            "has another name. MASTER_ADDR is the address of the node of rank 0."
+            f"Run `bash launch.sh` {where} ({TORCHRUN}); {which} where the host has another name. MASTER_ADDR is the address of "
+            "the node of rank 0."
         ),
         "Ranks are numbered by --node-rank and then by the order of CUDA_VISIBLE_DEVICES: both keep the plan's placement.",
     ]

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from trainwright.report.error_range import error_range_fields
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.plan_summary import lines, savings
-from trainwright.report.tables import add_row, new_table, origin_words, titled
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
 from trainwright.report.units import SAME, seconds
 from trainwright.search import Candidate, Problem
 
@@ -43,19 +44,28 @@ class ExportPrice:
             return f"{told} It does not fit: {now.reason}."
         return told if before.reason is None else f"{told} The given plan does not fit there: {before.reason}."
 
+    def origin_sentences(self) -> list[str]:
+        """Say what the prediction rests on where that is not measured."""
+        return [
+            *(["Device times are emulated."] if self.problem.cluster.is_emulated else []),
+            *(["This is estimated from data sheets, not measured."] if origin_fields(self.problem) else []),
+        ]
+
     def change_words(self) -> str:
         if abs(self.change) < SAME:
             return "as long as"
         return f"{abs(self.change):.1%} {'longer' if self.change > 0 else 'shorter'} than"
 
     def fields(self) -> dict[str, Any]:
-        """Return the price for JSON output."""
+        """Return the price for JSON output, with what it rests on."""
         return {
+            **origin_fields(self.problem),
             "given_seconds": self.given.estimate.iteration_seconds,
             "predicted_seconds": self.exported.estimate.iteration_seconds,
             "peak_memory_bytes": self.exported.estimate.peak_memory_bytes,
             "feasible": self.exported.estimate.feasible,
             "reason": self.exported.estimate.reason,
+            **error_range_fields(self.exported, self.problem),
         }
 
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
+from trainwright.accelerators import cluster_of
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS, is_expressible
@@ -135,12 +136,55 @@ def test_export_writes_its_files_into_a_folder(folder: Path) -> None:
     assert json.loads((folder / "new" / "ds" / "ds_config.json").read_text())["train_batch_size"] == 16
 
 
+@pytest.fixture
+def estimated(tmp_path: Path) -> Path:
+    """Return a folder with a cluster of data sheets, and a model in a format that torchtitan lacks."""
+    (tmp_path / "cluster.json").write_text(documents.dumps(cluster_of({"p3.8xlarge": 1})))
+    (tmp_path / "model.yaml").write_text(MODEL + "dtype: float16\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_export_of_estimated_profiles_says_so_in_its_files(estimated: Path, name: str) -> None:
+    options = ("pp2 dp2 mb2", "--to", name, "--cluster", "cluster.json", "--model", "model.yaml", "--into")
+    result = export(estimated, *options, str(estimated / "out"))
+    assert result.exit_code == 0, result.output
+    first = estimated / "out" / ("pytorchjobs.yaml" if name == "pytorchjob" else "launch.sh")
+    assert "This is estimated from data sheets, not measured." in words(first.read_text())
+    assert "Estimated from data sheets: " in words(result.stdout)
+
+
+def test_export_of_emulated_times_says_so(folder: Path) -> None:
+    result = export(folder, "--to", "torchrun", *PRICED)
+    assert "Device times are emulated." in words(result.stdout)
+    assert "not measured" not in result.stdout
+
+
+def test_json_of_an_export_says_what_the_price_rests_on(estimated: Path) -> None:
+    files = ("--cluster", "cluster.json", "--model", "model.yaml")
+    answer = json.loads(export(estimated, "pp1 mb2", "--to", "torchtitan", *files, "--output", "json").stdout)
+    assert (answer["profiles"], answer["dtype"]) == ("estimated", "float32")
+    (estimated / "plan.json").write_text(json.dumps(answer["plan"]))
+    (estimated / "model.yaml").write_text(MODEL + f"dtype: {answer['dtype']}\n")
+    named = [str(estimated / word) if "." in word else word for word in (*files, "--plan", "plan.json")]
+    result = CliRunner().invoke(app, ["estimate", *named, "--runtime", "torchtitan", "--output", "json"])
+    again = json.loads(result.stdout)
+    assert again["predicted_seconds"] == pytest.approx(answer["predicted_seconds"], rel=0.01)  # scaled from float16
+    assert again["estimated_range"]["published_runs"] == answer["estimated_range"]["published_runs"]
+
+
+def words(text: str) -> str:
+    return " ".join(text.replace("\n#", "\n").split())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--to", "jax"), "--to must be one of megatron, "),
         (("--to", "torchrun", "--into", "."), "which is read; write into another folder"),
         (("--to", "megatron", "--cluster", "cluster.json"), "--cluster needs --model"),
+        (("--to", "megatron", "--runtime", "torchtitan"), "--runtime needs --cluster and --model to price the export"),
+        (("--to", "megatron", "--profiles", "profiles.json"), "--profiles needs --cluster and --model to price"),
         (
             ("pp2 dp2", "--to", "megatron", "--model", "model.yaml"),
             "words take the devices of a cluster; give --cluster",

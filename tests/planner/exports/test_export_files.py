@@ -65,6 +65,12 @@ def test_launch_script_starts_every_rank_on_its_device(tmp_path: Path) -> None:
     assert all(call[call.index("--micro-batch-size") + 1] == "2" for call in ranked)
 
 
+def test_launch_script_names_the_only_node() -> None:
+    alone = replace(SHAPE, devices=tuple(Device("a", slot) for slot in range(6)))
+    script = " ".join(written("torchrun", alone.plan())["launch.sh"].replace("\n#", "").split())
+    assert "Run `bash launch.sh` on a (torchrun of torch ≥ 2.8); set NODE=a where the host has another name." in script
+
+
 def test_launch_script_refuses_another_node(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refusal:
         started(written("torchrun", SHAPE.plan())["launch.sh"], "c", tmp_path)
