@@ -84,7 +84,9 @@ def find_plans(
 def plan_in_words(words: str, problem: Problem) -> Plan:
     """Return the plan of a shorthand, `pp2 dp2 tp2 mb1 zero1 recompute`, on the cluster's devices in their order."""
     layers = len(problem.model.layers)
-    plan = plan_of_shorthand(words, problem.cluster.devices, layers, problem.global_batch_size)
+    plan = plan_of_shorthand(
+        words, problem.cluster.devices, layers, problem.global_batch_size, problem.model.max_tensor_degree
+    )
     return with_sequence_parallel(plan, problem.cost_context)
 
 

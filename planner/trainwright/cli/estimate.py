@@ -83,6 +83,7 @@ def estimate(
                 **report.figure_fields(answer.candidates[0], problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
+                "idle_devices": report.idle_devices(given, problem.cluster),
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
                 "breakdown": report.breakdown_fields(found),
                 **report.error_range_fields(answer.candidates[0], problem),
@@ -102,6 +103,7 @@ def _show(answer: FormatAnswer, of_paper: list[str]) -> None:
     reason = candidate.estimate.reason
     show(
         *of_paper,
+        *report.idle_sentences(candidate.plan, problem.cluster),
         *report.error_range_sentences(candidate, problem),
         *report.format_sentences(answer, given=True),
         *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),
@@ -125,11 +127,7 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
     given = inputs.plan(file)
     if inputs.is_shorthand_of_plan(file):
         given = with_sequence_parallel(given, problem.cost_context)
-    if given.model_layers != len(problem.model.layers):
-        raise documents.DocumentError(
-            f"{file}: the plan is for a model of {given.model_layers} layers, but that of {inputs.model} has "
-            f"{len(problem.model.layers)}; give the model that the plan was made for"
-        )
+    inputs.check_model(given, file)
     if given.global_batch_size != problem.global_batch_size:
         asks = inputs.model if inputs.global_batch_size is None else "--global-batch-size"
         raise documents.DocumentError(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,8 +19,8 @@ from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, share_of
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
-from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
-from trainwright.layer import Dtype
+from trainwright.exports.plan_shorthand import WORDS, check_tensor_degree, is_shorthand, plan_of_shorthand
+from trainwright.layer import Dtype, LayerList
 from trainwright.library import ROWS, estimate_from_data_sheets
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -137,8 +138,24 @@ class Inputs:
 
     def plan_in_words(self, words: str) -> Plan:
         """Return the plan of a shorthand. Raises ValueError with one sentence."""
-        layers = len(self._requested.family.stack(self._requested.attention).layers)
-        return plan_of_shorthand(words, self._cluster.devices, layers, self._requested.global_batch_size)
+        stack, devices = self._stack, self._cluster.devices
+        batch = self._requested.global_batch_size
+        return plan_of_shorthand(words, devices, len(stack.layers), batch, stack.max_tensor_degree)
+
+    def check_model(self, plan: Plan, file: Path) -> None:
+        """Raise DocumentError if a plan of a file is for another model: of other layers, or of other tensor degrees."""
+        layers = len(self._stack.layers)
+        if plan.model_layers != layers:
+            raise documents.DocumentError(
+                f"{file}: the plan is for a model of {plan.model_layers} layers, but that of {self.model} has {layers}; give "
+                "the model that the plan was made for"
+            )
+        try:
+            for run in chain.from_iterable(stage.layers for stage in plan.stages):
+                named = f"layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
+                check_tensor_degree(named, run.tensor, self._stack.max_tensor_degree)
+        except ValueError as error:
+            raise documents.DocumentError(f"{file}: {error}") from None
 
     @staticmethod
     def is_shorthand_of_plan(given: Path) -> bool:
@@ -158,6 +175,10 @@ class Inputs:
             # Replaced after reading, so that a wrong option is not reported as the file's error.
             training = replace(training, global_batch_size=_rows(given))
         return training
+
+    @cached_property
+    def _stack(self) -> LayerList:
+        return self._requested.family.stack(self._requested.attention)
 
     @cached_property
     def _given_profiles(self) -> Profiles | None:
@@ -291,7 +312,15 @@ class PreferenceOptions:
         """Return the preference. Raises ValueError if the plan to keep cannot be read."""
         if self.keep is None and self.keep_weight != DEFAULT_KEEP_WEIGHT:
             raise ValueError("--keep-weight needs --keep, the plan that runs now; add it, or leave --keep-weight out")
-        return Preference(self.tolerance, None if self.keep is None else inputs.plan(self.keep), self.keep_weight)
+        if self.keep is None:
+            return Preference(self.tolerance)
+        in_words = inputs.is_shorthand_of_plan(self.keep)
+        try:
+            kept = inputs.plan(self.keep)
+            inputs.check_model(kept, self.keep)
+        except ValueError as error:
+            raise ValueError(f"--keep: {error}") from None
+        return Preference(self.tolerance, kept, self.keep_weight, in_words)
 
 
 @dataclass(frozen=True)

@@ -2,116 +2,104 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
 
 from trainwright.cluster import Device
+from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misunderstood, words_of
+from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.plan import Plan, Schedule, Sharding, split_rows
 
-WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
-_DEGREE: Final = re.compile(r"(pp|dp|tp|mb)([0-9]{1,6})")
-_SIGN: Final = re.compile(r"(^|[\s\]])(pp|dp|tp|mb)-?[0-9]|^\s*\[")
-_FLAGS: Final[Mapping[str, str]] = {
-    "recompute": "recompute",
-    "gpipe": "schedule",
-    "1f1b": "schedule",
-    **{str(one): "sharding" for one in Sharding},
-}
-"""Words without a number, and what each of them sets. Two that set the same contradict each other."""
-_LAYERS: Final = re.compile(r"\[([0-9 ]+)\]")
+__all__ = ["WORDS", "check_tensor_degree", "is_shorthand", "plan_of_shorthand"]
 
 
-def is_shorthand(text: str) -> bool:
-    """Return whether a text has a word like a degree, in any case, or begins with layers, and is no name of a file.
-
-    What it says may be wrong.
-    """
-    return _SIGN.search(text.lower()) is not None and not {".", "/"} & set(text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """Words of a text by what they decide (`pp`, `sharding`, …), and the layers in brackets."""
-
-    words: Mapping[str, str]
-    layers: tuple[int, ...] | None
-
-    def degree(self, name: str) -> int | None:
-        """Return the number after pp, dp, tp or mb; None if it is not given."""
-        word = self.words.get(name)
-        return None if word is None else int(word.removeprefix(name))
-
-
-def plan_of_shorthand(text: str, devices: Sequence[Device], layers: int, batch: int) -> Plan:
+def plan_of_shorthand(
+    text: str, devices: Sequence[Device], layers: int, batch: int, max_tensor_degree: int | None = None
+) -> Plan:
     """Return the plan on the first devices in their order. Raises ValueError with one sentence.
 
-    `mb` is the rows of a micro-batch on one replica (Megatron's micro-batch size), by default 1. Without `dp`, all devices are
-    used. Case does not matter. Without layers, stages share the blocks evenly, and the first and the last one have the embedding and the head as well.
+    `mb` is the rows of a micro-batch on one replica (Megatron's micro-batch size), by default 1. Without `dp`, there are as many
+    replicas as the devices hold; without `pp`, as many stages as the list of layers has. Case does not matter. Without layers,
+    stages share the blocks evenly, and the first and the last one have the embedding and the head as well.
+    `max_tensor_degree`: multiple of every tensor degree of the model; None if it is not known.
     """
-    said = _said(text)
-    stages, tensor, rows = (said.degree(name) or 1 for name in ("pp", "tp", "mb"))
-    ends = _ends(text, said.layers, stages, layers)
-    data = said.degree("dp") or len(devices) // (stages * tensor)
+    try:
+        return _shape(words_of(text), devices, layers, batch, max_tensor_degree).plan()
+    except ValueError as error:
+        raise ValueError(f"plan {text!r}: {error}") from None
+
+
+def _shape(
+    said: PlanWords, devices: Sequence[Device], layers: int, batch: int, max_tensor_degree: int | None
+) -> UniformShape:
+    tensor, rows = (said.numbers.get(name, 1) for name in ("tp", "mb"))
+    if max_tensor_degree is not None:
+        check_tensor_degree(f"tp{tensor}", tensor, max_tensor_degree)
+    if said.recomputed not in (None, f"{layers - 2}/{layers}", f"{layers}/{layers}"):
+        raise misunderstood(said.recomputed)
+    stages = said.numbers.get("pp", len(said.layers or [layers]))
+    ends = _ends(said.layers, stages, layers)
+    data = said.numbers.get("dp") or len(devices) // (stages * tensor)
     needed = stages * tensor * data
     if not 1 <= needed <= len(devices):
-        raise ValueError(f"plan {text!r}: needs {max(needed, stages * tensor)} devices, the cluster has {len(devices)}")
+        raise ValueError(f"needs {max(needed, stages * tensor)} devices, the cluster has {len(devices)}")
     if batch % (data * rows):
+        why = "" if "dp" in said.numbers else f" (all that the {len(devices)} devices hold; dp is not given)"
         raise ValueError(
-            f"plan {text!r}: {data} replicas × {rows} rows do not divide the global batch of {batch}; change dp or mb"
+            f"{counted(data, 'replica')}{why} × {counted(rows, 'row')} do not divide the global batch of {batch}; change dp or mb"
         )
-    shape = UniformShape(
+    _check_micro_batches(said, data, rows, batch)
+    return UniformShape(
         ends=ends,
         tensor=tensor,
         data=data,
         rows=rows,
         micro_batches=batch // data // rows,
-        sharding=Sharding(said.words.get("sharding", Sharding.NONE)),
-        recomputed_blocks=layers if "recompute" in said.words else 0,
-        schedule=Schedule.GPIPE if said.words.get("schedule") == "gpipe" else Schedule.ONE_FORWARD_ONE_BACKWARD,
+        sharding=Sharding(said.flags.get("sharding", Sharding.NONE)),
+        recomputed_blocks=layers if "recompute" in said.flags else 0,
+        schedule=Schedule.GPIPE if said.flags.get("schedule") == "gpipe" else Schedule.ONE_FORWARD_ONE_BACKWARD,
         devices=tuple(devices[:needed]),
     )
-    return shape.plan()
 
 
-def _said(text: str) -> _Said:
-    """Return what the words say. Raises ValueError for an unknown word, and for two that decide the same."""
-    found: dict[str, str] = {}
-    for word in _LAYERS.sub(" ", text.lower()).split():
-        degree = _DEGREE.fullmatch(word)
-        name = _FLAGS.get(word) if degree is None else degree[1]
-        if name is None:
-            raise ValueError(f"plan {text!r}: {word!r} is not understood; give {WORDS}")
-        if degree is not None and int(degree[2]) == 0:
-            raise ValueError(f"plan {text!r}: {word!r} must be at least {name}1; leave it out for the default")
-        if name in found:
-            pair = f"{word!r} is given twice" if word == found[name] else f"{found[name]!r} and {word!r} contradict"
-            raise ValueError(f"plan {text!r}: {pair}; keep one")
-        found[name] = word
-    lists = _LAYERS.findall(text)
-    if len(lists) > 1:
+def check_tensor_degree(named: str, tensor: int, most: int) -> None:
+    """Raise ValueError for a tensor degree, in these words, that does not divide `most`, the model's maximum."""
+    if most % tensor == 0:
+        return
+    *others, last = (str(degree) for degree in range(1, min(most, MOST_DEGREE) + 1) if most % degree == 0)
+    degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
+    raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
+
+
+MOST_DEGREE = 1024
+"""Maximum tensor degree that is named to choose from."""
+
+
+def _check_micro_batches(said: PlanWords, data: int, rows: int, batch: int) -> None:
+    """Raise ValueError for a number of micro-batches that does not make up the batch."""
+    given, right = said.numbers.get("micro_batches"), batch // data // rows
+    if given is not None and given != right:
         raise ValueError(
-            f"plan {text!r}: layers are given twice, as {' and '.join(f'[{one}]' for one in lists)}; keep one"
+            f"mb{rows}×{given} on {counted(data, 'replica')} are {counted(given * rows * data, 'row')}, but the global batch is "
+            f"{batch}; give mb{rows}×{right}, or leave ×{given} out"
         )
-    return _Said(found, tuple(map(int, lists[0].split())) if lists else None)
 
 
-def _ends(text: str, sizes: Sequence[int] | None, stages: int, layers: int) -> tuple[int, ...]:
+def _ends(sizes: Sequence[int] | None, stages: int, layers: int) -> tuple[int, ...]:
     """Return the end of each stage's layers. Raises ValueError if the stages do not hold all layers."""
     if sizes is None:
         if stages > max(layers - 2, 1):
-            raise ValueError(f"plan {text!r}: {stages} stages for {layers - 2} blocks; give fewer stages")
+            raise ValueError(f"{stages} stages for {layers - 2} blocks; give fewer stages")
         counts = [*split_rows(layers - 2, stages)]
         counts[0] += 1
         counts[-1] += 1
         return tuple(accumulate(counts))
     if len(sizes) != stages or sum(sizes) != layers or min(sizes) < 1:
         given = " ".join(map(str, sizes))
+        sums = f"{counted(stages, 'number')} of at least 1 that sum{'s' * (stages == 1)} to {layers}"
         raise ValueError(
-            f"plan {text!r}: [{given}] are {sum(sizes)} layers in {len(sizes)} stages, but the model has {layers}, embedding "
-            f"and head included, for pp{stages}; give {stages} numbers of at least 1 that sum to {layers}"
+            f"[{given}] are {sum(sizes)} layers in {counted(len(sizes), 'stage')}, but the model has {layers}, embedding "
+            f"and head included, for pp{stages}; give {sums}"
         )
     return tuple(accumulate(sizes))
