@@ -27,6 +27,7 @@ from trainwright.report.hardware_tables import accelerator_table, machine_table,
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.report.plan_figures import figure_fields
+from trainwright.report.plan_summary import idle_devices, idle_sentences
 from trainwright.report.preference import preference_fields, preference_sentences, running_fields
 from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.report.tables import (
@@ -69,6 +70,8 @@ __all__ = [
     "figure_fields",
     "format_fields",
     "format_sentences",
+    "idle_devices",
+    "idle_sentences",
     "machine_table",
     "measured_timeline",
     "origin_fields",

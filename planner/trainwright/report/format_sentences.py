@@ -18,9 +18,9 @@ def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
 
     `given`: the format alone was chosen, for a plan that the user gave.
     """
-    if answer.slow is not None:
-        return [slow_sentence(answer.slow, answer.problem.cluster)]
     first, cluster = answer.candidates[0], answer.problem.cluster
+    if answer.slow is not None:
+        return [slow_sentence(answer.slow, cluster, _accelerators(first, cluster))]
     if first.dtype is None:
         return []
     used = _accelerators(first, cluster)
@@ -40,14 +40,19 @@ def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
     return [f"Number format: {first.dtype}, the fastest{whose} that {_named(used, cluster)} {verb} natively{left}."]
 
 
-def slow_sentence(slow: SlowFormat, cluster: Cluster) -> str:
-    """Return where a format is emulated, and the seconds of the best plan in it and in a native one."""
-    where = f"{slow.dtype} is emulated on {_named(slow.emulated_on, cluster)}: {seconds(slow.seconds)}"
+def slow_sentence(slow: SlowFormat, cluster: Cluster, used: Collection[str] | None = None) -> str:
+    """Return where a format is emulated, and the seconds of the best plan in it and in a native one.
+
+    `used`: accelerators of the best plan, if known, which may leave out those that emulate.
+    """
+    leaves_out = used is not None and not {*used} & {*slow.emulated_on}
+    left = ", which the plan leaves out" if leaves_out else ""
+    where = f"{slow.dtype} is emulated on {_named(slow.emulated_on, cluster)}{left}"
     if slow.other is None:
-        return f"{where}; {slow.native} is native there."
+        return f"{where}." if leaves_out else f"{where}: {seconds(slow.seconds)}; {slow.native} is native there."
     other, batch = slow.other.estimate.iteration_seconds, slow.other.plan.global_batch_size
     rows = f" (of {batch} rows)" if batch != slow.rows else ""
-    return f"{where}; {slow.native} would take {seconds(other)}{rows}."
+    return f"{where}: {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}."
 
 
 def format_fields(answer: FormatAnswer) -> dict[str, Any]:

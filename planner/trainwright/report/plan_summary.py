@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from itertools import groupby
+from operator import itemgetter
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_batches, format_degrees, format_range
@@ -14,6 +16,8 @@ BATCHES = "batches: rows of a micro-batch on one replica × micro-batches"
 """Legend of the batches column."""
 MOST_DIFFERENT = 4
 """Maximum number of distinct stage groups listed; beyond it only the range of their degrees is."""
+MOST_RUNS = 8
+"""Maximum number of lines on the layers of a stage."""
 MOST_ROWS = 8
 """Maximum number of replicas whose rows are listed one by one."""
 
@@ -34,11 +38,19 @@ def _degrees(pipeline: Pipeline) -> str:
     return f"pp{len(pipeline.stages)} {' | '.join(told)}"
 
 
-def lines(plan: Plan, cluster: Cluster) -> tuple[str, str, str]:
+class Detail(IntEnum):
+    """Detail in which a table shows the layers of a stage: as one, each with its degrees, or each with its whole strategy."""
+
+    STAGES = 0
+    DEGREES = 1
+    STRATEGIES = 2
+
+
+def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple[str, str, str]:
     """Return degrees, batches and layers as three cells with one line per group of uniform neighbouring stages.
 
     Each line names its accelerators if the plan uses several. More than MOST_DIFFERENT groups that differ in these alone take
-    one line.
+    one line. With more `detail`, a line tells consecutive layers of one strategy, with their number: `24 × dp16 tp1`.
     """
     names = short_names(cluster)
     used = {cluster.node(node).accelerator for node in plan.nodes}
@@ -46,24 +58,44 @@ def lines(plan: Plan, cluster: Cluster) -> tuple[str, str, str]:
     for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
         head = f"pp{len(pipeline.stages)}"
         by_kind = groupby(
-            pipeline.stages, key=lambda stage: (_told(stage), _format_accelerators(stage, cluster, names))
+            pipeline.stages, key=lambda stage: (_told(stage, detail), _format_accelerators(stage, cluster, names))
         )
-        groups = [(told, accelerators, list(stages)) for (told, accelerators), stages in by_kind]
+        groups = [
+            (told, f" {accelerators}" if len(used) > 1 else "", list(stages))
+            for (told, accelerators), stages in by_kind
+        ]
         if len(groups) > MOST_DIFFERENT and len({told for told, _, _ in groups}) == 1:
-            found.append((f"{head} {groups[0][0]}", batch, _layers(pipeline.stages)))
-            continue
-        for number, (told, accelerators, stages) in enumerate(groups):
+            groups = [(groups[0][0], "", list(pipeline.stages))]
+        for number, (told, where, stages) in enumerate(groups):
             margin = " " * len(head) if number else head
-            where = f" {accelerators}" if len(used) > 1 else ""
-            found.append((f"{margin} {told}{where}", "" if number else batch, _layers(stages)))
+            found.append((f"{margin} {told[0]}{where}", "" if number else batch, _layers(stages)))
+            found += [(f"{' ' * len(head)} {line}", "", "") for line in told[1:]]
     first, second, third = zip(*found, strict=True)
     return "\n".join(first), "\n".join(second), "\n".join(third)
 
 
-def _told(stage: Stage) -> str:
-    """Format `dp4 tp1`, with the replicas' rows where they differ."""
-    rows = next((run.rows for run in stage.layers if len(set(run.rows)) > 1), None)
-    return format_degrees(stage) + (f" rows {format_range(rows)}" if rows else "")
+def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
+    """Format `dp4 tp1`, with the replicas' rows where they differ; with more detail, a line for consecutive layers."""
+    if detail is Detail.STAGES:
+        return (format_degrees(stage) + _rows(stage.layers),)
+    words = [
+        strategy(run) if detail is Detail.STRATEGIES else f"dp{run.data} tp{run.tensor}{_rows([run])}"
+        for run in stage.layers
+    ]
+    counts = [run.count for run in stage.layers]
+    told = [
+        (text, sum(count for _, count in group))
+        for text, group in groupby(zip(words, counts, strict=True), key=itemgetter(0))
+    ]
+    if len(told) == 1:
+        return (words[0],)
+    listed = [f"{count} × {text}" for text, count in told]
+    return (*listed[:MOST_RUNS], *(["…"] if len(listed) > MOST_RUNS else []))
+
+
+def _rows(runs: Sequence[LayerRun]) -> str:
+    uneven = next((run.rows for run in runs if len(set(run.rows)) > 1), None)
+    return f" rows {format_range(uneven)}" if uneven else ""
 
 
 def _format_accelerators(stage: Stage, cluster: Cluster, names: Mapping[str, str]) -> str:
@@ -141,6 +173,28 @@ def savings(plan: Plan) -> str:
 def name(plan: Plan) -> str:
     """Format the plan's summary with its savings."""
     return " ".join(filter(None, (plan.summary(), savings(plan))))
+
+
+def legend(plans: Sequence[Plan], cluster: Cluster) -> str:
+    """Return the legend of the columns of plans, with that of run lengths where there are any."""
+    counts = (text for plan in plans for text in lines(plan, cluster)[2].split())
+    lengths = next((text for text in counts if "×" in text), None)
+    if lengths is None:
+        return f"{DEGREES}; {BATCHES}"
+    stages, _, size = lengths.partition("×")
+    return f"{DEGREES}; {BATCHES}; {lengths} layers by stage: {stages} stages of {size} layer{'s' * (size != '1')}"
+
+
+def idle_devices(plan: Plan, cluster: Cluster) -> int:
+    """Return the number of the cluster's devices that the plan does not use."""
+    return len(cluster.devices) - len(plan.devices)
+
+
+def idle_sentences(plan: Plan, cluster: Cluster) -> list[str]:
+    """Return a sentence on the devices that the plan leaves idle; none if it uses all."""
+    idle, whole = idle_devices(plan, cluster), len(cluster.devices)
+    are = "1 is" if idle == 1 else f"{idle} are"
+    return [f"The plan uses {whole - idle} of the cluster's {whole} devices; {are} idle."] if idle else []
 
 
 def runs_of(pipeline: Pipeline) -> list[LayerRun]:

@@ -119,12 +119,13 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     legend = f"predicted, not measured; searched for {seconds(searched)}; {FIGURES}"
     if problem.limits.objective is not Objective.TIME:
         legend += f"; {COST}"
+    plans = [candidate.plan for candidate in candidates]
     return Group(
         titled(title, _figures_table(candidates, problem), legend),
         Text(),
-        plans_table([candidate.plan for candidate in candidates], problem),
+        plans_table(plans, problem),
         Text(),
-        Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
+        Text(plan_summary.legend(plans, problem.cluster), style="dim"),
     )
 
 
@@ -153,7 +154,10 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
 
 
 def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0) -> Table:
-    """Return plans by rank, a line for each group of uniform stages; that number `bold` is shown in bold."""
+    """Return plans by rank, a line for each group of uniform stages; that number `bold` is shown in bold.
+
+    Plans that would read alike are written layer by layer.
+    """
     saves = any(map(plan_summary.savings, plans))
     table = new_table(
         [
@@ -164,15 +168,31 @@ def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0
             *([("saves by", "left")] if saves else []),
         ]
     )
-    for number, plan in enumerate(plans):
-        told = [cell.split("\n") for cell in plan_summary.lines(plan, problem.cluster)]
+    for number, (plan, cells) in enumerate(zip(plans, _distinct_lines(plans, problem), strict=True)):
+        told = [cell.split("\n") for cell in cells]
         savings = plan_summary.savings(plan)
         if saves:
             told.append(savings.replace(", ", ",\n").split("\n") if len(told[0]) > 1 else [savings])
         # One row per line: where the terminal breaks a line, those of the other columns stay beside theirs.
-        for rank, *cells in zip_longest([str(number + 1)], *told, fillvalue=""):
-            add_row(table, rank, *cells, style="bold" if number == bold else "")
+        for row in zip_longest([str(number + 1)], *told, fillvalue=""):
+            add_row(table, *row, style="bold" if number == bold else "")
     return table
+
+
+def _distinct_lines(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, str, str]]:
+    """Return the cells of the plans; those that would read alike in the least detail that tells most of them apart."""
+    told = [plan_summary.lines(plan, problem.cluster) for plan in plans]
+    alike: dict[object, list[int]] = {}
+    for number, plan in enumerate(plans):
+        alike.setdefault((told[number], plan_summary.savings(plan)), []).append(number)
+    for numbers in (found for found in alike.values() if len(found) > 1):
+        ways = [
+            [plan_summary.lines(plans[number], problem.cluster, detail) for number in numbers]
+            for detail in plan_summary.Detail
+        ]
+        for number, cells in zip(numbers, max(ways, key=lambda way: len(set(way))), strict=True):
+            told[number] = cells
+    return told
 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:

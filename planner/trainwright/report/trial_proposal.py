@@ -92,7 +92,7 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
             bold=None if found.trial is None else order.index(found.trial),
         ),
         Text(),
-        Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
+        Text(plan_summary.legend(study.plans, problem.cluster), style="dim"),
         Text(),
         *words,
     )

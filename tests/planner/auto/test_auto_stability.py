@@ -51,6 +51,8 @@ def test_simpler_of_two_near_plans_comes_first_with_its_trade(problem: Problem, 
     assert [one.plan for one in order] == [plain, uneven]
     assert trade is not None
     assert trade.describe() == "0.8% slower by the estimate than the fastest, which needs uneven rows in 1 stage"
+    equal = replace(trade, worse_by_ratio=0.0004)
+    assert equal.describe() == "as fast by the estimate as the fastest, which needs uneven rows in 1 stage"
     assert order_by_complexity([slow, fast], 0.0, problem.cluster) == ([fast, slow], None)
     assert order_by_complexity([slow, fast], 0.007, problem.cluster)[0][0].plan == uneven
 

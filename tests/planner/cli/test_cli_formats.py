@@ -14,6 +14,9 @@ from typer.testing import CliRunner, Result
 from trainwright.accelerators import cluster_of
 from trainwright.cli import app
 from trainwright.documents import dumps
+from trainwright.layer import Dtype
+from trainwright.report import slow_sentence
+from trainwright.search.format_search import SlowFormat
 
 MODEL = """
 gpt: {layers: 4, hidden_size: 1024, heads: 8, sequence_length: 512, vocabulary_size: 8192}
@@ -183,3 +186,13 @@ def test_candidates_with_their_format_are_read_again(tmp_path: Path, dtype: str)
     listed.write_text(call(tmp_path, "plan", "--planner=megatron", "--output=json", dtype=dtype).stdout)
     shown = words(call(tmp_path, "propose", f"--candidates={listed}", dtype=dtype))
     assert (NAMED in shown) == (dtype == "bfloat16")
+
+
+def test_slow_format_is_not_priced_for_a_plan_that_leaves_out_those_that_emulate_it() -> None:
+    cluster = cluster_of({"p3.8xlarge": 1, "a2-highgpu-4g": 1})
+    v100, a100 = (accelerator.name for accelerator in cluster.accelerators)
+    slow = SlowFormat(Dtype.BFLOAT16, (v100,), 0.5908, 32, Dtype.FLOAT16, other=None)
+    assert slow_sentence(slow, cluster, [a100]) == "bfloat16 is emulated on V100, which the plan leaves out."
+    assert slow_sentence(slow, cluster, [a100, v100]) == (
+        "bfloat16 is emulated on V100: 590.8 ms; float16 is native there."
+    )

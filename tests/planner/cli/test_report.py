@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Plan
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
 from trainwright.report import Explanation, timeline
 from trainwright.report.comparison import runner_up
 from trainwright.report.iteration_chart import Activity, Span, letters, stage_tracks
-from trainwright.report.plan_summary import format_run_lengths
-from trainwright.report.tables import add_row, breakdown_table, new_table
+from trainwright.report.plan_summary import BATCHES, DEGREES, format_run_lengths, legend
+from trainwright.report.tables import add_row, breakdown_table, new_table, plans_table
 from trainwright.search import SEARCHES, Candidate, Problem, run
 
 
@@ -55,6 +56,59 @@ def test_figures_stay_when_micro_batches_are_too_many_to_draw(
     assert not any(track.spans for track in told.tracks)
     assert "2 stages more, which are not drawn" in timeline(told.tracks, 1.0, 80).plain
     assert any("sets the pace" in sentence for sentence in told.sentences())
+
+
+def _plan_of_runs(problem: Problem, *runs: tuple[int, int, Sharding]) -> Plan:
+    """Return a plan of one stage on four devices, whose runs have (layers, tensor degree, sharding)."""
+    found, first = [], 0
+    for count, tensor, sharding in runs:
+        data = 4 // tensor
+        found.append(LayerRun(first, count, tensor, data, split_rows(4, data), sharding=sharding))
+        first += count
+    return Plan(first, 4, (Pipeline(1, 4, (Stage(problem.devices[:4], tuple(found)),)),))
+
+
+def test_plans_whose_summaries_read_alike_are_told_layer_by_layer(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    none, zero = Sharding.NONE, Sharding.ZERO1
+    plans = [
+        _plan_of_runs(problem, (14, 1, none)),
+        _plan_of_runs(problem, (1, 4, none), (13, 1, none)),
+        _plan_of_runs(problem, (2, 4, none), (12, 1, none)),
+        _plan_of_runs(problem, (1, 2, zero), (12, 1, none), (1, 2, none)),
+        _plan_of_runs(problem, (1, 2, none), (12, 1, none), (1, 2, zero)),
+    ]
+    console = Console(width=60)
+    with console.capture() as captured:
+        console.print(plans_table(plans, problem))
+    degrees = [row[6:].strip().split("  ")[0] for row in captured.get().splitlines()]
+    assert degrees[2:13] == [
+        "pp1 dp4 tp1",
+        "pp1 1 × dp1 tp4",
+        "13 × dp4 tp1",
+        "pp1 2 × dp1 tp4",
+        "12 × dp4 tp1",
+        "pp1 1 × dp2 tp2 zero1",
+        "12 × dp4 tp1",
+        "1 × dp2 tp2",
+        "pp1 1 × dp2 tp2",
+        "12 × dp4 tp1",
+        "1 × dp2 tp2 zero1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"), [((2,) * 7, ""), ((1,) * 9 + (5,), "; 9×1 layers by stage: 9 stages of 1 layer")]
+)
+def test_legend_explains_run_lengths_where_there_are_any(
+    stages: tuple[int, ...],
+    told: str,
+    make_problem: Callable[..., Problem],
+    make_plan: Callable[..., Plan],
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    problem = make_problem(make_cluster((("fast", 12),)))
+    assert legend([make_plan(problem, stages)], problem.cluster) == f"{DEGREES}; {BATCHES}{told}"
 
 
 def test_chart_fits_the_terminal_and_names_the_slowest_stage(
