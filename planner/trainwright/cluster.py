@@ -45,11 +45,11 @@ class Emulation:
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.flops_per_second <= 0 or self.updated_parameters_per_second <= 0 or self.floor_seconds < 0:
-            raise ValueError(
-                "an emulation needs flops_per_second and updated_parameters_per_second above 0 and floor_seconds of "
-                f"at least 0, got {self}"
-            )
+        for name in ("flops_per_second", "updated_parameters_per_second"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"an emulation needs {name} above 0, got {getattr(self, name):g}")
+        if self.floor_seconds < 0:
+            raise ValueError(f"an emulation needs floor_seconds of at least 0, got {self.floor_seconds:g}")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise ValueError(f"an emulation's memory_bytes must be above 0, got {self.memory_bytes}; or leave it out")
 

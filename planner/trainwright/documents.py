@@ -39,11 +39,17 @@ _WORDS = {
     "missing": "Field required: add it",
     "unexpected_keyword_argument": "there is no such field",
     "too_short": "expected at least one entry, got an empty list",
+    "string_type": "expected a text",
+    "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
 }
 """Messages by pydantic's error type, where its own message is about Python."""
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 """Words of a number's bound, by pydantic's name of it."""
+
+_SHOWS_VALUE = {"string_type", "bool_type", "bool_parsing", "enum", "literal_error"}
+"""Pydantic's error types whose message lacks the value."""
 
 _UNKNOWN_HERE = {"unexpected_keyword_argument", "enum", "literal_error"}
 """Pydantic's error types for what a newer version may have added."""
@@ -188,14 +194,21 @@ def _what(error: ErrorDetails, noun: Any) -> str:
     if bounds:
         words, bound = bounds.popitem()
         return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}, got {error['input']}"
-    what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
+    what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, ").replace("Input should be", "expected"))
     if error["type"] == "unexpected_keyword_argument":
         name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
         close = get_close_matches(name, known, n=1) or [field for field in known if field.startswith(f"{name}_")]
         what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
-    if error["type"] in {"enum", "literal_error"}:
+    if error["type"] in _SHOWS_VALUE:
         what += f", got {_shown(error['input'])}{_choice_meant(error)}"
+    if error["type"] == "string_type" and isinstance(error["input"], int | float):
+        what += "; put it between quotes"
     return what
+
+
+def wrong_value(error: ValidationError, name: str) -> str:
+    """Say what is wrong with a value outside of a document, such as that of an option; its name tells the unit."""
+    return _what({**error.errors(include_url=False)[0], "loc": (name,)}, None)
 
 
 def _choice_meant(error: ErrorDetails) -> str:
@@ -271,7 +284,11 @@ def _refuse_large_numbers(value: Any, source: str) -> None:
 
 def _shown(value: Any) -> str:
     """Show a value in an error message, without the content of lists: few lines of YAML can expand to gigabytes."""
-    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def _holds_large_number(value: Any) -> bool:

@@ -13,7 +13,8 @@ _NUMBER: Final = r"([0-9]{1,25}(?:\.[0-9]{0,25})?(?:e[+-]?[0-9]{1,2})?)\s*"
 _BYTES: Final = re.compile(_NUMBER + r"([kmgtp]?)(i?)(b|bytes?|bits?)?(/s|/sec|/second|ps)?", _FLAGS)
 _FLOPS: Final = re.compile(_NUMBER + r"([kmgtp]?)(?:flops?)?(?:/s|ps)?", _FLAGS)
 _TIME: Final = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s)?", _FLAGS)
-_PLAIN: Final = re.compile(_NUMBER, _FLAGS)
+_WATTS: Final = re.compile(_NUMBER + r"(k?)(?:w|watts?)?", _FLAGS)
+_PLAIN: Final = re.compile(_NUMBER + r"(%?)", _FLAGS)
 _PREFIXES: Final = " kmgtp"
 _SECONDS: Final[Mapping[str, str]] = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1"}
 _LONGEST_SHOWN: Final = 40
@@ -29,6 +30,8 @@ def expected_quantity(field: str, written: object, *, whole: bool) -> str:
     unit, read = next(((unit, read) for ending, unit, read in _UNITS if field.endswith(ending)), ("", _plain))
     sentence = f"expected a {'whole ' if whole else ''}number{unit}, got {_shown(written)}"
     meant = read(written.strip()) if isinstance(written, str) else None
+    if meant is not None and whole and read is _plain and meant % 1:
+        meant = None
     return sentence if meant is None or meant > _LARGEST else f"{sentence}; write {_spelt(meant, whole=whole)}"
 
 
@@ -66,10 +69,15 @@ def _time(text: str) -> Decimal | None:
     return None if found is None else Decimal(found[1]) * Decimal(_SECONDS[(found[2] or "s").lower()])
 
 
+def _watts(text: str) -> Decimal | None:
+    found = _WATTS.fullmatch(text)
+    return None if found is None else Decimal(found[1]) * _factor(found[2])
+
+
 def _plain(text: str) -> Decimal | None:
-    """Parse a plain number such as 16e9, which YAML reads as text."""
+    """Parse a plain number such as 16e9, which YAML reads as text, or a percentage."""
     found = _PLAIN.fullmatch(text)
-    return None if found is None else Decimal(found[1])
+    return None if found is None else Decimal(found[1]) / (100 if found[2] else 1)
 
 
 _UNITS: Final[tuple[tuple[str, str, Callable[[str], Decimal | None]], ...]] = (
@@ -78,6 +86,7 @@ _UNITS: Final[tuple[tuple[str, str, Callable[[str], Decimal | None]], ...]] = (
     ("per_second", " per second", _plain),
     ("bytes", " of bytes", _size),
     ("seconds", " of seconds", _time),
+    ("watts", " of watts", _watts),
 )
 """Units by the end of a field's name; the first match counts."""
 

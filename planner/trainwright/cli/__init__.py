@@ -90,6 +90,7 @@ class _Commands(TyperGroup):
         try:
             status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:
+            _word(refusal)
             told = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
             context = getattr(refusal, "ctx", None)
             where = "" if context is None else f"; see `{context.command_path} --help`"
@@ -99,6 +100,17 @@ class _Commands(TyperGroup):
             typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)
             sys.exit(NOT_WRITTEN)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _word(refusal: TyperException) -> None:
+    """Say what is wrong with an option's value as documents do, in place of pydantic's words."""
+    from pydantic import ValidationError  # noqa: PLC0415 - on the way to a refusal alone
+
+    from trainwright.documents import wrong_value  # noqa: PLC0415
+
+    cause, option = refusal.__cause__, getattr(refusal, "param", None)
+    if isinstance(cause, ValidationError) and option is not None:
+        refusal.message = wrong_value(cause, str(option.name))
 
 
 app = typer.Typer(

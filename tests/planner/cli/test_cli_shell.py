@@ -64,3 +64,19 @@ def test_the_shell_completes_names(words: str, expected: str) -> None:
     }
     result = runner.invoke(app, [], prog_name="trainwright", env=environment)
     assert expected in result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("plan --budget-seconds 5s", "'--budget-seconds': expected a number of seconds, got '5s'; write 5; see"),
+        ("plan --top x", "'--top': expected a whole number, got 'x'; see"),
+        ("plan --top 2.5", "'--top': expected a whole number, got '2.5'; see"),
+        ("plan --tolerance 3%", "'--tolerance': expected a share below 1, got '3%'; write 0.03 for 3%; see"),
+        ("propose --stop-below 1%", "'--stop-below': expected a "),
+    ],
+)
+def test_wrong_value_of_an_option_is_told_with_what_to_write(options: str, told: str) -> None:
+    result = runner.invoke(app, [*options.split(), "--cluster=cluster.json", "--model=model.yaml"])
+    assert result.exit_code == 2
+    assert f"trainwright: Invalid value for {told}" in result.stderr

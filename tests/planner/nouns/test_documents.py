@@ -77,7 +77,7 @@ def test_minimal_model_file_is_read() -> None:
         ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
         (
             {"dtype": "float8"},
-            "model.yaml: dtype: Input should be 'auto', 'float32', 'float16' or 'bfloat16', got 'float8'",
+            "model.yaml: dtype: expected 'auto', 'float32', 'float16' or 'bfloat16', got 'float8'",
         ),
         ({"batch": 3}, "model.yaml: batch: there is no such field; there are global_batch_size, gpt, "),
         (
@@ -91,7 +91,12 @@ def test_minimal_model_file_is_read() -> None:
         ({"dtype": "half"}, "got 'half'; write float16"),
         ({"dtype": "torch.float32"}, "got 'torch.float32'; write float32"),
         ({"dtype": "float8"}, "got 'float8'$"),
-        ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
+        ({"optimizer": "lion"}, "model.yaml: optimizer: expected 'adam' or 'sgd'"),
+        ({"optimizer": None}, "model.yaml: optimizer: expected 'adam' or 'sgd', got nothing$"),
+        (
+            {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "dropout": "perhaps"}},
+            "model.yaml: gpt.dropout: expected true or false, got 'perhaps'$",
+        ),
         ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
         ({"apiVersion": "v2"}, "model.yaml: expected apiVersion"),
         ({"document": "Plan"}, "expected a document of kind Training, got 'Plan', which --plan takes"),
@@ -112,6 +117,31 @@ def test_error_names_the_wrong_field(change: dict[Any, Any], message: str) -> No
     data = {**yaml.safe_load(TRAINING), **change}
     with pytest.raises(documents.DocumentError, match=message):
         documents.parse(data, Training, source="model.yaml")
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "told"),
+    [
+        ("name", 5, "name: expected a text, got 5; put it between quotes"),
+        ("name", None, "name: expected a text, got nothing$"),
+        ("name", ["x"], "name: expected a text, got a list$"),
+        ("power_watts", "300W", "power_watts: expected a number of watts, got '300W'; write 300$"),
+        (
+            "emulation",
+            {"flops_per_second": 1, "floor_seconds": 0, "updated_parameters_per_second": 0},
+            "emulation: an emulation needs updated_parameters_per_second above 0, got 0$",
+        ),
+        (
+            "emulation",
+            {"flops_per_second": 1, "floor_seconds": -1, "updated_parameters_per_second": 1},
+            "emulation: an emulation needs floor_seconds of at least 0, got -1$",
+        ),
+    ],
+)
+def test_error_of_an_accelerator_says_what_to_write(field: str, given: Any, told: str) -> None:
+    data = {"accelerators": [{"name": "Tesla-T4", "memory_bytes": 2**34, field: given}], "nodes": [], "links": []}
+    with pytest.raises(documents.DocumentError, match=told):
+        documents.parse(data, Cluster)
 
 
 @pytest.mark.parametrize(
