@@ -34,7 +34,10 @@ class Megatron:
         sequence_parallel=True,
         partial_recompute=True,
     )
-    remark = "The data set, the tokenizer and the learning rate are yours."
+    remark = (
+        "The data set, the tokenizer and the learning rate are yours: arguments of launch.sh follow those of the plan, and "
+        "without any the data are mock data. MEGATRON is the folder of pretrain_gpt.py, by default that of launch.sh."
+    )
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         has_experts = order.model is not None and isinstance(order.model.family, Moe)
@@ -48,11 +51,15 @@ class Megatron:
             before += (
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
-        program = f'{_script(order)} "${{arguments[@]}}"'
+        before += _OWN_ARGUMENTS
+        program = f'{_script(order)} "${{arguments[@]}}" "${{own[@]}}"'
         remarks = (*order.remarks, *_expert_remarks(order))
         return (ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=before)),)
 
 
+_OWN_ARGUMENTS: Final = """own=("$@")  # yours: bash launch.sh --data-path … --tokenizer-type … --lr …, which follow the others
+((${#own[@]})) || own=(--mock-data --tokenizer-type NullTokenizer)
+"""
 _SCRIPTS: Final = {Bert: "bert", T5: "t5", Gpt: "gpt", Llama: "gpt", Moe: "gpt"}
 
 
@@ -197,6 +204,5 @@ def _expert_arguments(family: Moe) -> Arguments:
 def _run_arguments(order: ExportOrder) -> Arguments:
     yield f"--optimizer {order.optimizer}", "assumed" if order.model is None else "optimizer of the model file"
     yield "--lr 1e-4", "yours"
-    yield "--train-iters 100", "yours"
-    yield "--mock-data", "yours: --data-path"
-    yield "--tokenizer-type NullTokenizer", "yours"
+    yield '--train-iters "${TRAINWRIGHT_ITERATIONS:-100}"', "yours; a trial of the operator sets what it measures"
+    yield "--log-interval 1", "so that every step's time is logged"

@@ -31,7 +31,7 @@ class Torchtitan:
         tied_stages=False,
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
     )
-    remark = "The data set, the tokenizer and the learning rate are yours."
+    remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
@@ -61,11 +61,17 @@ def _recipe(order: ExportOrder) -> str:
         (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
         (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
         (f"seq_len={'SEQUENCE' if model is None else _sequence(model)},", "model"),
-        ("steps=100,", "yours"),
+        (
+            'steps=int(os.environ.get("TRAINWRIGHT_ITERATIONS", "100")),',
+            "yours; a trial of the operator sets what it measures",
+        ),
         *_formats(order),
         *([("disable_cuda_graphs=True,", "torchtitan has none with stages")] if stages > 1 else []),
     ]
-    return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}from torchtitan.components.loss import CrossEntropyLoss
+    return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}import os
+
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -92,8 +98,11 @@ def trainwright():
     return Trainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
-        hf_assets_path="./assets/hf/TOKENIZER",  # yours
-        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # yours
+        hf_assets_path=os.environ.get("HF_ASSETS", "./assets/hf/TOKENIZER"),  # yours
+        dataloader=HuggingFaceTextDataLoader.Config(  # yours
+            dataset=os.environ.get("DATASET", "c4"), dataset_path=os.environ.get("DATASET_PATH")
+        ),
+        metrics=MetricsProcessor.Config(log_freq=1),  # so that every step's throughput is logged
         optimizer=default_adamw(lr=3e-4),  # yours
         training=training(),
         parallelism=parallelism(),

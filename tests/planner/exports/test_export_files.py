@@ -169,6 +169,20 @@ def test_megatron_is_told_the_sizes_of_the_model(tmp_path: Path) -> None:
     assert (told["--num-layers"], told["--num-experts"], told["--moe-layer-freq"]) == ("4", "4", "[0,1,0,1]")
 
 
+def test_megatron_takes_own_arguments_in_place_of_mock_data_and_as_many_steps_as_a_trial_measures(
+    tmp_path: Path,
+) -> None:
+    script = written("megatron", SHAPE.plan())["launch.sh"]
+    alone, *_ = started(script, "b", tmp_path)
+    assert alone[-3:] == ["--mock-data", "--tokenizer-type", "NullTokenizer"]
+    assert (alone[alone.index("--train-iters") + 1], alone[alone.index("--log-interval") + 1]) == ("100", "1")
+    data = ["--data-path", "/data/c4 en", "--lr", "3e-4"]
+    trial, *_ = started(script, "b", tmp_path, *data, TRAINWRIGHT_ITERATIONS="13", MEGATRON="/opt/megatron")
+    assert trial[-4:] == data
+    assert trial[trial.index("--train-iters") + 1] == "13"
+    assert "/opt/megatron/pretrain_gpt.py" in trial
+
+
 def test_megatron_is_told_the_number_format_of_every_model() -> None:
     bert = Model.of(Bert(layers=4, hidden_size=64, heads=4, sequence_length=32), Dtype.FLOAT16)
     script = written("megatron", SHAPE.plan(), bert)["launch.sh"]

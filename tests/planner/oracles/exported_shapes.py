@@ -43,15 +43,15 @@ def shapes(draw: st.DrawFn) -> UniformShape:
     return replace(shape, recomputed_blocks=draw(st.integers(0, max(shape.blocks))))
 
 
-def started(script: str, node: str, folder: Path) -> list[list[str]]:
-    """Run a launch script on a node and return the GPUs and arguments of each torchrun."""
+def started(script: str, node: str, folder: Path, *own: str, **environment: str) -> list[list[str]]:
+    """Run a launch script on a node, with arguments of its own, and return the GPUs and arguments of each torchrun."""
     folder.mkdir(exist_ok=True)
     (folder / "launch.sh").write_text(script)
     stand_in = folder / "torchrun"
     stand_in.write_text("""#!/bin/bash\nprintf '%s\\n' "$(printf '%s\\t' "$CUDA_VISIBLE_DEVICES" "$@")"\n""")
     stand_in.chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE": node}
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE": node, **environment}
     done = subprocess.run(
-        ["bash", "launch.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        ["bash", "launch.sh", *own], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     return sorted(line.rstrip("\t").split("\t") for line in done.stdout.splitlines())
