@@ -28,8 +28,9 @@ def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str 
     """
     band = _band(candidate, problem)
     if band is None:
+        these = "; these profiles are estimated" if problem.profiles.origin == "estimated" else ""
         return [
-            f"With measured profiles, predictions were {MEAN_MEASURED_ERROR:.1%} off on average (on emulated devices)."
+            f"With measured profiles, predictions were {MEAN_MEASURED_ERROR:.1%} off on average (on emulated devices){these}."
         ]
     least, greatest = map(seconds, band.range_of(candidate.estimate.iteration_seconds))
     plans = f" of {band.plan} plans" if band.plan else ""

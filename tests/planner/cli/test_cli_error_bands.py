@@ -130,7 +130,11 @@ EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
     [
         ("mixed-cluster", None, "Estimated from data sheets: "),
         ("cluster", "measured", "predictions were 1.5% off on average (on emulated devices)."),
-        ("cluster", "estimated", "predictions were 1.5% off on average (on emulated devices)."),
+        (
+            "cluster",
+            "estimated",
+            "predictions were 1.5% off on average (on emulated devices); these profiles are estimated.",
+        ),
     ],
     ids=["estimated", "measured", "emulated"],
 )
