@@ -134,7 +134,7 @@ MESSAGES: Final[dict[Reason, str]] = {
         "install another version to go on: {what}"
     ),
     Reason.DOCUMENT_TOO_LARGE: (
-        "ConfigMap {name} would have {size} bytes, and at most {limit} fit; use fewer devices with devices.max, "
+        "ConfigMap {name} would have {size} bytes, and at most {limit} fit; create a plan with fewer devices by devices.max, "
         "devices.products or devices.nodeSelector"
     ),
     Reason.SUSPENDED: "spec.suspend is true: nothing runs; measurements are kept",
@@ -171,7 +171,8 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search failed: {what}",
     Reason.PLANNING_TIMED_OUT: (
-        "the search took more than {seconds} s; bound it with search.limits.maxTensorDegree or devices.max"
+        "the search took more than {seconds} s; create a plan with a lower search.limits.maxTensorDegree, devices.max or "
+        "search.effort"
     ),
     Reason.ALL_TRIALS_FINISHED: "{succeeded} of {total} trials were measured",
     Reason.ALL_TRIALS_FAILED: "none of {total} trials was measured; the last one: {what}",
