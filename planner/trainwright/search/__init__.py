@@ -79,10 +79,10 @@ def run(
     """Return at most `top` candidates of a search, best by objective and preference first.
 
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
-    that the estimate does not tell apart are one candidate (`one_of_each_shape`), and half of them may be the best plans of
-    other kinds (`with_other_kinds`). If both time and cost are the objective,
-    return their Pareto front; preferences do not apply to it. Raises ValueError for an unknown search or, if cost
-    is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
+    that the estimate does not tell apart are one candidate (`one_of_each_shape`), and half of `auto`'s may be the best plans of
+    other kinds (`with_other_kinds`). If both time and cost are the objective, return their Pareto front; preferences do not
+    apply to it. Raises ValueError for an unknown search or, if cost is an objective, for a device without a price;
+    NoFeasiblePlan if no plan is feasible.
     """
     _check_known(planner)
     if top is not None and top < 1:
@@ -99,17 +99,19 @@ def run(
         # The running plan, adapted to the devices, may be feasible although the search found nothing.
         if not (adapted := order_by_preference([], problem)):
             raise
-        return _first(adapted, problem, top)
+        return _first(planner, adapted, problem, top)
     order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
-    return _first(order(found, problem), problem, top)
+    return _first(planner, order(found, problem), problem, top)
 
 
-def _first(ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
-    """Return the first candidates of different shapes, and of other kinds; all candidates if `top` is None."""
+def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
+    """Return the first candidates of different shapes, of `auto` also of other kinds; all candidates if `top` is None."""
     if top is None:
         return ordered
     shapes = one_of_each_shape(ordered, max(TOLERANCE, problem.preference.tolerance))
-    return shapes[:top] if problem.limits.objective is Objective.COST else with_other_kinds(shapes, top, problem)
+    if planner != "auto" or problem.limits.objective is Objective.COST:
+        return shapes[:top]
+    return with_other_kinds(shapes, top, problem)
 
 
 def _run_search(
