@@ -30,7 +30,7 @@ def expected_quantity(field: str, written: object, *, whole: bool) -> str:
     unit, read = next(((unit, read) for ending, unit, read in _UNITS if field.endswith(ending)), ("", _plain))
     sentence = f"expected a {'whole ' if whole else ''}number{unit}, got {_shown(written)}"
     meant = read(written.strip()) if isinstance(written, str) else None
-    if meant is not None and whole and read is _plain and meant % 1:
+    if meant is not None and whole and read is _plain and meant != meant.to_integral_value():
         meant = None
     return sentence if meant is None or meant > _LARGEST else f"{sentence}; write {_spelt(meant, whole=whole)}"
 
