@@ -100,8 +100,16 @@ class SequenceParallelism:
 
     def chosen_divided_cuts(self, tensor: int) -> NDArray[np.bool_]:
         """Return `[cut]` whether the boundary before a layer stays divided in the plans that searches make."""
-        divides = [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
+        divides = self._chosen_layers(tensor)
         return np.array([False, *(before and behind for before, behind in pairwise(divides)), False])
+
+    def chosen_message_row_bytes(self, tensor: int) -> NDArray[np.float64]:
+        """Return `[cut]` bytes of one row of a message there in the plans that searches make, at one tensor degree."""
+        whole: NDArray[np.float64] = np.array(self.row_bytes, dtype=np.float64)
+        return whole / np.where(self.chosen_divided_cuts(tensor), tensor, 1)
+
+    def _chosen_layers(self, tensor: int) -> list[bool]:
+        return [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
 
     def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute."""
@@ -125,8 +133,7 @@ class SequenceParallelism:
 
     def chosen_gathered_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[cut]` these bytes in the plans that searches make, without recompute, at one tensor degree."""
-        divides = [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
-        is_gathered = np.array([False, *divides]) & ~self.chosen_divided_cuts(tensor)
+        is_gathered = np.array([False, *self._chosen_layers(tensor)]) & ~self.chosen_divided_cuts(tensor)
         return np.where(is_gathered, np.array(self.row_bytes) / tensor, 0.0)
 
     def series_ends(self, run: LayerRun) -> SeriesEnds:

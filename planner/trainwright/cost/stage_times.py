@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 
 from trainwright.cost.boundaries import redistribution_seconds
@@ -280,12 +280,15 @@ class PlanTimes(PlanLayout):
         self, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
     ) -> tuple[StageWorker, ...]:
         """Return the workers of a stage; those that depend on no other stage's ranks are computed once for all plans."""
-        builder = partial(_StageTimesBuilder, self, stage, layouts, divided_sides)
+
+        def make() -> tuple[StageWorker, ...]:
+            return _StageTimesBuilder(self, stage, layouts, divided_sides).workers()
+
         if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
-            return builder().workers()
+            return make()
         known: KnownStages[tuple[StageWorker, ...]] = self.context.known_workers
         key = layouts[0].members, stage.layers, divided_sides, tuple(self.reduced_separately)
-        return known.value(key, lambda: builder().workers())
+        return known.value(key, make)
 
 
 def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:

@@ -218,10 +218,9 @@ class StageTables:
             ),
         )
         saved = span_sums(prefix_sums(by_layer))
-        boundaries = rows * self.row_bytes
-        activations = activation_bytes(saved, saved, 0 * boundaries, recompute=False)
+        activations = activation_bytes(saved, saved, 0 * saved, recompute=False)
         sequences = context.sequence_parallelism
-        crossing = boundaries / np.where(sequences.chosen_divided_cuts(tensor), tensor, 1)
+        crossing = rows * sequences.chosen_message_row_bytes(tensor)
         gathered = rows * sequences.chosen_gathered_output_row_bytes(tensor)
         buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], gathered[None, :])
         per_micro_batch = activations.per_micro_batch + buffers.per_micro_batch

@@ -152,22 +152,22 @@ class _StrategyTable:
         resident = np.stack([one.total for one in states])
         total = resident[sharding, np.arange(len(values))].sum(axis=1)
         fits = np.ones(len(sharding), dtype=np.bool_)
+        sequences = cost_context.sequence_parallelism
+        messages = sequences.chosen_message_row_bytes(shape.tensor)
         for number, device in enumerate(shape.devices):
             rows = shape.rows[number // shape.tensor]
             name = cost_context.accelerator_of_node[device.node]
-            divides = [cost_context.sequence_parallelism.chosen_for(kind, shape.tensor) for kind in self.kinds]
+            divides = [sequences.chosen_for(kind, shape.tensor) for kind in self.kinds]
             each = zip(self.kinds, divides, strict=True)
             stored = np.array(
                 [cost_context.layer_cost(name, kind, shape.tensor, rows, part).activation_bytes for kind, part in each]
             )
-            sequences = cost_context.sequence_parallelism
             inputs = rows * sequences.chosen_input_row_bytes(shape.tensor)[shape.first : shape.end]
             whole, recomputed = (activation_bytes(stored, inputs, stored, recompute=flag) for flag in (False, True))
             used = context.in_flight * np.where(recompute, recomputed.per_micro_batch, whole.per_micro_batch).sum(
                 axis=1
             ) + np.where(recompute, recomputed.once, whole.once).max(axis=1)
-            parts = np.where(sequences.chosen_divided_cuts(shape.tensor), shape.tensor, 1)
-            entering, leaving = (rows * cost_context.row_bytes[cut] / parts[cut] for cut in (shape.first, shape.end))
+            entering, leaving = rows * messages[shape.first], rows * messages[shape.end]
             used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
             if shape.end == len(model.layers):
                 used += loss_bytes(cost_context, shape.tensor, rows)
