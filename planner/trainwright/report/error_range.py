@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, scarce_runs
+from trainwright.error_bands import MEAN_MEASURED_ERROR, scarce_runs
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
-
-
-def _band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
-    if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
-        return None
-    return error_band(candidate.plan, _accelerators(candidate, problem))
+from trainwright.search.candidates import band_of_estimates
 
 
 def _accelerators(candidate: Candidate, problem: Problem) -> list[str]:
@@ -26,7 +21,7 @@ def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str 
     A second sentence names the accelerators of the plan that few or none of these runs used. `which` names the plan where
     an answer has several.
     """
-    band = _band(candidate, problem)
+    band = band_of_estimates(candidate, problem)
     if band is None:
         these = "; these profiles are estimated" if problem.profiles.origin == "estimated" else ""
         return [
@@ -54,7 +49,7 @@ def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
 
 def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
     """Return the range in which the iteration is expected for JSON output; the mean error if profiles were measured."""
-    band = _band(candidate, problem)
+    band = band_of_estimates(candidate, problem)
     if band is None:
         return {"mean_error": MEAN_MEASURED_ERROR}
     least, greatest = band.range_of(candidate.estimate.iteration_seconds)

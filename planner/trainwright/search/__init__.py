@@ -140,8 +140,6 @@ def _search(planner: str, problem: Problem) -> Search:
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:
     """Return how many candidates to request, so that preferences and shapes have some to choose from; None for all."""
-    if top is None:
-        return None
-    if planner in MAY_LEAVE_DEVICES_IDLE:
+    if top is None or planner in MAY_LEAVE_DEVICES_IDLE:
         return None
     return max(top, MIN_CANDIDATES) if top > 1 or problem.preference.is_active else top

@@ -13,7 +13,7 @@ from typing import Final
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
-from trainwright.error_bands import MEAN_MEASURED_ERROR, error_band, plan_kind
+from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, plan_kind
 from trainwright.plan import Pipeline, Plan, Sharding, Stage
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
@@ -220,7 +220,8 @@ def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list
             _saves_nothing(candidate, other, tolerance) for other in others
         ):
             continue
-        kept = [one for one in kept if one is kept[0] or one not in others or not _saves_nothing(one, candidate, 0.0)]
+        beaten = {id(one) for one in others if _saves_nothing(one, candidate, 0.0)}
+        kept = [one for one in kept if one is kept[0] or id(one) not in beaten]
         of_shape.append(seconds)
         others.append(candidate)
         kept.append(candidate)
@@ -245,7 +246,9 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
     plans of other kinds come in, as far as they are within the band of the estimates' error of the first.
     """
     first = candidates[0]
-    most = first.estimate.iteration_seconds * (1 + _error_share(first, problem))
+    band = band_of_estimates(first, problem)
+    share = _MEASURED_BAND if band is None else band.greatest_ratio - 1
+    most = first.estimate.iteration_seconds * (1 + share)
     leaders: dict[str, Candidate] = {}
     for candidate in candidates:
         if candidate.estimate.iteration_seconds <= most:
@@ -256,8 +259,8 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
     return [one for one in candidates if id(one) in chosen]
 
 
-def _error_share(candidate: Candidate, problem: Problem) -> float:
+def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | None:
+    """Return the error band of a candidate whose profiles come from data sheets; None for measured and emulated ones."""
     if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
-        return _MEASURED_BAND
-    accelerators = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
-    return error_band(candidate.plan, accelerators).greatest_ratio - 1
+        return None
+    return error_band(candidate.plan, {problem.cluster.node(node).accelerator for node in candidate.plan.nodes})
