@@ -13,6 +13,9 @@ from trainwright.plan import Plan, Schedule, Sharding, split_rows
 
 __all__ = ["WORDS", "check_tensor_degree", "is_shorthand", "plan_of_shorthand"]
 
+MOST_DEGREE = 1024
+"""Maximum tensor degree that is named to choose from."""
+
 
 def plan_of_shorthand(
     text: str, devices: Sequence[Device], layers: int, batch: int, max_tensor_degree: int | None = None
@@ -70,10 +73,6 @@ def check_tensor_degree(named: str, tensor: int, most: int) -> None:
     *others, last = (str(degree) for degree in range(1, min(most, MOST_DEGREE) + 1) if most % degree == 0)
     degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
     raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
-
-
-MOST_DEGREE = 1024
-"""Maximum tensor degree that is named to choose from."""
 
 
 def _check_micro_batches(said: PlanWords, data: int, rows: int, batch: int) -> None:

@@ -31,7 +31,7 @@ _SUFFIX: Final = re.compile(r"\.[a-z]\w*$")
 _LIKE_A_WORD: Final = re.compile(r"(pp|dp|tp|mb)([-=:]?[0-9].*)?|zero[-=:]?[0-9].*|recompute|gpipe|1f1b|\[.*")
 _DASHED: Final = re.compile(r"(pp|dp|tp|mb|zero)[-=:_]([0-9]+)")
 _APART: Final = re.compile(r"[|+–]|[0-9]+/[0-9]+$|\[.*[a-z]")
-"""What a summary says of layers or pipelines that differ."""
+"""Parts of a summary that describe unequal layers or pipelines, which words cannot."""
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -42,7 +42,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         "the runtime decides on sequence parallelism (sequence_parallel in the file of --runtime)",
     ),
 }
-"""What is no word of a plan, and where it is set."""
+"""Settings that are not words of a plan, with the place where each is set."""
 
 
 def is_shorthand(text: str) -> bool:
