@@ -41,8 +41,8 @@ def boundary_terms(upper: Nodes, lower: Nodes, context: CostContext) -> Boundary
 def _lone_terms(edges: Sequence[tuple[Nodes, Nodes]], context: CostContext) -> BoundaryTerms:
     """Return the terms of messages on edges, `(source, target)` by direction."""
     links = context.link_matrices
-    bandwidth = np.stack([links.bandwidth[edge] for edge in edges]) * context.runtime.link_ratio
-    return BoundaryTerms(1 / bandwidth, np.stack([links.latency[edge] for edge in edges]))
+    flow = np.stack([links.flow[edge] for edge in edges]) * context.runtime.link_ratio
+    return BoundaryTerms(1 / flow, np.stack([links.latency[edge] for edge in edges]))
 
 
 class PlacedBoundaries(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from trainwright.cost.network import Edge, Load, Network, Nic
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
@@ -163,7 +164,7 @@ class Collectives:
     def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Nic, float]) -> RingAlgorithm:
         """Return the hierarchical ring: reduce-scatter inside nodes, rings between nodes, all-gather inside nodes.
 
-        The shards of a node's members cross its NIC at once, as one message and one stream between nodes.
+        The shards of a node's members cross its NICs at once, each in a stream of its own.
         """
         inside = latency_inside = between = latency_between = 0.0
         cards = self.network.nic_seconds(load)
@@ -175,7 +176,9 @@ class Collectives:
                     inside = max(inside, ring_bytes_ratio(count) / bandwidth)
                     latency_inside = max(latency_inside, 2 * (count - 1) * latency)
             if len(members) > 1:
-                per_byte, latency = self._slowest(set(_ring_edges(tuple(members))), cards)
+                edges = set(_ring_edges(tuple(members)))
+                streams = {edge: min(members[node] for node in edge) for edge in edges}
+                per_byte, latency = self._slowest(edges, cards, streams)
                 between = max(between, ring_bytes_ratio(len(members)) * per_byte)
                 latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
         moved = {
@@ -184,12 +187,14 @@ class Collectives:
         own = self.network.nic_seconds(self._uses(moved))
         return RingAlgorithm(latency_inside + latency_between, inside + between, own)
 
-    def _slowest(self, edges: set[Edge], cards: Mapping[Nic, float]) -> tuple[float, float]:
-        """Return seconds per byte on the slowest edge or NIC, and the maximum latency."""
+    def _slowest(
+        self, edges: set[Edge], cards: Mapping[Nic, float], streams: Mapping[Edge, int] = MappingProxyType({})
+    ) -> tuple[float, float]:
+        """Return seconds per byte on the slowest edge or NIC, and the maximum latency; `streams` divide an edge's bytes."""
         per_byte = latency = 0.0
         for edge in edges:
             latency = max(latency, self.network.link(edge)[0])
-            per_byte = max(per_byte, 1 / self.network.flow_bytes_per_second(edge))
+            per_byte = max(per_byte, 1 / (self.network.flow_bytes_per_second(edge) * streams.get(edge, 1)))
             for card in self.network.nics(edge):
                 per_byte = max(per_byte, cards.get(card, 0.0))
         return per_byte, latency

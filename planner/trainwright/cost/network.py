@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster, Node, Port
+from trainwright.cluster import Cluster, Link, Node, Port
 from trainwright.cost.layer_sums import Array
 
 Edge = tuple[str, str]
@@ -161,25 +161,31 @@ class LinkMatrices:
     """All directed links of a cluster as matrices.
 
     Attributes:
-        bandwidth: `[source node, target node]` stated bytes per second; infinite within a node of one device.
+        bandwidth: `[source node, target node]` stated bytes per second of all streams together; infinite within a node of
+            one device.
+        flow: `[source node, target node]` those of a single stream.
         latency: `[source node, target node]` seconds.
     """
 
     bandwidth: Array
+    flow: Array
     latency: Array
+
+    @property
+    def tables(self) -> tuple[Array, Array, Array]:
+        return self.bandwidth, self.flow, self.latency
 
     def with_inside(self, ratio: float) -> LinkMatrices:
         """Return the matrices with `ratio` times the bandwidth inside nodes."""
-        return LinkMatrices(
-            self.bandwidth * np.where(np.eye(len(self.bandwidth), dtype=np.bool_), ratio, 1.0), self.latency
-        )
+        ratios = np.where(np.eye(len(self.bandwidth), dtype=np.bool_), ratio, 1.0)
+        return LinkMatrices(self.bandwidth * ratios, self.flow * ratios, self.latency)
 
-    def slowest(self, nodes: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return `[...]` the minimum bandwidth and maximum latency over all pairs of `nodes[..., member]`."""
+    def slowest_flow(self, nodes: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return `[...]` a stream's minimum bandwidth and the maximum latency over all pairs of `nodes[..., member]`."""
         members = nodes.shape[-1]
         apart = ~np.eye(members, dtype=np.bool_)
         source, target = nodes[..., :, None], nodes[..., None, :]
-        bandwidth = np.where(apart, self.bandwidth[source, target], np.inf).min(axis=(-2, -1))
+        bandwidth = np.where(apart, self.flow[source, target], np.inf).min(axis=(-2, -1))
         latency = np.where(apart, self.latency[source, target], 0.0).max(axis=(-2, -1))
         return bandwidth, latency
 
@@ -194,10 +200,10 @@ class LinkMatrices:
         inside = (nodes == following) & (spanned > 1)[..., None]
         return np.where(inside, np.inf, mutual).min(axis=-1), spanned
 
-    def slowest_bandwidth(self, nodes: NDArray[np.intp]) -> float:
-        """Return the minimum bandwidth over all pairs of one large group, computed per node instead of per member."""
+    def slowest_flow_of_group(self, nodes: NDArray[np.intp]) -> float:
+        """Return a stream's minimum bandwidth over all pairs of one large group, computed per node instead of per member."""
         used, counts = np.unique(nodes, return_counts=True)
-        table = self.bandwidth[np.ix_(used, used)].copy()
+        table = self.flow[np.ix_(used, used)].copy()
         alone = counts == 1
         table[alone, alone] = np.inf
         return float(table.min())
@@ -208,23 +214,29 @@ def link_matrices(cluster: Cluster) -> LinkMatrices:
     """Return the matrices of all links, including those that follow from the nodes' ports."""
     size = len(cluster.nodes)
     number = {node.name: index for index, node in enumerate(cluster.nodes)}
-    card_bandwidth, card_latency = _ports([node.network for node in cluster.nodes])
-    inside_bandwidth, inside_latency = _ports([node.inside for node in cluster.nodes])
-    bandwidth = np.minimum.outer(card_bandwidth, card_bandwidth)
-    latency = np.maximum.outer(card_latency, card_latency)
-    bandwidth[np.arange(size), np.arange(size)] = inside_bandwidth
-    latency[np.arange(size), np.arange(size)] = inside_latency
+    cards, insides = (
+        _ports(ports) for ports in ([node.network for node in cluster.nodes], [node.inside for node in cluster.nodes])
+    )
+    bandwidth, flow = (np.minimum.outer(figure, figure) for figure in cards[:2])
+    latency = np.maximum.outer(cards[2], cards[2])
+    for table, inside in zip((bandwidth, flow, latency), insides, strict=True):
+        table[np.arange(size), np.arange(size)] = inside
     for link in cluster.links:
         edge = number[link.source], number[link.target]
-        bandwidth[edge], latency[edge] = link.bandwidth_bytes_per_second, link.latency_seconds
-    return LinkMatrices(bandwidth, latency)
+        bandwidth[edge], flow[edge], latency[edge] = _figures(link)
+    return LinkMatrices(bandwidth, flow, latency)
 
 
-def _ports(ports: list[Port | None]) -> tuple[Array, Array]:
-    """Return bandwidth and latency of ports; a missing port is no limit, since its links are listed or do not exist."""
-    bandwidth = [np.inf if port is None else port.bandwidth_bytes_per_second for port in ports]
-    latency = [0.0 if port is None else port.latency_seconds for port in ports]
-    return np.array(bandwidth), np.array(latency)
+def _ports(ports: list[Port | None]) -> tuple[Array, Array, Array]:
+    """Return the figures of ports; a missing port is no limit, since its links are listed or do not exist."""
+    bandwidth, flow, latency = np.array([(np.inf, np.inf, 0.0) if port is None else _figures(port) for port in ports]).T
+    return bandwidth, flow, latency
+
+
+def _figures(port: Port | Link) -> tuple[float, float, float]:
+    """Return the bytes per second of all streams together and of a single one, and the latency."""
+    bandwidth, flow = port.bandwidth_bytes_per_second, port.flow_bytes_per_second
+    return bandwidth, bandwidth if flow is None else min(flow, bandwidth), port.latency_seconds
 
 
 @lru_cache(maxsize=16)
@@ -247,9 +259,8 @@ def node_classes(cluster: Cluster) -> tuple[int, ...]:
 
 def _signature(node: Node, index: int, links: LinkMatrices) -> tuple[object, ...]:
     """Return a cheap necessary condition for interchangeable nodes."""
-    rows = (links.bandwidth[index], links.bandwidth[:, index], links.latency[index], links.latency[:, index])
-    flow = None if node.network is None else node.network.flow_bytes_per_second
-    return node.accelerator, node.devices, flow, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
+    rows = [row for table in links.tables for row in (table[index], table[:, index])]
+    return node.accelerator, node.devices, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
 
 
 def _are_interchangeable(a: int, b: int, links: LinkMatrices) -> bool:
@@ -257,5 +268,5 @@ def _are_interchangeable(a: int, b: int, links: LinkMatrices) -> bool:
     swapped[[a, b]] = b, a
     return all(
         np.array_equal(table[a], table[b][swapped]) and np.array_equal(table[:, a], table[swapped, b])
-        for table in (links.bandwidth, links.latency)
+        for table in links.tables
     )

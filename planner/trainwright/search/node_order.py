@@ -32,7 +32,7 @@ def canonical_node_order(cluster: Cluster) -> Cluster:
 
 
 def _neighbour_signature(number: int, colours: Sequence[int], links: LinkMatrices) -> tuple[Hashable, ...]:
-    columns = (links.bandwidth[number], links.bandwidth[:, number], links.latency[number], links.latency[:, number])
+    columns = [column for table in links.tables for column in (table[number], table[:, number])]
     others = sorted(zip(colours, *(column.tolist() for column in columns), strict=True))
     return colours[number], links.bandwidth[number, number], tuple(others)
 

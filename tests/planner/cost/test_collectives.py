@@ -63,8 +63,9 @@ def test_single_flow_may_reach_less_than_the_nic() -> None:
     assert [collectives.all_reduce((("a", "b"),) * rings).seconds(1.0) for rings in (1, 4, 8)] == [1.0, 1.0, 2.0]
     message = ("a", "b", 1.0)
     assert [fabric.concurrent_send_seconds([message] * count)[message] for count in (1, 4, 8)] == [1.0, 1.0, 2.0]
-    # Four members per node reduce inside first, so the ring between the nodes is one flow.
-    assert collectives.all_reduce((("a",) * 4 + ("b",) * 4,)).seconds(1.0) == pytest.approx(1.0)
+    # Four members per node reduce inside first; then each sends its shard to the other node in a stream of its own.
+    assert collectives.all_reduce((("a",) * 4 + ("b",) * 4,)).seconds(1.0) == pytest.approx(0.25)
+    assert collectives.all_reduce((("a",) * 4 + ("b",) * 2,)).seconds(1.0) == pytest.approx(0.5)
     assert Network(cluster, link_ratio=0.5).concurrent_send_seconds([message])[message] == 2.0
 
 

@@ -57,6 +57,7 @@ class StageGroupLinks:
         place = {name: index for index, name in enumerate(names)}
         self.nodes: Indices = np.array([place[device.node] for device in devices])
         self.bandwidth: Array = links.bandwidth[np.ix_(used, used)] * context.runtime.link_ratio
+        self.flow: Array = links.flow[np.ix_(used, used)] * context.runtime.link_ratio
         self.latency: Array = links.latency[np.ix_(used, used)]
 
     @cached_property
@@ -78,7 +79,7 @@ class StageGroupLinks:
         source = np.roll(target, -1, axis=1)
         crosses = source != target
         size = len(self.bandwidth)
-        rate = self.bandwidth[source, target]
+        rate = self.flow[source, target]
         if crosses.any():
             sent, received = (np.bincount(ends[crosses], minlength=size) for ends in (source, target))
             out_share = self._inter_node_bandwidth.max(axis=1) / np.maximum(sent, 1)

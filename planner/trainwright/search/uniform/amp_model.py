@@ -139,7 +139,7 @@ class _AmpModel:
     def _group_seconds(self, run: LayerRun, group: tuple[Device, ...], rows: int) -> float:
         model, context = self.context.model, self.context
         accelerators = tuple(sorted({context.cluster.accelerator_of(device).name for device in group}))
-        bandwidth, latency = self.context.link_matrices.slowest(self._nodes(group))
+        bandwidth, latency = self.context.link_matrices.slowest_flow(self._nodes(group))
         ring = AmpRing(run.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
@@ -181,7 +181,8 @@ class _AmpModel:
             self.context.resident_parameters(stage.first, stage.end, run.tensor) * self.context.gradient_dtype.num_bytes
         )
         bandwidth = min(
-            self.context.link_matrices.slowest_bandwidth(self._nodes(group)) for group in run.data_groups(stage.devices)
+            self.context.link_matrices.slowest_flow_of_group(self._nodes(group))
+            for group in run.data_groups(stage.devices)
         )
         return AmpRing(run.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
 

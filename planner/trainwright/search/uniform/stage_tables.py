@@ -134,7 +134,7 @@ class StageTables:
         """Reduce a placement to the quantities that tables depend on."""
         nodes = self.order.node_numbers[placement]
         accelerators = np.bitwise_or.reduce(1 << self.order.accelerator_numbers[placement], axis=2)
-        bandwidth, latency = self.links.slowest(nodes)
+        bandwidth, latency = self.links.slowest_flow(nodes)
         ring_bandwidth, spanned = self.links.slowest_crossing(nodes)
         keys = np.stack([accelerators, spanned, bandwidth, latency, ring_bandwidth], axis=2).reshape(-1, 5)
         found, numbers = np.unique(keys, axis=0, return_inverse=True)
@@ -238,7 +238,7 @@ class StageTables:
         seconds = 0.0
         for members, first, end in zip(nodes, (0, *ends), ends, strict=False):
             groups = {np.sort(group).tobytes(): group for group in members.T}
-            bandwidth = min(self.links.slowest_bandwidth(group) for group in groups.values())
+            bandwidth = min(self.links.slowest_flow_of_group(group) for group in groups.values())
             message = float(resident[first, end]) * self.problem.cost_context.gradient_dtype.num_bytes
             achieved = bandwidth * self.problem.runtime.link_ratio
             seconds = max(seconds, AmpRing(stages.data, achieved).seconds(message))
