@@ -76,10 +76,16 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, order: WorkerTask | str, *arguments: str, environment: dict[str, str] | None = None):
+    def start(
+        self,
+        order: WorkerTask | str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ):
         path = self.folder / "order.json"
         path.write_text(order if isinstance(order, str) else documents.dumps(order), encoding="utf-8")
-        command = [sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)]
+        command = [*prefix, sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)]
         base = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder)}
         return subprocess.Popen(
             command,
@@ -90,9 +96,9 @@ class Worker:
             env={**base, **(environment or {})},
         )
 
-    def local(self, order: WorkerTask | str) -> Outcome:
-        """Run the gang on this machine."""
-        return self.end(self.start(order, "local"))
+    def local(self, order: WorkerTask | str, prefix: tuple[str, ...] = ()) -> Outcome:
+        """Run the gang on this machine, by a command that `prefix` begins."""
+        return self.end(self.start(order, "local", prefix=prefix))
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ from trainwright_worker.device import barrier
 from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.rank_assignment import RankAssignment
-from trainwright_worker.measure import link_bench
+from trainwright_worker.measure import link_bench, pair_channel, slot_streams
+from trainwright_worker.measure.pair_channel import PairChannel
 
 WORLD = 8
 GANG = Gang(tuple(GangNode(f"node-{number}", (0, 1), "gpu") for number in range(WORLD // 2)))
@@ -196,17 +198,17 @@ def test_pairs_get_few_thread_blocks_of_nccl(monkeypatch: pytest.MonkeyPatch, ba
 
 def test_benchmarks_of_links_keep_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     task = LinkTask(GANG, repeats=1, collective_bytes=(4096, 8192), collective_seconds=1000.0, overlap=True)
-    decision = torch.tensor([task.message_bytes[-1], 1])  # the sender's, of the next size and the repeats
-    receive = link_bench._PairChannel.receive
+    decisions = cycle([task.message_bytes[-1], 1])  # the sender's, of the next size and the repeats
+    receive_number = PairChannel.receive_number
 
-    def receive_decision(channel: link_bench._PairChannel, message: torch.Tensor) -> None:
-        receive(channel, message)
-        if message.dtype is decision.dtype:
-            message.copy_(decision)
+    def receive_decision(channel: PairChannel) -> int:
+        receive_number(channel)
+        return next(decisions)
 
-    monkeypatch.setattr(link_bench._PairChannel, "receive", receive_decision)
-    monkeypatch.setattr(link_bench, "grown_message_bytes", lambda size, _: size)
+    monkeypatch.setattr(PairChannel, "receive_number", receive_decision)
+    monkeypatch.setattr(pair_channel, "grown_message_bytes", lambda size, _: size)
     monkeypatch.setattr(link_bench, "_repeats", lambda *_: 1)
+    monkeypatch.setattr(slot_streams, "_SECONDS", 0.0)
 
     def run(assignment: RankAssignment, _record: Record) -> None:
         link_bench.measure_links(task, assignment, device_of(assignment.rank), Watchdog())

@@ -8,10 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from trainwright.cluster import Device, Emulation
+from trainwright.cluster import Device, Emulation, Link
 from trainwright.worker_api import LinkReport, LinkTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets, message_numel
+from trainwright_worker.measure.pair_rounds import all_slot_rounds
+from trainwright_worker.measure.slot_streams import SlotStream, links_with_all_slots
 from trainwright_worker.validation import check_task
 
 SIZES = (4_096, 65_536, 1_048_576, 8_388_608)
@@ -113,3 +115,40 @@ def test_collectives_that_cannot_be_measured_are_refused(make, fields: dict) -> 
     check_task(LinkTask(make.gang(2), collective_bytes=(4, 8)))
     with pytest.raises(WorkerError, match="collective_bytes must be ascending"):
         check_task(LinkTask(make.gang(2), **fields))
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_all_slots_of_two_nodes_send_at_once(worker, make) -> None:
+    outcome = worker.local(LinkTask(make.gang(2, 2, 1), repeats=1))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert len(report.links) == 8
+    assert [(one.done, one.total) for one in outcome.progress if one.what == "rounds of all slots"] == [(1, 1)]
+    for link in report.links:
+        # The third node has one slot, and inside a node nothing is measured at once.
+        if {link.source, link.target} != {"node-a", "node-b"}:
+            assert link.flow_bytes_per_second is None
+        assert (link.flow_bytes_per_second or 0.0) < link.bandwidth_bytes_per_second
+
+
+def test_all_slots_at_once_are_the_bandwidth_and_one_alone_is_the_flow() -> None:
+    links = (
+        Link("a", "b", 1e-5, 10.0),
+        Link("b", "a", 1e-5, 10.0),
+        Link("a", "c", 1e-5, 10.0),
+        Link("a", "a", 1e-6, 99.0),
+    )
+    streams = [
+        # Four NICs, one of which takes longer: all bytes count by its seconds.
+        *(SlotStream("a", "b", 40, seconds) for seconds in (4.0, 4.0, 4.0, 5.0)),
+        # One NIC for all slots.
+        *(SlotStream("b", "a", 40, 16.0) for _ in range(4)),
+    ]
+    assert links_with_all_slots(links, streams) == (Link("a", "b", 1e-5, 32.0, 10.0), *links[1:])
+
+
+def test_rounds_of_all_slots_pair_the_common_slots_of_nodes_that_have_several(make) -> None:
+    gang = make.gang(2, 3, 1, 2)
+    rounds = all_slot_rounds(gang, [[(0, 1), (2, 3)], [(0, 2)], [(0, 3), (1, 2)]])
+    assert rounds == [[(0, 2), (1, 3)], [(0, 6), (1, 7)]]

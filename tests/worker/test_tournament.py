@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Emulation
-from trainwright_worker.measure.link_bench import MAX_MESSAGE_BYTES, grown_message_bytes
+from trainwright_worker.measure.pair_channel import MAX_MESSAGE_BYTES, grown_message_bytes
 from trainwright_worker.measure.pair_rounds import (
     disjoint_rounds,
     inter_node_rounds,

@@ -20,7 +20,7 @@ TOLERANCE = 0.25
 """Maximum difference in bandwidth within a kind, relative to the slower link."""
 MOST_FURTHER_PAIRS = 1200
 """Maximum number of further pairs measured for kinds that are not uniform; fewer if long node names fill the report."""
-LINK_BYTES = 155
+LINK_BYTES = 170
 """Approximate bytes of a link in a report, without the names of its ends."""
 
 

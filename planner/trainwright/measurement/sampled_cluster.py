@@ -7,8 +7,9 @@ from the ports of their two ends are listed.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,13 +79,20 @@ def sampled_cluster(
 
 @dataclass(frozen=True)
 class _Ports:
-    """Ports of all nodes, `[node]`."""
+    """Figures of all nodes' ports, or of a node's links to all others, `[node]`; no stream exceeds the bandwidth."""
 
     bandwidth: _Array
+    flow: _Array
     latency: _Array
 
     def as_ports(self) -> list[Port]:
-        return [Port(_rounded(a), _rounded(b)) for a, b in zip(self.latency, self.bandwidth, strict=True)]
+        return [
+            Port(_rounded(delay), _rounded(rate), _rounded(flow) if flow < rate else None)
+            for delay, rate, flow in zip(self.latency, self.bandwidth, self.flow, strict=True)
+        ]
+
+    def of(self, targets: NDArray[np.intp]) -> _Ports:
+        return _Ports(self.bandwidth[targets], self.flow[targets], self.latency[targets])
 
 
 @dataclass(frozen=True)
@@ -103,66 +111,75 @@ class _LinkTable:
     Attributes:
         groups_of: `[node]` group.
         rates: `[kind, node]` bandwidth; a link without figures of its own has the lower of its ends'.
+        flows: `[kind, node]` that of a single stream.
         latencies: `[kind]` latency of these links.
-        own: links with figures of their own, by source: target, bandwidth, latency.
+        own: links with figures of their own, by source: target, bandwidth, that of a single stream, latency.
     """
 
     names: Sequence[str]
     groups: NodeGroups
     groups_of: NDArray[np.intp]
     rates: _Array
+    flows: _Array
     latencies: _Array
-    own: Mapping[int, Sequence[tuple[int, float, float]]]
+    own: Mapping[int, Sequence[tuple[int, float, float, float]]]
 
     @classmethod
     def of(cls, sampling: LinkSampling, measured: Mapping[Pair, Link]) -> _LinkTable:
         groups, names = sampling.groups, [node.name for node in sampling.nodes]
         number = {name: index for index, name in enumerate(names)}
-        rates, latencies = np.full((groups.kind_count, len(names)), np.nan), np.full(groups.kind_count, np.nan)
+        rates, flows = (np.full((groups.kind_count, len(names)), np.nan) for _ in range(2))
+        latencies = np.full(groups.kind_count, np.nan)
         mixed: dict[int, list[_Edge]] = {}
         for kind in sampling.kinds:
             links = sampled_links(kind, measured)
             if have_similar_bandwidth(links):
                 rates[kind.number] = min(link.bandwidth_bytes_per_second for link in links)
+                flows[kind.number] = min(_flow(link) for link in links)
                 latencies[kind.number] = max(link.latency_seconds for link in links)
             else:
                 mixed[kind.number] = []
-        own = defaultdict[int, list[tuple[int, float, float]]](list)
+        own = defaultdict[int, list[tuple[int, float, float, float]]](list)
         for (source, target), link in measured.items():
             known = mixed.get(groups.kind_between(source, target)) if source != target else None
             if known is not None:
                 known.append((number[source], number[target], link))
-                figures = link.bandwidth_bytes_per_second, link.latency_seconds
+                figures = link.bandwidth_bytes_per_second, _flow(link), link.latency_seconds
                 own[number[source]].append((number[target], *figures))
         for kind_number, edges in mixed.items():
-            rates[kind_number] = _median_rates(edges, len(names))
+            rates[kind_number] = _medians(edges, len(names), lambda link: link.bandwidth_bytes_per_second)
+            flows[kind_number] = _medians(edges, len(names), _flow)
             latencies[kind_number] = np.median([link.latency_seconds for _, _, link in edges])
         groups_of = np.array([groups.number_of[name] for name in names])
-        return cls(names, groups, groups_of, rates, latencies, own)
+        return cls(names, groups, groups_of, rates, flows, latencies, own)
 
-    def rows(self) -> Iterator[tuple[int, _Array, _Array]]:
-        """Yield each source with `[target]` bandwidth and `[target]` latency; NaN to itself."""
+    def rows(self) -> Iterator[tuple[int, _Ports]]:
+        """Yield each source with the figures of its links, `[target]`; NaN to itself."""
         targets = np.arange(len(self.names))
         former, kinds = -1, targets
         for source, group in enumerate(self.groups_of):
             if group != former:
                 former, kinds = group, self.groups.kinds_from(group)[self.groups_of]
-            bandwidth = np.minimum(self.rates[kinds, source], self.rates[kinds, targets])
+            bandwidth, flow = (
+                np.minimum(table[kinds, source], table[kinds, targets]) for table in (self.rates, self.flows)
+            )
             latency = self.latencies[kinds]
             for target, *figures in self.own.get(source, ()):
-                bandwidth[target], latency[target] = figures
-            bandwidth[source] = latency[source] = np.nan
-            yield source, bandwidth, latency
+                bandwidth[target], flow[target], latency[target] = figures
+            bandwidth[source] = flow[source] = latency[source] = np.nan
+            yield source, _Ports(bandwidth, flow, latency)
 
     def ports(self) -> tuple[_Ports, _Ports]:
         """Return a port for every node like its fastest links, from it and to it, and one like its slowest."""
-        fast, slow = (_Ports(*(np.full(len(self.names), np.nan) for _ in range(2))) for _ in range(2))
-        for source, bandwidth, latency in self.rows():
+        fast, slow = (_Ports(*(np.full(len(self.names), np.nan) for _ in range(3))) for _ in range(2))
+        for source, row in self.rows():
             for known, fold, figures in (
-                (fast.bandwidth, np.fmax, bandwidth),
-                (fast.latency, np.fmin, latency),
-                (slow.bandwidth, np.fmin, bandwidth),
-                (slow.latency, np.fmax, latency),
+                (fast.bandwidth, np.fmax, row.bandwidth),
+                (fast.flow, np.fmax, row.flow),
+                (fast.latency, np.fmin, row.latency),
+                (slow.bandwidth, np.fmin, row.bandwidth),
+                (slow.flow, np.fmin, row.flow),
+                (slow.latency, np.fmax, row.latency),
             ):
                 fold(known, figures, out=known)
                 known[source] = fold(known[source], fold.reduce(figures))
@@ -172,34 +189,39 @@ class _LinkTable:
         """Return what listing the links that differ from the ports of their ends takes."""
         name_bytes = np.array([len(name) for name in self.names])
         links, size = 0, len(self.names) * _NODE_BYTES + int(name_bytes.sum())
-        for source, targets, _, _ in self._erring(ports):
+        for source, targets, _ in self._erring(ports):
             links += len(targets)
             size += len(targets) * (_LINK_BYTES + int(name_bytes[source])) + int(name_bytes[targets].sum())
         return _Listing(ports, links, size)
 
     def erring_links(self, ports: _Ports) -> Iterator[Link]:
         """Yield the links that differ from the ports of their ends."""
-        for source, targets, bandwidth, latency in self._erring(ports):
-            for target in targets:
-                figures = _rounded(latency[target]), _rounded(bandwidth[target])
+        for source, targets, row in self._erring(ports):
+            for target, port in zip(targets, row.of(targets).as_ports(), strict=True):
+                figures = port.latency_seconds, port.bandwidth_bytes_per_second, port.flow_bytes_per_second
                 yield Link(self.names[source], self.names[target], *figures)
 
-    def _erring(self, ports: _Ports) -> Iterator[tuple[int, NDArray[np.intp], _Array, _Array]]:
+    def _erring(self, ports: _Ports) -> Iterator[tuple[int, NDArray[np.intp], _Ports]]:
         """Yield each source, the targets of the links that differ from the ports of their ends, and its row."""
-        for source, bandwidth, latency in self.rows():
-            rate = np.minimum(ports.bandwidth, ports.bandwidth[source])
+        for source, row in self.rows():
+            rate, flow = (np.minimum(figure, figure[source]) for figure in (ports.bandwidth, ports.flow))
             delay = np.maximum(ports.latency, ports.latency[source])
-            apart = _apart(bandwidth, rate, _RATE_TOLERANCE) | _apart(latency, delay, _LATENCY_TOLERANCE)
-            yield source, np.flatnonzero(apart), bandwidth, latency
+            apart = _apart(row.bandwidth, rate, _RATE_TOLERANCE) | _apart(row.flow, flow, _RATE_TOLERANCE)
+            yield source, np.flatnonzero(apart | _apart(row.latency, delay, _LATENCY_TOLERANCE)), row
 
 
-def _median_rates(edges: Sequence[_Edge], count: int) -> _Array:
-    """Return `[node]` the median bandwidth of a node's links, or of all links where it has none."""
+def _flow(link: Link) -> float:
+    """Return the bytes per second of a single stream."""
+    return min(link.flow_bytes_per_second or math.inf, link.bandwidth_bytes_per_second)
+
+
+def _medians(edges: Sequence[_Edge], count: int, figure: Callable[[Link], float]) -> _Array:
+    """Return `[node]` the median figure of a node's links, or of all links where it has none."""
     at = defaultdict[int, list[float]](list)
     for source, target, link in edges:
-        at[source].append(link.bandwidth_bytes_per_second)
-        at[target].append(link.bandwidth_bytes_per_second)
-    rates = np.full(count, np.median([link.bandwidth_bytes_per_second for _, _, link in edges]))
+        at[source].append(figure(link))
+        at[target].append(figure(link))
+    rates = np.full(count, np.median([figure(link) for _, _, link in edges]))
     for node, seen in at.items():
         rates[node] = np.median(seen)
     return rates

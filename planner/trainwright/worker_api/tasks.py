@@ -67,6 +67,7 @@ class LinkTask:
 
     In rounds of disjoint pairs, each pair ping-pongs messages of every size in both directions. Between nodes each slot is
     paired with the same slot of the other node, since it may have a NIC of its own; within a node with every other one.
+    Then all slots of two nodes send at once, since they may reach more together.
 
     Attributes:
         pairs: node pairs to measure, each once in either order; None: all pairs.
@@ -121,6 +122,8 @@ class Overlap:
 @dataclass(frozen=True, slots=True)
 class LinkReport:
     """Directed links fitted to message times, between and within nodes: of the slowest pair of slots, one at a time.
+
+    Where all slots of two nodes reach more together, the link states both.
 
     Attributes:
         collectives, overlaps: empty unless requested.

@@ -72,6 +72,20 @@ def inter_node_rounds(gang: Gang, node_rounds: Sequence[Iterable[Pair]]) -> list
     return rounds
 
 
+def all_slot_rounds(gang: Gang, node_rounds: Iterable[Iterable[Pair]]) -> list[list[Pair]]:
+    """Return rounds of disjoint rank pairs: all common slots of each pair of nodes at once, where there are several."""
+    first_ranks = _first_ranks(gang)
+    rounds = []
+    for node_pairs in node_rounds:
+        pairs = []
+        for a, b in node_pairs:
+            common = min(len(gang.nodes[a].slots), len(gang.nodes[b].slots))
+            pairs += [(first_ranks[a] + slot, first_ranks[b] + slot) for slot in range(common) if common > 1]
+        if pairs:
+            rounds.append(pairs)
+    return rounds
+
+
 def intra_node_rounds(gang: Gang) -> list[list[Pair]]:
     """Return rounds of disjoint rank pairs that cover every two slots of every node."""
     rounds: list[list[Pair]] = []

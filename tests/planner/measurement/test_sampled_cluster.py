@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainwright import documents
 from trainwright.cluster import Accelerator, Cluster, Link, Node
-from trainwright.cost.network import node_classes
+from trainwright.cost.network import Network, node_classes
 from trainwright.measurement.link_kinds import NodeLocation, Pair
 from trainwright.measurement.link_sampling import (
     LinkSampling,
@@ -33,12 +33,15 @@ def sampling_of(count: int, racks: Callable[[int], str] = lambda _: "", devices:
     return LinkSampling(nodes, tuple(NodeLocation(f"{devices} × t4", (racks(number),)) for number in range(count)))
 
 
-def measure(sampling: LinkSampling, rate: Rate, latency: Rate = lambda *_: 1e-4) -> dict[Pair, Link]:
-    """Measure in the operator's order: samples first, then inconsistent links."""
+def measure(
+    sampling: LinkSampling, rate: Rate, latency: Rate = lambda *_: 1e-4, streams: Rate = lambda *_: 1
+) -> dict[Pair, Link]:
+    """Measure in the operator's order: samples first, then inconsistent links; `streams` reach a link's rate together."""
 
     def link(source: str, target: str) -> Link:
         ends = int(source[1:]), int(target[1:])
-        return Link(source, target, latency(*ends), rate(*ends))
+        together = streams(*ends)
+        return Link(source, target, latency(*ends), rate(*ends), rate(*ends) / together if together > 1 else None)
 
     def both(pairs) -> dict[Pair, Link]:
         return {edge: link(*edge) for a, b in pairs for edge in ((a, b), (b, a))}
@@ -57,26 +60,31 @@ def rates(cluster: Cluster) -> dict[tuple[int, int], float]:
     return {(int(a[1:]), int(b[1:])): cluster.link(a, b).bandwidth_bytes_per_second for a, b in permutations(names, 2)}
 
 
-def known_links(sampling: LinkSampling, measured: dict[Pair, Link]) -> dict[Pair, tuple[float, float]]:
-    """Return the bandwidth and latency of each link, one by one."""
-    found: dict[Pair, tuple[float, float]] = {}
+def figures(link: Link) -> tuple[float, float, float]:
+    """Return bandwidth, that of a single stream, and latency."""
+    rate = link.bandwidth_bytes_per_second
+    return rate, min(link.flow_bytes_per_second or rate, rate), link.latency_seconds
+
+
+def known_links(sampling: LinkSampling, measured: dict[Pair, Link]) -> dict[Pair, tuple[float, float, float]]:
+    """Return the figures of each link, one by one."""
+    found: dict[Pair, tuple[float, float, float]] = {}
     for kind in sampling.kinds:
         edges = [edge for a, b in kind.pairs() for edge in ((a, b), (b, a))]
         sample, own = sampled_links(kind, measured), {edge: measured[edge] for edge in edges if edge in measured}
         if have_similar_bandwidth(sample):
-            slowest = min(link.bandwidth_bytes_per_second for link in sample)
-            found |= dict.fromkeys(edges, (slowest, max(link.latency_seconds for link in sample)))
+            rates, flows, latencies = zip(*map(figures, sample), strict=True)
+            found |= dict.fromkeys(edges, (min(rates), min(flows), max(latencies)))
             continue
-        all_rates = [link.bandwidth_bytes_per_second for link in own.values()]
-        latency = statistics.median(link.latency_seconds for link in own.values())
+        own_figures = {edge: figures(link) for edge, link in own.items()}
+        latency = statistics.median(delay for _, _, delay in own_figures.values())
 
-        def median(node: str, own=own, all_rates=all_rates) -> float:
-            return statistics.median(
-                [link.bandwidth_bytes_per_second for edge, link in own.items() if node in edge] or all_rates
-            )
+        def median(node: str, figure: int, own_figures=own_figures) -> float:
+            at_node = [found[figure] for edge, found in own_figures.items() if node in edge]
+            return statistics.median(at_node or [found[figure] for found in own_figures.values()])
 
-        found |= {edge: (min(map(median, edge)), latency) for edge in edges}
-        found |= {edge: (link.bandwidth_bytes_per_second, link.latency_seconds) for edge, link in own.items()}
+        found |= {edge: (*(min(median(end, figure) for end in edge) for figure in (0, 1)), latency) for edge in edges}
+        found |= own_figures
     return found
 
 
@@ -88,8 +96,11 @@ racks = st.tuples(st.sampled_from("abcdefg"), st.sampled_from("xyz"), st.sampled
     few_machines=st.booleans(),
     spread=st.sampled_from([0, 0.05, 1]),
     most=st.sampled_from([10, 1000]),
+    cards=st.sampled_from([1, 4]),
 )
-def test_links_are_those_of_their_kind_or_their_own(places, *, few_machines: bool, spread: float, most: int) -> None:
+def test_links_are_those_of_their_kind_or_their_own(
+    places, *, few_machines: bool, spread: float, most: int, cards: int
+) -> None:
     nodes = tuple(Node(f"n{number:03}", "t4", 1) for number in range(len(places)))
     where = tuple(NodeLocation("m" if few_machines else place[0], place[1:]) for place in places)
     sampling = LinkSampling(nodes, where)
@@ -98,21 +109,26 @@ def test_links_are_those_of_their_kind_or_their_own(places, *, few_machines: boo
         edges = [edge for a, b in pairs for edge in ((a, b), (b, a))]
         ends = {edge: (int(edge[0][1:]), int(edge[1][1:])) for edge in edges}
         return {
-            edge: Link(*edge, 1e-5 * (1 + (a * 5 + b) % 7), 1e9 * (1 + (a * 7 + b * 3) % 5 * spread))
+            edge: Link(*edge, 1e-5 * (1 + (a * 5 + b) % 7), *speeds(1e9 * (1 + (a * 7 + b * 3) % 5 * spread), a + b))
             for edge, (a, b) in ends.items()
         }
+
+    def speeds(rate: float, ends: int) -> tuple[float, float | None]:
+        return rate, rate / cards if cards > 1 and ends % 3 else None
 
     measured = both(sampling.first_pairs)
     measured |= both(further_pairs(heterogeneous_kinds(sampling.kinds, measured), most=most))
     cluster = sampled_cluster(T4, sampling, measured).cluster
     expected = known_links(sampling, measured)
     assert len(expected) == len(nodes) * (len(nodes) - 1)
-    for edge, (rate, latency) in expected.items():
+    network = Network(cluster)
+    for edge, (rate, flow, latency) in expected.items():
         link = cluster.link(*edge)
         # Links that are not listed are as the ports of their ends say, within the tolerance.
         is_listed = link in cluster.links
         most_apart = (1 if is_listed else 2) + 1e-4
         assert link.bandwidth_bytes_per_second == pytest.approx(rate, rel=1e-4 if is_listed else 0.1 + 1e-4)
+        assert network.flow_bytes_per_second(edge) == pytest.approx(flow, rel=1e-4 if is_listed else 0.1 + 1e-4)
         assert 1 / most_apart <= link.latency_seconds / latency <= most_apart
 
 
@@ -175,11 +191,29 @@ def test_links_are_taken_as_the_slowest_when_too_many_to_list() -> None:
     assert all(rate <= truth(*edge) for edge, rate in rates(found.cluster).items())
 
 
+def test_nodes_state_what_a_single_stream_reaches_where_several_reach_more() -> None:
+    """Half of the nodes have four NICs; between them and the others, one NIC is the limit."""
+    streams: Rate = lambda a, b: 4 if a % 2 == b % 2 == 0 else 1  # noqa: E731
+    truth: Rate = lambda a, b: 4e9 if streams(a, b) == 4 else 1e9  # noqa: E731
+    nodes = tuple(Node(f"n{number:03}", "t4", 2) for number in range(40))
+    sampling = LinkSampling(nodes, tuple(NodeLocation("fast" if number % 2 == 0 else "slow") for number in range(40)))
+    cluster = sampled_cluster(T4, sampling, measure(sampling, truth, streams=streams)).cluster
+    assert cluster.links == ()
+    assert {
+        (node.network.bandwidth_bytes_per_second, node.network.flow_bytes_per_second) for node in cluster.nodes
+    } == {
+        (4e9, 1e9),
+        (1e9, None),
+    }
+    assert len(set(node_classes(cluster))) == 2
+
+
+@pytest.mark.parametrize("cards", [1, 3])
 @pytest.mark.parametrize(("count", "rack"), [(100, 50), (400, 8)])
-def test_document_of_many_links_fits_and_its_length_is_predicted(count: int, rack: int) -> None:
+def test_document_of_many_links_fits_and_its_length_is_predicted(count: int, rack: int, cards: int) -> None:
     truth: Rate = lambda a, b: 1.23456e9 / 7 if a // rack == b // rack else 1e8 / 7  # noqa: E731
     sampling = sampling_of(count, lambda number: f"rack-{number // rack}")
-    measured = measure(sampling, truth, lambda *_: 1e-4 / 7)
+    measured = measure(sampling, truth, lambda *_: 1e-4 / 7, lambda *_: cards)
     found = sampled_cluster(T4, sampling, measured)
     assert not found.uses_slowest_links
     assert len(found.cluster.links) == count * (rack - 1)
