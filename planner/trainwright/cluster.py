@@ -152,6 +152,12 @@ class Link:
         _check_speed(self, f"link {self.source} -> {self.target}: ")
 
 
+def stream_bytes_per_second(port: Port | Link) -> float:
+    """Return the bandwidth of a single stream, at most that of several together."""
+    flow, bandwidth = port.flow_bytes_per_second, port.bandwidth_bytes_per_second
+    return bandwidth if flow is None else min(flow, bandwidth)
+
+
 def _check_speed(port: Port | Link, whose: str = "") -> None:
     """Raise ValueError for the first figure that is below its minimum; the sentence begins with `whose`."""
     if port.latency_seconds < 0:

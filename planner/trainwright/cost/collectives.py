@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from trainwright.cost.network import Edge, Load, Network, Nic
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
@@ -156,7 +155,7 @@ class Collectives:
         """Return the flat ring: 2 (n - 1) steps of 1/n of the message, each as slow as the slowest edge (AMP Eq. 3)."""
         size = len(groups[0])
         edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring_edges(nodes)}
-        per_byte, latency = self._slowest(edges, self.network.nic_seconds(load))
+        per_byte, latency = self._slowest(dict.fromkeys(edges, 1), self.network.nic_seconds(load))
         share = ring_bytes_ratio(size)
         own = self.network.nic_seconds(self._uses(Counter(groups)))
         return RingAlgorithm(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
@@ -176,9 +175,8 @@ class Collectives:
                     inside = max(inside, ring_bytes_ratio(count) / bandwidth)
                     latency_inside = max(latency_inside, 2 * (count - 1) * latency)
             if len(members) > 1:
-                edges = set(_ring_edges(tuple(members)))
-                streams = {edge: min(members[node] for node in edge) for edge in edges}
-                per_byte, latency = self._slowest(edges, cards, streams)
+                streams = {edge: min(members[node] for node in edge) for edge in _ring_edges(tuple(members))}
+                per_byte, latency = self._slowest(streams, cards)
                 between = max(between, ring_bytes_ratio(len(members)) * per_byte)
                 latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
         moved = {
@@ -187,14 +185,12 @@ class Collectives:
         own = self.network.nic_seconds(self._uses(moved))
         return RingAlgorithm(latency_inside + latency_between, inside + between, own)
 
-    def _slowest(
-        self, edges: set[Edge], cards: Mapping[Nic, float], streams: Mapping[Edge, int] = MappingProxyType({})
-    ) -> tuple[float, float]:
-        """Return seconds per byte on the slowest edge or NIC, and the maximum latency; `streams` divide an edge's bytes."""
+    def _slowest(self, streams: Mapping[Edge, int], cards: Mapping[Nic, float]) -> tuple[float, float]:
+        """Return seconds per byte on the slowest edge, whose bytes its streams share, or NIC, and the maximum latency."""
         per_byte = latency = 0.0
-        for edge in edges:
+        for edge, count in streams.items():
             latency = max(latency, self.network.link(edge)[0])
-            per_byte = max(per_byte, 1 / (self.network.flow_bytes_per_second(edge) * streams.get(edge, 1)))
+            per_byte = max(per_byte, 1 / (self.network.flow_bytes_per_second(edge) * count))
             for card in self.network.nics(edge):
                 per_byte = max(per_byte, cards.get(card, 0.0))
         return per_byte, latency

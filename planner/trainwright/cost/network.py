@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster, Link, Node, Port
+from trainwright.cluster import Cluster, Link, Node, Port, stream_bytes_per_second
 from trainwright.cost.layer_sums import Array
 
 Edge = tuple[str, str]
@@ -111,8 +111,7 @@ class Network:
         """Return the achieved bytes per second of a single stream."""
         found = self._flows.get(edge)
         if found is None:
-            alone, bandwidth = self.cluster.link(*edge).flow_bytes_per_second, self.link(edge)[1]
-            found = self._flows[edge] = bandwidth if alone is None else min(alone * self._ratio(edge), bandwidth)
+            found = self._flows[edge] = stream_bytes_per_second(self.cluster.link(*edge)) * self._ratio(edge)
         return found
 
     def nics(self, edge: Edge) -> tuple[Nic, ...]:
@@ -235,8 +234,7 @@ def _ports(ports: list[Port | None]) -> tuple[Array, Array, Array]:
 
 def _figures(port: Port | Link) -> tuple[float, float, float]:
     """Return the bytes per second of all streams together and of a single one, and the latency."""
-    bandwidth, flow = port.bandwidth_bytes_per_second, port.flow_bytes_per_second
-    return bandwidth, bandwidth if flow is None else min(flow, bandwidth), port.latency_seconds
+    return port.bandwidth_bytes_per_second, stream_bytes_per_second(port), port.latency_seconds
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,6 @@ from the ports of their two ends are listed.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Accelerator, Cluster, Link, Port
+from trainwright.cluster import Accelerator, Cluster, Link, Port, stream_bytes_per_second
 from trainwright.measurement.link_kinds import NodeGroups, Pair
 from trainwright.measurement.link_sampling import LinkSampling, have_similar_bandwidth, sampled_links
 
@@ -135,7 +134,7 @@ class _LinkTable:
             links = sampled_links(kind, measured)
             if have_similar_bandwidth(links):
                 rates[kind.number] = min(link.bandwidth_bytes_per_second for link in links)
-                flows[kind.number] = min(_flow(link) for link in links)
+                flows[kind.number] = min(map(stream_bytes_per_second, links))
                 latencies[kind.number] = max(link.latency_seconds for link in links)
             else:
                 mixed[kind.number] = []
@@ -144,11 +143,11 @@ class _LinkTable:
             known = mixed.get(groups.kind_between(source, target)) if source != target else None
             if known is not None:
                 known.append((number[source], number[target], link))
-                figures = link.bandwidth_bytes_per_second, _flow(link), link.latency_seconds
+                figures = link.bandwidth_bytes_per_second, stream_bytes_per_second(link), link.latency_seconds
                 own[number[source]].append((number[target], *figures))
         for kind_number, edges in mixed.items():
             rates[kind_number] = _medians(edges, len(names), lambda link: link.bandwidth_bytes_per_second)
-            flows[kind_number] = _medians(edges, len(names), _flow)
+            flows[kind_number] = _medians(edges, len(names), stream_bytes_per_second)
             latencies[kind_number] = np.median([link.latency_seconds for _, _, link in edges])
         groups_of = np.array([groups.number_of[name] for name in names])
         return cls(names, groups, groups_of, rates, flows, latencies, own)
@@ -208,11 +207,6 @@ class _LinkTable:
             delay = np.maximum(ports.latency, ports.latency[source])
             apart = _apart(row.bandwidth, rate, _RATE_TOLERANCE) | _apart(row.flow, flow, _RATE_TOLERANCE)
             yield source, np.flatnonzero(apart | _apart(row.latency, delay, _LATENCY_TOLERANCE)), row
-
-
-def _flow(link: Link) -> float:
-    """Return the bytes per second of a single stream."""
-    return min(link.flow_bytes_per_second or math.inf, link.bandwidth_bytes_per_second)
 
 
 def _medians(edges: Sequence[_Edge], count: int, figure: Callable[[Link], float]) -> _Array:

@@ -40,7 +40,8 @@ _MIN_DIRECTION_SECONDS = 0.2
 def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog) -> LinkReport:
     """Measure all links. Every rank returns the same report."""
     gang = task.gang
-    link_rounds = [*inter_node_rounds(gang, _node_pair_rounds(task)), *intra_node_rounds(gang)]
+    node_rounds = _node_pair_rounds(task)
+    link_rounds = [*inter_node_rounds(gang, node_rounds), *intra_node_rounds(gang)]
     rank_nodes = [own_device.node for own_device in gang_devices(gang)]
     # Where nodes share a machine, concurrent pairs would measure contention for its processors.
     latency_rounds = [[pair] for pairs in link_rounds for pair in pairs] if gang.is_emulated else link_rounds
@@ -68,7 +69,7 @@ def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.devi
                 )
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, len(link_rounds), "rounds of links")
-    own_streams = slot_streams.measure_slot_streams(task, _node_pair_rounds(task), assignment, device, watchdog)
+    own_streams = slot_streams.measure_slot_streams(task, node_rounds, assignment, device, watchdog)
     watchdog.beat("gathering the links")
     links_by_rank = gather(tuple(own_links), tuple[Link, ...], device)
     streams_by_rank = gather(own_streams, tuple[SlotStream, ...], device)
