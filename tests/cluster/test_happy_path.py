@@ -110,7 +110,8 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     assert statistics.fmean(abs(trial["predictionError"]) for trial in measured) < 0.10, measured
 
     plan = documents.parse(winner["plan"], Plan, source="winner.plan")
-    assert len(plan.devices) == status["cluster"]["devices"] == 8
+    assert status["cluster"]["devices"] == 8
+    assert {device.node for device in plan.devices} <= {node["name"] for node in status["cluster"]["nodes"]}
 
     columns = workbench.run("get", "trainingplan", name)
     assert str(winner["measuredSeconds"]) in columns, columns
