@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from layer_runs import made, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
+from trainwright.families import T5, Swin
+from trainwright.model import Model
 from trainwright_worker.layers import attention
 from trainwright_worker.layers.attention import AttentionKernel, attention_kernel, causal_attention
+from trainwright_worker.layers.registry import make_family_layers
 
 V100, T4, A100, L4, H100, RTX50 = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -52,6 +56,29 @@ def test_cpus_kernel_is_torchs_choice(dtype: torch.dtype, is_biased: bool) -> No
     chosen = torch._fused_sdp_choice(query, shared, shared, bias, 0.0, bias is None, enable_gqa=True)
     expected = {FLASH: SDPBackend.FLASH_ATTENTION, MATH: SDPBackend.MATH}
     assert expected[attention_kernel("cpu", (0, 0), dtype, 20, is_biased=is_biased)] == SDPBackend(chosen)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [T5(1, 32, 4, 8, 32), Swin((2,), 16, (4,), image_size=32, patch_size=4, window_size=4, classes=8)],
+    ids=lambda family: family.family,
+)
+def test_keys_of_biases_are_adjacent(family: T5 | Swin, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch gives a bias whose last stride is not 1 the kernel that stores all scores, on GPUs alone.
+    strides = []
+    attend = functional.scaled_dot_product_attention
+
+    def record(*parts: torch.Tensor, attn_mask: torch.Tensor | None = None, **more) -> torch.Tensor:
+        if attn_mask is not None:
+            strides.append(attn_mask.stride(-1))
+        return attend(*parts, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
+    model = Model.of(family)
+    layers = made(model)
+    fields = tuple(dict.fromkeys(field for layer in layers for field in layer.reads))
+    run(layers, make_family_layers(model).rows(fields, seed=1, iteration=0, first=0, count=2))
+    assert strides == [1, 1]
 
 
 def parts(heads: int = 6, groups: int = 2, device: str = "cpu") -> list[torch.Tensor]:

@@ -4,9 +4,10 @@
 store no scores and take no bias that requires a gradient; then the memory-efficient one, which takes both, but of each
 query head its own keys and values; then products of matrices, which store all scores.
 
-T5's and Swin's biases therefore get the memory-efficient kernel on GPUs. It stores the biases once per micro-batch,
-(heads, positions, positions), padded to strides of 8; all rows share them. But it computes their gradient for every row,
-(rows, heads, positions, positions), while a block's backward runs.
+T5's and Swin's biases therefore get the memory-efficient kernel on GPUs, if their keys are adjacent in memory: torch
+leaves it out for a bias whose last stride is not 1. It stores the biases once per micro-batch, (heads, positions,
+positions), padded to strides of 8; all rows share them. But it computes their gradient for every row, (rows, heads,
+positions, positions), while a block's backward runs.
 """
 
 from __future__ import annotations

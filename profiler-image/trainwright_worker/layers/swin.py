@@ -60,7 +60,7 @@ class Block(PreNormBlock):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return (rows, window², windows, width) if windows are shifted, as fused attention lays out its result."""
-        biases = functional.embedding(self.places, self.position_biases).permute(2, 0, 1)
+        biases = functional.embedding(self.places, self.position_biases).permute(2, 0, 1).contiguous()
         if self.apart is None:
             mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=biases[None])
             return mixed.transpose(1, 2).flatten(2)

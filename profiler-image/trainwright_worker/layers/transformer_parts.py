@@ -113,7 +113,7 @@ def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal
         known = functional.embedding(by_distance[:queries], table).T
         found = functional.pad(known, (0, keys - 1), value=-math.inf)
     else:
-        found = functional.embedding(by_distance, table).T
+        found = functional.embedding(by_distance, table).T.contiguous()  # see attention.py: keys are adjacent
     return found.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
 
 
