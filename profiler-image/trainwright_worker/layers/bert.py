@@ -21,7 +21,7 @@ from trainwright_worker.layers.layer import (
     summed_row_losses,
 )
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
-from trainwright_worker.layers.token_models import VocabularyLayer, VocabularySlice
+from trainwright_worker.layers.token_models import VocabularyLayer, VocabularySlice, project
 from trainwright_worker.layers.transformer_parts import join_heads, project_by_head
 from trainwright_worker.synthetic_data import UNMASKED, masked_sentences
 
@@ -152,7 +152,7 @@ class MaskedHead(VocabularyLayer):
     def _masked_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         active = functional.gelu(functional.linear(hidden, self.transform_weight, self.transform_bias))
         normed = self.shard.copy_to_tensor_group(_layer_norm(active, self.norm_weight, self.norm_bias))
-        losses = self.position_losses(functional.linear(normed, self.tokens, self.token_bias), targets)
+        losses = self.position_losses(project(normed, self.tokens, self.token_bias), targets)
         masked = (targets != UNMASKED).sum(1).clamp(min=1)
         return (losses.sum(1) / masked).sum()
 

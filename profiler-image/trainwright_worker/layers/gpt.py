@@ -20,7 +20,7 @@ from trainwright_worker.layers.layer import (
 )
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_models import NextTokenLayers, VocabularyLayer, VocabularySlice
+from trainwright_worker.layers.token_models import NextTokenLayers, VocabularyLayer, VocabularySlice, project
 from trainwright_worker.layers.transformer_parts import join_heads
 
 
@@ -71,7 +71,7 @@ class Head(VocabularyLayer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
         normed = functional.layer_norm(hidden, self.width, self.norm_weight, self.norm_bias)
-        logits = functional.linear(self.shard.copy_to_tensor_group(normed), self.tokens)
+        logits = project(self.shard.copy_to_tensor_group(normed), self.tokens)
         return Output((), self.summed_row_losses(logits, data["targets"]))
 
 
