@@ -42,24 +42,35 @@ class Embedding(Layer):
 class Upsample(Layer):
     """Upsampling of (rows, side², width) to twice the side, plus learned positions.
 
-    Bicubic interpolation keeps the width; pixel shuffle leaves a quarter of it.
+    Bicubic interpolation keeps the width; pixel shuffle leaves a quarter of it. The interpolation is a product with a
+    constant matrix: the backward of torch's own adds up bfloat16 values one by one on a GPU, and took 574 ms on an H200
+    for 16 rows of 1,024 values on 8 × 8 positions.
     """
+
+    upsampling: Tensor | None
 
     def __init__(self, side: int, width: int, source: WeightSource, *, shuffles: bool) -> None:
         super().__init__()
         self.positions = make_parameter(normal(source, 4 * side**2, width // 4 if shuffles else width))
-        self.side, self.uses_pixel_shuffle = side, shuffles
+        self.side = side
+        self.register_buffer("upsampling", None if shuffles else _bicubic(side), persistent=False)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
-        image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
-        if self.uses_pixel_shuffle:
-            grown = functional.pixel_shuffle(image, 2)
+        if self.upsampling is None:
+            image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
+            grown = functional.pixel_shuffle(image, 2).flatten(2).transpose(1, 2)
         else:
-            grown = functional.interpolate(image, scale_factor=2, mode="bicubic")
+            grown = torch.bmm(self.upsampling.to(hidden.dtype).expand(len(hidden), -1, -1), hidden)
         # This order gives the sum the memory layout of the positions, so it is sent without a copy.
-        return Output((self.positions + grown.flatten(2).transpose(1, 2),))
+        return Output((self.positions + grown,))
+
+
+def _bicubic(side: int) -> Tensor:
+    """Return the matrix (4 × side², side²) of the bicubic interpolation of an image to twice its side."""
+    along = functional.interpolate(torch.eye(side)[None, None], size=(2 * side, side), mode="bicubic")[0, 0]
+    return torch.kron(along, along)
 
 
 class Head(Layer):
