@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_checks import (
     ceilings,
     construction,
+    data_sheet_layers,
     family_layers,
     llama_block,
     one_device_trials,
@@ -19,6 +20,7 @@ CHECKS = (
     Check("block", 60, llama_block.subjects),
     Check("construction", 60, construction.subjects),
     Check("layers", 240, family_layers.subjects),
+    Check("sheets", 180, data_sheet_layers.subjects),
     Check("gang", 240, plan_gangs.subjects),
     Check("ranks", 360, plan_ranks.subjects),
     Check("trials", 360, one_device_trials.subjects),

@@ -35,6 +35,7 @@ def families(*, small: bool) -> tuple[Family, ...]:
     """Return one model of each family; the head width is that of real models unless sizes are tiny."""
     width, tokens, words, picture = (32, 12, 50, 32) if small else (256, 128, 1024, 64)
     inner = 2 * width
+    image, window = (32, 4) if small else (56, 7)  # the window of real models, whose strides need padding
     return (
         Gpt(2, width, 4, tokens, words),
         Llama(2, width, 4, tokens, words, intermediate_size=inner, key_value_heads=2),
@@ -42,7 +43,7 @@ def families(*, small: bool) -> tuple[Family, ...]:
         T5(2, width, 4, tokens, words, decoder_sequence_length=tokens // 2, intermediate_size=inner),
         Moe(2, width, 4, tokens, words, experts=4, expert_every=2, intermediate_size=inner, key_value_heads=2),
         Vit(2, width, 4, picture, 8, classes=10),
-        Swin((2, 1), width, (4, 8), image_size=picture, patch_size=2, window_size=4, classes=10),
+        Swin((2, 1), width, (4, 8), image_size=image, patch_size=2, window_size=window, classes=10),
         WideResnet(50, 2, "both", 4 if small else 32, 64, classes=10),
         TransGan((1, 1, 0, 1), 2 * width, 2, 4, 16, window_size=8),
     )

@@ -42,7 +42,7 @@ ITERATIONS = 3
 def subjects(hardware: Hardware) -> Iterator[Subject]:
     """Yield the first rank of the first and of the last stage of every plan."""
     bench = RankBench(hardware)
-    for name, plan in bench.plans().items():
+    for name, plan in bench.plans.items():
         stages = plan.pipelines[0].stages
         for stage in dict.fromkeys((stages[0], stages[-1])):
             rank = plan.devices.index(stage.devices[0])
@@ -67,8 +67,14 @@ class RankBench:
 
     @cached_property
     def measured(self) -> tuple[Profiles, Runtime]:
-        return WorkerCommands(self.hardware).profile(self.model, (1, 2, 4, 8, 12), self.degrees)
+        rows: dict[int, set[int]] = {degree: set() for degree in self.degrees}
+        for plan in self.plans.values():
+            for run in (run for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers):
+                for degree in {1, run.tensor}:  # no tensor degree divides some kinds of layers
+                    rows[degree] |= set(run.rows)
+        return WorkerCommands(self.hardware).profile(self.model, rows)
 
+    @cached_property
     def plans(self) -> dict[str, Plan]:
         """Return one plan of each kind, and some random ones."""
         found = {

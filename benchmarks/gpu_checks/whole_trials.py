@@ -35,7 +35,7 @@ def trial_findings(name: str, hardware: Hardware, model: Model, plan: Plan, insi
     """Profile, predict, train and compare; the seconds come first."""
     commands = WorkerCommands(hardware)
     rows = {rows for stage in plan.pipelines[0].stages for run in stage.layers for rows in run.rows}
-    estimate = commands.predict(plan, model, *commands.profile(model, tuple(sorted(rows))), inside)
+    estimate = commands.predict(plan, model, *commands.profile(model, {1: rows}), inside)
     if estimate.peak_memory_bytes > MEMORY_SHARE * hardware.memory_bytes:
         needed, total = (f"{value / 2**30:.1f} GiB" for value in (estimate.peak_memory_bytes, hardware.memory_bytes))
         yield skipped(name, f"it needs {needed} of the device's {total}")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpu_checks.hardware import Hardware
@@ -60,12 +61,14 @@ class WorkerCommands:
         failure = json.loads(said.get(FAILURE_MARKER, "{}"))
         raise RuntimeError(failure.get("message") or run.stderr[-300:])
 
-    def profile(self, model: Model, rows: tuple[int, ...], degrees: tuple[int, ...] = (1,)) -> tuple[Profiles, Runtime]:
-        """Return the measured layers at these rows and tensor degrees, and what a process holds besides tensors."""
+    def profile(
+        self, model: Model, rows: Mapping[int, Iterable[int]], *, seconds_per_layer: float = 1.0
+    ) -> tuple[Profiles, Runtime]:
+        """Return the measured layers at the rows of each tensor degree, and what a process holds besides tensors."""
         layers: list[LayerProfile] = []
         held = 0
-        for degree in degrees:
-            task = ProfilingTask(self.gang(), model, degree, rows)
+        for degree, counts in rows.items():
+            task = ProfilingTask(self.gang(), model, degree, tuple(sorted(counts)), seconds_per_layer=seconds_per_layer)
             if self.hardware.small:
                 task = replace(task, warmup_iterations=1, iterations=2, seconds_per_layer=0.0)
             report = self.report_of(task)
