@@ -108,6 +108,8 @@ class Runtime:
             keep their shard (FSDP without `no_sync`), instead of whole gradients until the last one.
         kernels: of operators other than matrix products, where profiles are estimated from data sheets.
         attention_library: of fused attention, where profiles are estimated from data sheets.
+        host_seconds_per_operator: of the process to issue the forward of one operator, where profiles are estimated from
+            data sheets. The default is three calls of 10 µs; half of that is a fast host, twice a slow one.
         fuses_loss: one kernel computes the loss from logits in the model's number format, another their gradient; no copy
             of them is in float32.
         overlaps_tensor_sync: tensor groups communicate piece by piece while the products around it compute (torch's
@@ -146,6 +148,7 @@ class Runtime:
     hides_transfers: bool = True
     copied_bytes_per_parameter: float = 0.0
     inside_link_ratio: float | None = None
+    host_seconds_per_operator: float = 30e-6
     sequence_parallel: bool = True
     keeps_gathered_weights: bool = True
     gathers_inputs_again: bool = False
@@ -159,7 +162,7 @@ class Runtime:
             raise ValueError(f"overlap_slowdown_ratio must be at least 1, got {self.overlap_slowdown_ratio}")
         if self.virtual_stages < 1:
             raise ValueError(f"virtual_stages must be at least 1, got {self.virtual_stages}; 1 is a plain pipeline")
-        for name in ("constant_seconds", "constant_bytes", "copied_bytes_per_parameter"):
+        for name in ("constant_seconds", "constant_bytes", "copied_bytes_per_parameter", "host_seconds_per_operator"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for field, entries in (("compute_ratios", self.compute_ratios), ("process_bytes", self.process_bytes)):

@@ -40,6 +40,7 @@ NEWER = {
     "fuses_loss": [False],
     "overlaps_tensor_sync": [False],
     "virtual_stages": [1],
+    "host_seconds_per_operator": [3e-5],
     "selective_recompute": [None],
     "gathers_inputs_again": [False],
     "keeps_gathered_weights": [True],

@@ -18,8 +18,8 @@ from trainwright.accelerators.data_sheets import DataSheet, data_sheet
 from trainwright.accelerators.efficiency import (
     ATTENTION_BLOCK,
     BACKWARD_ATTENTION_PRODUCTS,
+    BACKWARD_HOST_RATIO,
     EFFICIENCIES,
-    HOST_SECONDS,
     INNER_OVERHEAD,
     KERNEL_SECONDS,
     LIBRARY_ATTENTION_RATIOS,
@@ -47,7 +47,7 @@ class Roof:
         attention_flops_per_second: in fused attention.
         streaming_ratio: actual over ideal traffic of operators that memory bounds.
         skips_hidden_scores: whether a fused softmax reads no scores that a causal mask hides.
-        fuses_loss, selective_recompute: as the runtime states.
+        fuses_loss, selective_recompute, host_seconds_per_operator: as the runtime states.
         value_bytes: of one activation or weight.
     """
 
@@ -57,6 +57,7 @@ class Roof:
     multiprocessors: int
     value_bytes: int
     streaming_ratio: float
+    host_seconds_per_operator: float
     skips_hidden_scores: bool = False
     fuses_loss: bool = False
     selective_recompute: SelectiveRecompute | None = None
@@ -81,6 +82,7 @@ class Roof:
             multiprocessors=int(sheet.multiprocessors.value),
             value_bytes=dtype.num_bytes,
             streaming_ratio=STREAMING_RATIOS[used.kernels],
+            host_seconds_per_operator=used.host_seconds_per_operator,
             skips_hidden_scores=used.kernels is not Kernels.EAGER,
             fuses_loss=used.fuses_loss,
             selective_recompute=used.selective_recompute,
@@ -267,16 +269,19 @@ def _is_fused(kind: LayerKind) -> bool:
 
 
 def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Sequence[int]) -> OperatorSeconds:
-    """Return `[degree, rows]` forward and backward seconds of a layer: the longer of device and host time."""
+    """Return `[degree, rows]` forward and backward seconds of a layer: the longer of device and host time.
+
+    The host runs ahead of the device, so a layer does not take their sum.
+    """
     by_degree: Array = np.array(degrees, dtype=np.float64)[:, None] * np.ones(len(rows))
     by_rows: Array = np.array(rows, dtype=np.float64)[None, :] * np.ones((len(degrees), 1))
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
-    host = HOST_SECONDS * len(times)
+    host = roof.host_seconds_per_operator * len(times)
     forward = np.array([time.forward for time in times])
     again = np.tensordot(recomputed_shares(kind, roof.selective_recompute), forward, axes=1)
     return OperatorSeconds(
         np.maximum(np.sum(forward, axis=0), host),
-        np.maximum(np.sum([time.backward for time in times], axis=0) + again, host),
+        np.maximum(np.sum([time.backward for time in times], axis=0) + again, BACKWARD_HOST_RATIO * host),
     )
 
 
