@@ -31,7 +31,7 @@ class Accelerate:
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = '"${SCRIPT:-train.py}"'
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks)),
+            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary)),
             ExportFile("trainwright_parallelism.py", _module(order)),
         )
 

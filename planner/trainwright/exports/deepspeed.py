@@ -40,7 +40,8 @@ class DeepSpeed:
         dtype = None if order.model is None else order.model.dtype
         found = [
             ExportFile(
-                "launch.sh", launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks, *_reasons(order)))
+                "launch.sh",
+                launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks_with_vocabulary, *_reasons(order))),
             ),
             ExportFile("ds_config.json", json.dumps(config(shape, dtype, order.optimizer), indent=2) + "\n"),
         ]

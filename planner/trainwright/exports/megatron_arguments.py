@@ -12,7 +12,7 @@ from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ExportFile, ExportOrder, counted, explained
+from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportOrder, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
@@ -161,7 +161,7 @@ def _model_arguments(order: ExportOrder) -> Arguments:
     if isinstance(family, Moe):
         yield from _expert_arguments(family)
     yield f"--vocab-size {family.vocabulary_size - 1}", "NullTokenizer adds one"
-    yield "--make-vocab-size-divisible-by 1", "the vocabulary is that of the plan"
+    yield f"--make-vocab-size-divisible-by {ALIGNED_ENTRIES}", "no more padding than fast products need"
 
 
 def _llama_arguments(family: Llama | Moe) -> Arguments:

@@ -36,7 +36,7 @@ class Torchtitan:
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks)),
+            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary)),
             ExportFile(f"{RECIPE}.py", _recipe(order)),
         )
 

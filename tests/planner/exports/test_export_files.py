@@ -65,6 +65,20 @@ def test_launch_script_starts_every_rank_on_its_device(tmp_path: Path) -> None:
     assert all(call[call.index("--micro-batch-size") + 1] == "2" for call in ranked)
 
 
+@pytest.mark.parametrize(
+    ("entries", "dtype", "is_slow"),
+    [(50257, Dtype.BFLOAT16, True), (50257, Dtype.FLOAT32, False), (50304, Dtype.FLOAT16, False)],
+)
+@pytest.mark.parametrize("target", ["torchtitan", "deepspeed", "accelerate", "megatron"])
+def test_trainer_that_does_not_pad_vocabularies_is_told_a_fast_one(
+    target: str, entries: int, dtype: Dtype, is_slow: bool
+) -> None:
+    model = Model.of(Llama(4, 64, 4, 32, entries, key_value_heads=2), dtype)
+    script = " ".join(written(target, SHAPE.plan(), model)["launch.sh"].replace("\n#", "").split())
+    assert ("train with 50,264" in script) == (is_slow and target != "megatron")
+    assert ("--make-vocab-size-divisible-by 8" in script) == (target == "megatron")
+
+
 def test_launch_script_names_the_only_node() -> None:
     alone = replace(SHAPE, devices=tuple(Device("a", slot) for slot in range(6)))
     script = " ".join(written("torchrun", alone.plan())["launch.sh"].replace("\n#", "").split())
