@@ -4,7 +4,7 @@ Every number is an assumption about hardware and libraries of its generation. Th
 matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less) and streaming kernels (75-90 % of the
 bandwidth). None is fitted to one device. STREAMING_RATIOS were chosen in view of times of a BERT layer on V100, and
 `Runtime.host_seconds_per_operator` of layer times of OPT-350M on V100 and A100 (published with Sailor), so these do not
-test them independently.
+test them independently. BACKWARD_HOST_RATIO is of one host with an H200.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ KERNEL_SECONDS: Final = 5e-6
 BACKWARD_HOST_RATIO: Final = 2.2
 """Host time to issue a layer's backward over that of its forward: a product becomes two, and gradients accumulate.
 
-Small blocks of GPT-2, BERT and Llama, which the host alone bounds, took 0.60 and 1.30, 0.46 and 1.28, 0.80 and 1.85 ms in
-our worker on one H200, and torch's own encoder layer 0.63 and 1.55 ms.
+Eager blocks of GPT-2, BERT and Llama that the host alone bounds took 0.60 and 1.30, 0.46 and 1.28, 0.80 and 1.85 ms in
+our worker beside one H200, and torch's own encoder layer 0.63 and 1.55 ms: 2.2 to 2.8 times as long.
 """
 
 MEMORY_RATIO: Final = 0.80

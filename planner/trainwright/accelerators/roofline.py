@@ -273,16 +273,25 @@ def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Seq
 
     The host runs ahead of the device, so a layer does not take their sum.
     """
+    device, host = device_seconds(kind, roof, degrees, rows), host_seconds(kind, roof)
+    return OperatorSeconds(np.maximum(device.forward, host[0]), np.maximum(device.backward, host[1]))
+
+
+def host_seconds(kind: LayerKind, roof: Roof) -> tuple[float, float]:
+    """Return the seconds in which the host issues a layer's forward and backward."""
+    forward = roof.host_seconds_per_operator * len(kind.operators)
+    again = roof.host_seconds_per_operator * float(np.sum(recomputed_shares(kind, roof.selective_recompute)))
+    return forward, BACKWARD_HOST_RATIO * forward + again
+
+
+def device_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Sequence[int]) -> OperatorSeconds:
+    """Return `[degree, rows]` forward and backward seconds of a layer on a device that waits for no host."""
     by_degree: Array = np.array(degrees, dtype=np.float64)[:, None] * np.ones(len(rows))
     by_rows: Array = np.array(rows, dtype=np.float64)[None, :] * np.ones((len(degrees), 1))
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
-    host = roof.host_seconds_per_operator * len(times)
     forward = np.array([time.forward for time in times])
     again = np.tensordot(recomputed_shares(kind, roof.selective_recompute), forward, axes=1)
-    return OperatorSeconds(
-        np.maximum(np.sum(forward, axis=0), host),
-        np.maximum(np.sum([time.backward for time in times], axis=0) + again, BACKWARD_HOST_RATIO * host),
-    )
+    return OperatorSeconds(np.sum(forward, axis=0), np.sum([time.backward for time in times], axis=0) + again)
 
 
 def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: int) -> float:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
-from trainwright.accelerators.roofline import Array, Roof, layer_seconds
+from trainwright.accelerators.roofline import Array, Roof, device_seconds, host_seconds
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
@@ -56,15 +58,22 @@ def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
         )
     roof = Roof.of(data_sheet(accelerator), dtype, tensor_float32=tensor_float32)
     degree = tensor_degree if kind.is_tensor_parallel else 1
-    estimated = layer_seconds(kind, roof, [degree], [measured_rows, *rows])
-    forward, backward = estimated.forward[0], estimated.backward[0]
-    measured_backward = measured_seconds * (backward[0] / forward[0] if backward_ratio is None else backward_ratio)
-    asked = tuple(rows)
+    device, host = device_seconds(kind, roof, [degree], [measured_rows, *rows]), host_seconds(kind, roof)
+    if backward_ratio is None:
+        backward_ratio = max(device.backward[0, 0], host[1]) / max(device.forward[0, 0], host[0])
+    measured_backward, asked = measured_seconds * backward_ratio, tuple(rows)
+    forward = _with_host(device.forward[0], host[0], measured_seconds)
+    backward = _with_host(device.backward[0], host[1], measured_backward)
     return Curve(
         asked,
         _through(measured_seconds, measured_rows, forward, asked),
         _through(measured_backward, measured_rows, backward, asked),
     )
+
+
+def _with_host(device: Array, host: float, measured: float) -> Array:
+    """Return the longer of device and host seconds, of a host that is as fast as a measurement shows at least."""
+    return np.maximum(device, min(host, measured))
 
 
 def extrapolated(profiles: Profiles, model: Model, rows: Sequence[int]) -> Profiles:

@@ -128,3 +128,23 @@ def test_selective_recompute_leaves_layers_without_attention_as_they_are():
         _cost("head", Runtime(selective_recompute=recompute)) for recompute in (None, SelectiveRecompute.OPERATORS)
     )
     assert plain == selective
+
+
+def test_host_bounds_small_layers_and_no_large_ones():
+    fast, slow = (_cost("block", Runtime(host_seconds_per_operator=seconds)) for seconds in (0.0, 1e-3))
+    operators = len(Model.of(GPT, Dtype.BFLOAT16).kind("block").operators)
+    assert slow.forward_seconds == pytest.approx(1e-3 * operators)
+    assert slow.backward_seconds == pytest.approx(2.2e-3 * operators)
+    assert fast.forward_seconds < slow.forward_seconds
+    barely = Runtime(
+        host_seconds_per_operator=0.99 * min(fast.forward_seconds, fast.backward_seconds / 2.2) / operators
+    )
+    assert _cost("block", barely) == fast
+
+
+def test_host_issues_what_is_computed_again():
+    def backward(recompute):
+        runtime = Runtime(selective_recompute=recompute, host_seconds_per_operator=1e-3)
+        return _cost("block", runtime, attention=Attention.STORED).backward_seconds
+
+    assert backward(SelectiveRecompute.ATTENTION) > backward(None)

@@ -9,6 +9,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime
 
 MODEL = Model.of(Gpt(4, 1024, 16, 1024, 50304), Dtype.FLOAT16)
 ROWS = (1, 2, 4, 8)
@@ -37,6 +38,21 @@ def test_measured_points_stay_and_others_follow_the_data_sheet() -> None:
     block = [sheet.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
     forwards = [grown.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
     assert forwards[-1] / forwards[-2] == pytest.approx(block[-1] / block[-2], rel=0.2)
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 1e-4, 1e-3])
+def test_layer_measured_below_the_assumed_host_grows_to_what_the_device_takes(seconds: float) -> None:
+    name, rows = "NVIDIA-H200", (1, 2, 4, 8, 16, 32)
+    block = LayerProfile(name, "block", 1, 1, seconds, 2 * seconds, 1e-3, 1000, 10)
+    grown = extrapolated(Profiles((block,)), MODEL, rows)
+    device = estimate_profiles(
+        MODEL, [name], tensor_degrees=[1], rows=rows, runtime=Runtime(host_seconds_per_operator=0.0)
+    )
+    for count in rows[1:]:
+        found, least = grown.cost(name, "block", 1, count), device.cost(name, "block", 1, count)
+        slowest = min(seconds / device.cost(name, "block", 1, 1).forward_seconds, 1.0)
+        assert found.forward_seconds >= slowest * least.forward_seconds * (1 - 1e-9)
+        assert found.backward_seconds >= slowest * least.backward_seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
