@@ -30,7 +30,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Callable[..., Any], _: object, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm}:
+        if function.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_}:
             matrices = [value for value in (*args, result) if isinstance(value, Tensor) and value.dim() == 2]
             self.strides |= {max(matrix.stride()) * matrix.element_size() for matrix in matrices}
         return result

@@ -182,7 +182,7 @@ def project(hidden: Tensor, table: Tensor, bias: Tensor | None = None) -> Tensor
         table: (entries, width).
         bias: (entries,).
     """
-    if hidden.dtype is torch.float32 or len(table) * hidden.element_size() % ALIGNED_BYTES == 0:
+    if hidden.element_size() >= torch.float32.itemsize or len(table) * hidden.element_size() % ALIGNED_BYTES == 0:
         return functional.linear(hidden, table, bias)
     return _PaddedProjection.apply(hidden, table, bias)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -200,7 +200,7 @@ class _PaddedProjection(torch.autograd.Function):
                 torch.mm(flat, table[part].T, out=logits[:, part])
             else:
                 torch.addmm(bias[part], flat, table[part].T, out=logits[:, part])
-        return logits.to(torch.float32, memory_format=torch.contiguous_format).view(*hidden.shape[:-1], -1)
+        return logits.to(torch.float32, memory_format=torch.contiguous_format).view(*hidden.shape[:-1], len(table))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -209,7 +209,8 @@ class _PaddedProjection(torch.autograd.Function):
         padded = _with_padded_rows(len(flat), len(table), hidden).copy_(of_logits)
         of_bias = of_logits.sum(0).to(hidden.dtype) if ctx.needs_input_grad[2] else None
         aligned, rest = _parts(table)
-        of_flat = torch.mm(padded[:, aligned], table[aligned]).addmm_(padded[:, rest], table[rest])
+        # The few first: what is added up before the last product is rounded once more.
+        of_flat = torch.mm(padded[:, rest], table[rest]).addmm_(padded[:, aligned], table[aligned])
         of_table = torch.empty_like(table)
         for part in (aligned, rest):
             torch.mm(padded[:, part].T, flat, out=of_table[part])
