@@ -33,7 +33,7 @@ LOSS_SCALE = 1024.0
 
 def families(*, small: bool) -> tuple[Family, ...]:
     """Return one model of each family; the head width is that of real models unless sizes are tiny."""
-    width, tokens, words, picture = (32, 12, 50, 32) if small else (256, 128, 1024, 64)
+    width, tokens, words, picture = (32, 12, 50, 32) if small else (256, 128, 1021, 64)  # rows of 1,021 are not aligned
     inner = 2 * width
     image, window = (32, 4) if small else (56, 7)  # the window of real models, whose strides need padding
     return (

@@ -23,17 +23,17 @@ PROCESSES = 4
 PLANS_OF_EACH = 6
 GANG_SECONDS = 200.0
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt": {"gpt": {"layers": 4, "hidden_size": 64, "heads": 8, "sequence_length": 32, "vocabulary_size": 64}},
+    "gpt": {"gpt": {"layers": 4, "hidden_size": 64, "heads": 8, "sequence_length": 32, "vocabulary_size": 61}},
     "llama": {
         "llama": {
             "layers": 3, "hidden_size": 64, "heads": 8, "key_value_heads": 4, "sequence_length": 32,
-            "vocabulary_size": 64, "intermediate_size": 128,
+            "vocabulary_size": 61, "intermediate_size": 128,
         }
     },
-    "t5": {"t5": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 64}},
+    "t5": {"t5": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 61}},
     "moe": {
         "moe": {
-            "layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 64, "experts": 4,
+            "layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 61, "experts": 4,
             "intermediate_size": 64,
         }
     },
@@ -45,7 +45,9 @@ EXACT = 1e-4, 1e-3
 ROUNDED = 0.01, 0.1
 """Largest errors of any value in a half format, relative to float32."""
 NORMALISED = 1e-4, math.inf
-"""Batch normalisation magnifies rounding: a CPU's float32 gradients are up to 0.2 off its float64 ones."""
+"""Batch normalisation of few rows magnifies rounding: a CPU's own gradients in float32 are 0.03 to 0.8 off those in float64,
+and 0.1 to 1.4 after weights change by 1e-6. Those of layers are compared by `family_layers`, of plans on CPUs.
+"""
 
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
@@ -111,4 +113,5 @@ def _finding(subject: str, answers: list[dict[str, Any] | None]) -> Finding:
     missing = [answer["name"] for answer in found if answer["missing"]]
     holds = len(found) == len(answers) and not missing and loss < most_loss and gradient < most_gradient
     measured = f"gradients {gradient:.1g}, losses {loss:.1g}, {len(found)} plans"
-    return judged(subject, measured, f"below {most_gradient:g} and {most_loss:g} of one process", holds=holds)
+    gradients = f"gradients below {most_gradient:g}, " if math.isfinite(most_gradient) else ""
+    return judged(subject, measured, f"{gradients}losses below {most_loss:g} of one process", holds=holds)
