@@ -84,13 +84,12 @@ class Limits:
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
         """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory.
 
-        It does if profiles measured what a process holds, or if its constant bytes can be all of that: calibration fits fewer to
-        peaks of the allocator alone.
+        It does if its constant bytes can be all that a process holds: calibration fits fewer to peaks of the allocator alone.
+        What profiles measured is all of it on a single device, since processes that profile have no communicators.
         """
         measured = {one.accelerator for one in runtime.process_bytes if one.held_bytes}
-        is_known = runtime.constant_bytes >= _LEAST_CONTEXT_BYTES or all(
-            one.name in measured for one in cluster.accelerators
-        )
+        is_measured = len(cluster.devices) == 1 and all(one.name in measured for one in cluster.accelerators)
+        is_known = runtime.constant_bytes >= _LEAST_CONTEXT_BYTES or is_measured
         ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
 
