@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from local_cluster.binaries import Binaries
 from local_cluster.paths import Folders, default_cache, project_root
 
 CALL_DEADLINE_SECONDS = 300
+ATTEMPTS, RETRY_SECONDS = 5, 2.0
+"""Calls of an API server that is too busy to greet: trials occupy a small machine's processors for seconds."""
+TOO_BUSY = "TLS handshake timeout"
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,21 @@ class Kubectl:
             raise SystemExit(f"{command[0]} is not on PATH; install it, or leave CONTEXT out to use the local cluster")
         if self.context:
             command = [*command, "--kube-context" if command[0] == "helm" else "--context", self.context]
-        done = subprocess.run(
-            [program, *command[1:]],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=CALL_DEADLINE_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
+        for attempt in range(1, ATTEMPTS + 1):
+            done = subprocess.run(
+                [program, *command[1:]],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=CALL_DEADLINE_SECONDS,
+                check=False,
+            )
+            if done.returncode == 0:
+                return done.stdout
+            if TOO_BUSY not in done.stderr or attempt == ATTEMPTS:
+                break
+            time.sleep(RETRY_SECONDS)
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
 
     def run(self, *arguments: str) -> str:
         return self.run_program(["kubectl", *arguments])
