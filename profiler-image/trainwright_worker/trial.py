@@ -86,11 +86,12 @@ def measure_trial(
     executor = _make_executor(task, assignment, device, watchdog, groups)
     with _without_garbage_collection():
         seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
-    counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
-    paced, late = _sum_over_ranks(counts, device)
+    own = (executor.pacer.paced, executor.pacer.late, executor.skipped_updates) if executor else (0, 0, 0)
+    paced, late, skipped = map(round, _sum_over_ranks([float(count) for count in own], device))
+    skipped //= len(task.plan.devices)  # all of them skip the same updates
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
-    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline, checked)
+    return TrialReport(tuple(seconds), tuple(losses), memory, paced, late, timeline, checked, skipped)
 
 
 def _check_nodes(

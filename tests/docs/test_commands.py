@@ -33,7 +33,7 @@ SHOWN = {
     "docs/library.md": ("today: ", "calibrated: ", "version "),
     "docs/cli.md": ("profiles estimated", "device times emulated", "sets the pace"),
     "docs/runtimes.md": ("Candidates of amp (profiles estimated)",),
-    "docs/exports.md": ("12.4% shorter than the given plan's 321.6 ms", "start 0 2,3  # ranks 0–1"),
+    "docs/exports.md": ("12.3% shorter than the given plan's 322.1 ms", "start 0 2,3  # ranks 0–1"),
     "docs/trials-and-calibration.md": ("model FLOP", "Mean error of memory"),
     "docs/checkpoints.md": (
         "llama after 1 iterations, for the worker",

@@ -45,6 +45,7 @@ NEWER = {
     "gathers_inputs_again": [False],
     "keeps_gathered_weights": [True],
     "sequence_parallel": [True],
+    "skipped_updates": [0],
 }
 """Fields that version 0.1.0 did not write, with the values that stand for their absence."""
 

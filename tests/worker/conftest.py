@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainwright import documents
 from trainwright.cluster import Device
@@ -32,6 +37,8 @@ from trainwright.worker_api import (
     TrialTask,
     WorkerTask,
 )
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.gang.rank_assignment import gang_devices
 
 SMALL = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
@@ -148,3 +155,20 @@ class Make:
 @pytest.fixture(scope="session")
 def make() -> Make:
     return Make()
+
+
+@pytest.fixture
+def executor() -> Iterator[Callable[..., PlanExecutor]]:
+    """Return a factory of executors of any rank, of plans of one stage on two ranks, whose collectives return at once."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    groups = ProcessGroups(timedelta(seconds=10))
+
+    def of(model: Model, rank: int = 0, *, data: int = 1, tensor: int = 1, recompute: bool = False) -> PlanExecutor:
+        torch.manual_seed(0)  # every process starts with the same generator
+        layers, devices = len(model.layers), tuple(Device("node", slot) for slot in range(data * tensor))
+        run = LayerRun(0, layers, tensor, data, (4 // data,) * data, recompute=recompute)
+        plan = Plan(layers, 8, (Pipeline(2, 4, (Stage(devices, (run,)),)),))
+        return PlanExecutor(plan, model, TrainingConfig("sgd", 0.1), RankContext(rank, torch.device("cpu")), groups)
+
+    yield of
+    dist.destroy_process_group()

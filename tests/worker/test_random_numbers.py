@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
-from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.layers.custom import CustomModel
 from trainwright_worker.layers.custom_description import describe
 
@@ -48,24 +42,9 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> Model:
     return Model.of(describe("dropping_module:model"))
 
 
-@pytest.fixture
-def executor() -> Iterator[Callable[..., PlanExecutor]]:
-    """Return a factory of executors of any rank, whose collectives return at once."""
-    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    groups = ProcessGroups(timedelta(seconds=10))
-
-    def of(model: Model, rank: int = 0, *, data: int = 1, tensor: int = 1, recompute: bool = False) -> PlanExecutor:
-        torch.manual_seed(0)  # every process starts with the same generator
-        layers, devices = len(model.layers), tuple(Device("node", slot) for slot in range(data * tensor))
-        run = LayerRun(0, layers, tensor, data, (4 // data,) * data, recompute=recompute)
-        plan = Plan(layers, 8, (Pipeline(2, 4, (Stage(devices, (run,)),)),))
-        return PlanExecutor(plan, model, TrainingConfig("sgd", 0.1), RankContext(rank, torch.device("cpu")), groups)
-
-    yield of
-    dist.destroy_process_group()
-
-
-def test_recomputed_dropout_has_the_gradients_of_stored_dropout(dropping: Model, executor) -> None:
+def test_recomputed_dropout_has_the_gradients_of_stored_dropout(
+    dropping: Model, executor: Callable[..., PlanExecutor]
+) -> None:
     losses, weights = [], []
     for recompute in (False, True):
         made = executor(dropping, recompute=recompute)
@@ -75,7 +54,7 @@ def test_recomputed_dropout_has_the_gradients_of_stored_dropout(dropping: Model,
     assert torch.equal(*weights)
 
 
-def test_dropout_differs_between_replicas(dropping: Model, executor) -> None:
+def test_dropout_differs_between_replicas(dropping: Model, executor: Callable[..., PlanExecutor]) -> None:
     losses = set()
     for rank in range(RANKS):
         replica = executor(dropping, rank, data=RANKS)
@@ -83,7 +62,7 @@ def test_dropout_differs_between_replicas(dropping: Model, executor) -> None:
     assert len(losses) == RANKS
 
 
-def test_ranks_of_a_tensor_group_draw_the_same_numbers(executor) -> None:
+def test_ranks_of_a_tensor_group_draw_the_same_numbers(executor: Callable[..., PlanExecutor]) -> None:
     model = Model.of(Gpt(1, 16, 2, 4, 8))
     seeds = [
         [rows.seed for run in executor(model, rank, tensor=RANKS).make_batch(0).rows for rows in run]

@@ -195,6 +195,10 @@ UPDATE_BYTES: Final[dict[Optimizer, int]] = {"adam": 28, "sgd": 20}
 `_fused_adam_` and `_fused_sgd_`): weight, gradient and moments are read, weight and moments written. Clipping is not
 included.
 """
+UNSCALING_BYTES: Final = 8
+"""Memory traffic of float16's loss scale per parameter: gradients are read for their norm, which shows whether one of them
+overflowed, and the fused step writes them unscaled.
+"""
 
 
 def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
@@ -301,14 +305,16 @@ def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: i
     return saved - rows * sum(one.saved_bytes(dtype, degree) for one in losses)
 
 
-def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer) -> float:
+def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer, dtype: Dtype) -> float:
     """Return seconds of the optimizer's step, which memory limits.
 
-    In half precision the float32 weights are read once more and written in that format: Adam moves 34 bytes in all.
+    In half precision the float32 weights are read once more and written in that format: Adam moves 34 bytes in all, and 42
+    where gradients are unscaled.
     """
     float32_bytes = Dtype.FLOAT32.num_bytes
     copied = float32_bytes + roof.value_bytes if roof.value_bytes < float32_bytes else 0
-    return max(parameters * (UPDATE_BYTES[optimizer] + copied) / roof.bytes_per_second, KERNEL_SECONDS)
+    unscaled = UNSCALING_BYTES if dtype is Dtype.FLOAT16 else 0
+    return max(parameters * (UPDATE_BYTES[optimizer] + copied + unscaled) / roof.bytes_per_second, KERNEL_SECONDS)
 
 
 def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
@@ -329,7 +335,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             rows=row,
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
-            update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer),
+            update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer, dtype),
             activation_bytes=round(_saved_bytes(kind, roof, dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )

@@ -126,6 +126,7 @@ def trial_fields(found: Throughput, measured: TrialReport, candidate: Candidate,
         "prediction_error": _error(predicted.iteration_seconds, found.iteration_seconds),
         "paced_segments": measured.paced_segments,
         "late_segments": measured.late_segments,
+        "skipped_updates": measured.skipped_updates,
         **figure_fields(candidate, problem),
         **error_range_fields(candidate, problem),
         **origin_fields(problem),
@@ -152,7 +153,9 @@ def trial_table(found: Throughput, measured: TrialReport, predicted: Candidate, 
     for name, rate in (("rows a second", found.rows_per_second), ("tokens a second", found.tokens_per_second)):
         if rate is not None:
             add_row(table, name, tables.rate(rate), tables.rate(rate * scale), "")
-    caption = f"iteration: median; spread: from the shortest to the longest; {FIGURES}"
+    caption = " ".join(
+        [f"iteration: median; spread: from the shortest to the longest; {FIGURES}", measured.remark]
+    ).strip()
     return titled(f"{predicted.plan.summary()}{origin_words(problem)}", table, caption)
 
 

@@ -277,6 +277,7 @@ class TrialReport:
             emulated device would.
         timeline: None unless requested.
         checked: figures of the task's checks on every node that they are for.
+        skipped_updates: iterations, warm-up included, that updated nothing, since their float16 gradients overflowed.
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
@@ -286,7 +287,16 @@ class TrialReport:
     late_segments: Count = 0
     timeline: Timeline | None = None
     checked: Annotated[tuple[CheckedLayer, ...], OMITTED_DEFAULT] = ()
+    skipped_updates: Annotated[Count, OMITTED_DEFAULT] = 0
     kind: Literal["trial"] = "trial"
+
+    @property
+    def remark(self) -> str:
+        """A sentence on updates that were skipped; empty if none was."""
+        if not self.skipped_updates:
+            return ""
+        counted = f"{self.skipped_updates} of {len(self.losses)} iterations updated no weights"
+        return f"{counted}, since float16 gradients overflowed; they took a little less time than the others."
 
     @property
     def is_emulation_too_slow(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from trainwright_worker.executor.boundary_exchange import BoundaryExchange, Boun
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
 from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.layer_passes import LayerPasses, MicroBatchRows
-from trainwright_worker.executor.optimizer import GradientNorm, LossScale, make_optimizer
+from trainwright_worker.executor.optimizer import GradientNorm, GradientScaling, LossScale, make_optimizer
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
 from trainwright_worker.executor.recorder import Recorder
@@ -112,6 +111,9 @@ class PlanExecutor:
     """Executor of one rank's part of a plan. All ranks of the plan construct one and run the same iterations.
 
     Ranks outside the plan must create the same process groups meanwhile: `groups.prepare(required_groups(…))`.
+
+    Attributes:
+        skipped_updates: iterations whose gradients overflowed, so that they updated nothing.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class PlanExecutor:
         self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
         self.passes = LayerPasses(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
+        self.skipped_updates = 0
         self.gradient_norm = GradientNorm(
             self.stage.squared_norms, self.groups.group_of(self.plan_ranks.ranks), self.device
         )
@@ -201,41 +204,39 @@ class PlanExecutor:
         for number, reduction in enumerate(self.stage.reductions):
             with self.recorder.action(Action.GRADIENTS, number):
                 reduction.finish()
-        if self._unscale_and_clip(batch.iteration):
-            self._update()
+        scaling = self._gradient_scaling()
+        self._update(scaling)
         with self.recorder.action(Action.WAIT):
             self.boundaries.wait_for_sends()
         self.beat(f"waiting for the device to finish iteration {batch.iteration}: reading the loss")
-        return read_value(self.passes.loss) / self.plan.global_batch_size
+        loss = read_value(self.passes.loss) / self.plan.global_batch_size
+        self._count_update(scaling)
+        return loss
 
-    def _update(self) -> None:
+    def _update(self, scaling: GradientScaling | None) -> None:
         self.pacer.reset_due()
         with self.recorder.action(Action.UPDATE):
             self.pacer.start(self.pace.update, waited_seconds=0.0)
-            self.optimizer.step()
+            self.optimizer.step(scaling)
             self.pacer.end()
         is_published = any(flat_parameter.gathers_after_update for flat_parameter in self.stage.flat_parameters)
         with self.recorder.action(Action.GATHER) if is_published else nullcontext():
             publish_updates(self.stage.flat_parameters)
 
-    def _unscale_and_clip(self, iteration: int) -> bool:
-        """Unscale and clip the gradients. Returns False if they overflowed and the update must be skipped."""
-        limit = self.training.clip_norm
-        if limit is None and not self.loss_scale.active:
-            return True
-        factor = 1.0 / self.loss_scale.factor
+    def _gradient_scaling(self) -> GradientScaling | None:
+        """Return how the update scales gradients, from their norm over all ranks; None if it takes them as they are."""
+        if self.training.clip_norm is None and not self.loss_scale.active:
+            return None
         with self.recorder.action(Action.GRADIENTS):
-            self.beat(f"waiting for the device to finish iteration {iteration}: reading the norm of the gradients")
-            norm = read_value(self.gradient_norm.compute()) * factor
-        overflowed = not math.isfinite(norm)
+            norm = self.gradient_norm.compute()
+            return GradientScaling.of(norm, self.loss_scale.factor, self.training.clip_norm)
+
+    def _count_update(self, scaling: GradientScaling | None) -> None:
+        """Count the update and adjust the loss scale, once the device has finished."""
+        overflowed = scaling is not None and bool(read_value(scaling.overflow))
+        self.optimizer.updates += not overflowed
+        self.skipped_updates += overflowed
         self.loss_scale.update(overflowed=overflowed)
-        if overflowed and self.loss_scale.active:
-            return False
-        if limit is not None and norm > limit:
-            factor *= limit / norm
-        if factor != 1.0:
-            self.gradient_norm.scale_gradients(factor)
-        return True
 
     def _run_operations(self, batch: Batch) -> None:
         self._post_receive(self.operations[0])

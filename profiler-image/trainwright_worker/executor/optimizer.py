@@ -14,6 +14,30 @@ from torch import Tensor
 from trainwright_worker.executor.flat_parameter import FlatParameter
 
 
+@dataclass(frozen=True)
+class GradientScaling:
+    """Scaling of gradients inside the optimizer's kernel: no pass over them before, and no wait for their norm.
+
+    Attributes:
+        divisor: what gradients are divided by, float32 of shape ().
+        overflow: 1 where the update is skipped, since a gradient is infinite or NaN, else 0; float32 of shape ().
+    """
+
+    divisor: Tensor
+    overflow: Tensor
+
+    @classmethod
+    def of(cls, norm: Tensor, loss_scale: float, limit: float | None) -> GradientScaling:
+        """Return the scaling that undoes the loss scale and then clips to a limit; None disables clipping.
+
+        `norm` is that of all gradients as they are, scaled, of shape ().
+        """
+        divisor = torch.full_like(norm, loss_scale)
+        if limit is not None:
+            divisor = torch.maximum(divisor, norm / limit)
+        return cls(divisor.float(), (~norm.isfinite()).float())
+
+
 class Optimizer(ABC):
     """Optimizer that updates each rank's master shards in place with torch's fused kernels.
 
@@ -22,7 +46,7 @@ class Optimizer(ABC):
     Attributes:
         state_names: names of the state tensors of one flat parameter.
         states: `[flat parameter][state name]` tensors.
-        updates: number of updates so far.
+        updates: number of updates so far, which the executor counts, since the device may skip one.
     """
 
     state_names: ClassVar[tuple[str, ...]]
@@ -47,8 +71,8 @@ class Optimizer(ABC):
         return tensors + [state for states in self.states for state in states]
 
     @abstractmethod
-    def step(self) -> None:
-        """Update the master weights with the reduced gradients."""
+    def step(self, scaling: GradientScaling | None) -> None:
+        """Update the master weights with the reduced gradients, which become the scaled ones."""
 
 
 class Sgd(Optimizer):
@@ -58,8 +82,7 @@ class Sgd(Optimizer):
     _MOMENTUM = 0.9
 
     @torch.no_grad()
-    def step(self) -> None:
-        self.updates += 1
+    def step(self, scaling: GradientScaling | None) -> None:
         for flat_parameter, states in zip(self.flat_parameters, self.states, strict=True):
             torch._fused_sgd_(
                 [flat_parameter.master_shard],
@@ -72,6 +95,7 @@ class Sgd(Optimizer):
                 nesterov=False,
                 maximize=False,
                 is_first_step=False,
+                **_kernel_arguments(scaling),
             )
 
 
@@ -92,10 +116,9 @@ class Adam(Optimizer):
             steps.fill_(updates)
 
     @torch.no_grad()
-    def step(self) -> None:
-        self.updates += 1
+    def step(self, scaling: GradientScaling | None) -> None:
         for flat_parameter, (mean, square), steps in zip(self.flat_parameters, self.states, self.steps, strict=True):
-            steps.add_(1)
+            steps.add_(1 if scaling is None else 1 - scaling.overflow)
             torch._fused_adam_(
                 [flat_parameter.master_shard],
                 [require_summed_gradient(flat_parameter)],
@@ -110,7 +133,12 @@ class Adam(Optimizer):
                 eps=self._EPSILON,
                 amsgrad=False,
                 maximize=False,
+                **_kernel_arguments(scaling),
             )
+
+
+def _kernel_arguments(scaling: GradientScaling | None) -> dict[str, Tensor]:
+    return {} if scaling is None else {"grad_scale": scaling.divisor, "found_inf": scaling.overflow}
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd}
@@ -210,8 +238,3 @@ class GradientNorm:
         if self._group is not None:
             dist.all_reduce(total, group=self._group)
         return total.sqrt()
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply every gradient by the factor."""
-        for one in self._squared_norms:
-            require_summed_gradient(one.flat_parameter).mul_(factor)

@@ -18,7 +18,13 @@ from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
 from trainwright_worker.device import CacheFlush, Clock, TimeMark
 from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight, publish_updates
-from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
+from trainwright_worker.executor.optimizer import (
+    GradientNorm,
+    GradientScaling,
+    Optimizer,
+    SquaredNorm,
+    make_optimizer,
+)
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.errors import classify_error
@@ -90,8 +96,20 @@ class LayerUnderTest:
             flat_parameter.keep_gradient_shard()
 
     def update_weights(self) -> None:
-        self.optimizer.step()
+        self.optimizer.step(self._gradient_scaling())
         publish_updates(self.optimizer.flat_parameters)
+
+    def _gradient_scaling(self) -> GradientScaling | None:
+        """Return the scaling of a float16 layer's update, which takes the norm of gradients; None in other formats.
+
+        The update is not skipped, whatever random gradients are.
+        """
+        flat_parameters = self.optimizer.flat_parameters
+        if all(flat_parameter.full_values.dtype is not torch.float16 for flat_parameter in flat_parameters):
+            return None
+        norms = [SquaredNorm(one, includes_split=True, includes_unsplit=True) for one in flat_parameters]
+        norm = GradientNorm(norms, None, self.device).compute()
+        return GradientScaling(torch.ones_like(norm).float(), torch.zeros_like(norm).float())
 
     def reset_gradients(self) -> None:
         """Reset gradients to the state before a first micro-batch."""

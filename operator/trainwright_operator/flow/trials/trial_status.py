@@ -81,7 +81,8 @@ def _stopped(status: TrialStatus, state: TrialState, reason: Reason, sentence: s
 def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model, cluster: Cluster) -> TriedPlan:
     """Return the entry of an ended trial, with metric values if it was measured."""
     outcome, report = result.outcome, result.report
-    status = _status(trial, TrialState(outcome.state.value), outcome.reason, outcome.message)
+    remark = report.remark if isinstance(report, TrialReport) else ""
+    status = _status(trial, TrialState(outcome.state.value), outcome.reason, outcome.message or remark)
     update: dict[str, object] = {"end_time": outcome.ended_at, "result_ref": ConfigMapReference(config_map=result_map)}
     if outcome.started_at is not None:
         update["start_time"] = outcome.started_at
