@@ -37,6 +37,7 @@ from trainwright_worker.executor.checkpoint_chunks import resident_tiles, writte
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.layers.custom import CustomLayers
 from trainwright_worker.layers.layer import FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.measure import layer_bench
@@ -57,8 +58,14 @@ def gang_member(rank: int, ranks: int) -> Iterator[ProcessGroups]:
 
 
 def family_that_draws_values(model: Model) -> FamilyLayers:
-    """Return a family that draws its rows on the real CPU, since values decide what an image shows."""
-    family = make_family_layers(model)
+    """Return a family that draws its rows on the real CPU, since values decide what an image shows.
+
+    A user's modules are made on the device: a fake tensor cannot move there from the CPU, as their weights do.
+    """
+    with unset_fake_temporarily():
+        family = make_family_layers(model)
+    if isinstance(family, CustomLayers):
+        family.make = lambda number, **_options: family.make_module(number)
     rows = family.rows
 
     def drawn(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -155,6 +162,7 @@ def problem_of(step: Callable[[], None]) -> str | None:
 
 
 def main(cases_file: str, result: str) -> None:
+    sys.path.append(str(Path(__file__).with_name("oracles")))  # where user models are
     initial_weights.make_generator = lambda _device: torch.Generator()
     torch.searchsorted = find_even_ends
     executor_module.make_family_layers = layer_bench.make_family_layers = family_that_draws_values

@@ -15,6 +15,8 @@ from torch.utils import backend_registration
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright.training import Training
+from trainwright_worker.layers.custom_description import describe
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -29,9 +31,9 @@ FAMILIES = {**GPT, **{name: model[name] for name, model in OTHERS.items()}}
 PLANS_OF_EACH = 23
 
 
-def candidate(family: str, number: int, seed: int) -> dict:
+def candidate(family: str, given: dict, number: int, seed: int) -> dict:
     """Return a case with at most two micro-batches per pipeline, since all are alike here."""
-    model = {family: FAMILIES[family], "dtype": ("float16", "bfloat16")[number % 2]}
+    model = {**given, "dtype": ("float16", "bfloat16")[number % 2]}
     is_sequence_parallel = number // 2 % 2 == 0
     found = case(f"{family}-{number}", model, seed, sequence_parallel=is_sequence_parallel)
     pipelines = found["plan"]["pipelines"]
@@ -43,8 +45,8 @@ def candidate(family: str, number: int, seed: int) -> dict:
 
 
 CASES = [
-    candidate(family, number, 7000 + 100 * place + number)
-    for place, family in enumerate(FAMILIES)
+    candidate(family, {family: given}, number, 7000 + 100 * place + number)
+    for place, (family, given) in enumerate(FAMILIES.items())
     for number in range(PLANS_OF_EACH)
 ]
 
@@ -77,5 +79,15 @@ def test_quick_plans_are_forty_and_more_than_two_hundred_in_all_are_walked() -> 
 def test_every_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...], *, is_quick: bool) -> None:
     asked = [one for one in CASES if one["model"].keys() & set(families)]
     answers = answers_of(WALK, tmp_path, [one for one in asked if (one["name"] in QUICK) == is_quick])
+    assert all(answer["steps"] > 0 for answer in answers.values())
+    assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
+
+
+@pytest.mark.parametrize("number", range(2), ids=["resnet18", "distilbert"])
+def test_every_rank_of_a_custom_model_keeps_to_its_device(tmp_path: Path, number: int) -> None:
+    custom = describe(("outside_models:resnet18", "outside_models:distilbert")[number])
+    given = {"custom": documents.dump(Training(1, custom=custom))["custom"]}
+    cases = [candidate("custom", given, number, 7900 + number)]
+    answers = answers_of(WALK, tmp_path, cases)
     assert all(answer["steps"] > 0 for answer in answers.values())
     assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
