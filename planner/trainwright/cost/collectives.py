@@ -152,10 +152,18 @@ class Collectives:
         return load
 
     def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Nic, float]) -> RingAlgorithm:
-        """Return the flat ring: 2 (n - 1) steps of 1/n of the message, each as slow as the slowest edge (AMP Eq. 3)."""
+        """Return the flat ring: 2 (n - 1) steps of 1/n of the message, each as slow as the slowest edge (AMP Eq. 3).
+
+        NCCL divides the message over several such rings, which cross to the next node from different members.
+        """
         size = len(groups[0])
-        edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring_edges(nodes)}
-        per_byte, latency = self._slowest(dict.fromkeys(edges, 1), self.network.nic_seconds(load))
+        streams: dict[Edge, int] = {}
+        for nodes in dict.fromkeys(groups):
+            rings = min(Counter(nodes).values()) if self.network.supports_hierarchical_rings else 1
+            for edge in _ring_edges(nodes):
+                crossing = 1 if edge[0] == edge[1] else rings
+                streams[edge] = min(streams.get(edge, crossing), crossing)
+        per_byte, latency = self._slowest(streams, self.network.nic_seconds(load))
         share = ring_bytes_ratio(size)
         own = self.network.nic_seconds(self._uses(Counter(groups)))
         return RingAlgorithm(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster
-from trainwright.cost.collectives import NO_COMMUNICATION
+from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cost.collectives import NO_COMMUNICATION, Collectives
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.cost.network import Network
 from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import Plan
 from trainwright.search import Problem
@@ -21,7 +22,7 @@ from trainwright.search.auto.device_lines import DeviceLine, device_lines
 from trainwright.search.auto.drafts import MultiPipelineDrafts, pipeline_of, set_partitions
 from trainwright.search.auto.layer_device_dp import LayerDeviceDP
 from trainwright.search.auto.line_tables import LineOptions
-from trainwright.search.auto.replica_sets import balance_rows, rows_by_replica
+from trainwright.search.auto.replica_sets import Rings, balance_rows, rows_by_replica
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import LineInterval, StageSites
 
@@ -162,3 +163,15 @@ def test_every_distribution_of_nodes_comes_once() -> None:
     found = [frozenset(groups) for groups in set_partitions([0, 1, 2, 3])]
     assert len(found) == len(set(found)) == 15  # Bell's number
     assert all(sorted(item for group in groups for item in group) == [0, 1, 2, 3] for groups in found)
+
+
+@pytest.mark.parametrize(("tensor", "members"), [(1, 8), (2, 4), (8, 1), (16, 0)])
+def test_gradient_rings_of_a_stage_use_the_nics_as_hierarchical_rings_do(tensor: int, members: int) -> None:
+    """Two nodes of eight devices and four NICs: a stage has a ring for each tensor rank, with equal members on each node."""
+    nodes = tuple(Node(name, "x", 8, Port(0.0, 4.0, flow_bytes_per_second=1.0), Port(0.0, 1e9)) for name in "ab")
+    collectives = Collectives(Network(Cluster((Accelerator("x", 1),), nodes)))
+    expected = 0.0
+    if members:
+        expected = collectives.all_reduce((("a",) * members + ("b",) * members,) * tensor).algorithms[-1].seconds(1.0)
+    found = Rings(2, 8, 1e9, 4.0, 1.0).seconds_per_byte(tensor, 16)
+    assert found == pytest.approx(expected)

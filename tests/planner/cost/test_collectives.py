@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from rings import all_reduce_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
-from trainwright.cost.collectives import Collectives
+from trainwright.cost.collectives import Collectives, ring_bytes_ratio
 from trainwright.cost.gradient_sync import GradientReduction
 from trainwright.cost.network import Network
 from trainwright.cost.optimizer_step import StageEnd, reduction_ends
@@ -67,6 +69,68 @@ def test_single_flow_may_reach_less_than_the_nic() -> None:
     assert collectives.all_reduce((("a",) * 4 + ("b",) * 4,)).seconds(1.0) == pytest.approx(0.25)
     assert collectives.all_reduce((("a",) * 4 + ("b",) * 2,)).seconds(1.0) == pytest.approx(0.5)
     assert Network(cluster, link_ratio=0.5).concurrent_send_seconds([message])[message] == 2.0
+
+
+def nic_by_nic_seconds(groups: tuple[tuple[int, ...], ...], nics: int) -> float:
+    """Seconds of flat all-reduces of one byte over NICs of 1 B/s, counted device by device.
+
+    `groups[group][node]` members occupy the next devices of a node; device d uses NIC d mod `nics`. Each group divides its
+    byte over as many rings as the fewest members it has on a node; ring r enters a node at member r and leaves it at the
+    member before.
+    """
+    taken = [0] * len(groups[0])
+    sent: Counter[tuple[str, int, int]] = Counter()
+    for counts in groups:
+        rings, share = min(counts), ring_bytes_ratio(sum(counts))
+        for node, count in enumerate(counts):
+            for ring in range(rings):
+                sent["in", node, (taken[node] + ring) % nics] += share / rings
+                sent["out", node, (taken[node] + (ring - 1) % count) % nics] += share / rings
+            taken[node] += count
+    return max(sent.values())
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(groups, id=str(groups).replace(" ", ""))
+        for groups in (
+            ((1, 1),),
+            ((1, 1, 1),),
+            ((2, 2),),
+            ((4, 4),),
+            ((8, 8, 8),),
+            ((8, 4),),
+            ((4, 2),),
+            ((8, 1),),
+            ((1, 1),) * 3,
+            ((1, 1),) * 4,
+            ((1, 1),) * 8,
+            ((2, 2),) * 2,
+            ((2, 2, 2),) * 4,
+            ((4, 4),) * 2,
+        )
+    ],
+)
+def test_flat_rings_use_the_nics_of_all_their_members(groups: tuple[tuple[int, ...], ...]) -> None:
+    """Machines of four NICs: a group uses one for each member of a node, and groups share what there is."""
+    port = Port(0.0, 4.0, flow_bytes_per_second=1.0)
+    nodes = tuple(Node(name, "x", 8, port, Port(0.0, 1e9)) for name in "abc"[: len(groups[0])])
+    named = tuple(
+        tuple(node.name for node, count in zip(nodes, counts, strict=True) for _ in range(count)) for counts in groups
+    )
+    flat = Collectives(Network(Cluster((Accelerator("x", 1),), nodes))).all_reduce(named).algorithms[0]
+    assert flat.seconds(1.0) == pytest.approx(nic_by_nic_seconds(groups, nics=4))
+
+
+def test_gloo_sends_a_single_stream_between_nodes(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster((("fast", 2), ("fast", 2)), within=1e9, latency=0.0)
+    links = tuple(
+        link if link.source == link.target else replace(link, bandwidth_bytes_per_second=4e6, flow_bytes_per_second=1e6)
+        for link in cluster.links
+    )
+    found = Collectives(Network(replace(cluster, links=links))).all_reduce((("node-1",) * 2 + ("node-2",) * 2,))
+    assert found.seconds(1e6) == pytest.approx(1.5)
 
 
 def test_links_of_ports_take_the_slower_flow() -> None:

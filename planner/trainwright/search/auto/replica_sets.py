@@ -107,7 +107,7 @@ class Rings:
     Attributes:
         intra_node_bandwidth: bytes per second inside a node.
         inter_node_bandwidth: bytes per second of the slowest hop between nodes.
-        single_ring_bandwidth: bytes per second of that hop for a single ring.
+        single_ring_bandwidth: bytes per second of that hop for a single stream; each replica on a node sends one.
     """
 
     node_count: int
@@ -128,7 +128,7 @@ class Rings:
             node_ring_size = max(self.node_count * self.devices_per_node // max(tensor, self.devices_per_node), 2)
             shards = min(tensor, self.devices_per_node)
             found += ring_bytes_ratio(node_ring_size) * max(
-                shards / self.inter_node_bandwidth, 1 / self.single_ring_bandwidth
+                shards / self.inter_node_bandwidth, 1 / (local_replicas * self.single_ring_bandwidth)
             )
         return found
 

@@ -59,6 +59,7 @@ class StageGroupLinks:
         self.bandwidth: Array = links.bandwidth[np.ix_(used, used)] * context.runtime.link_ratio
         self.flow: Array = links.flow[np.ix_(used, used)] * context.runtime.link_ratio
         self.latency: Array = links.latency[np.ix_(used, used)]
+        self._has_parallel_rings = context.network.supports_hierarchical_rings
 
     @cached_property
     def _inter_node_bandwidth(self) -> Array:
@@ -70,7 +71,8 @@ class StageGroupLinks:
     def slowest_ring(self, groups: Indices) -> Ring:
         """Return the slowest ring over `groups[group, member]` (indices of devices).
 
-        Concurrent rings share a node's NIC, whose capacity per direction is the node's fastest link.
+        Concurrent rings share a node's NIC, whose capacity per direction is the node's fastest link. A group sends as many
+        streams between nodes as it has members on each, as `Collectives` has it.
         """
         count = groups.shape[1]
         if count == 1:
@@ -81,12 +83,23 @@ class StageGroupLinks:
         size = len(self.bandwidth)
         rate = self.flow[source, target]
         if crosses.any():
+            together = np.minimum(rate * self._streams(target)[:, None], self.bandwidth[source, target])
+            rate = np.where(crosses, together, rate)
             sent, received = (np.bincount(ends[crosses], minlength=size) for ends in (source, target))
             out_share = self._inter_node_bandwidth.max(axis=1) / np.maximum(sent, 1)
             in_share = self._inter_node_bandwidth.max(axis=0) / np.maximum(received, 1)
             shared = np.minimum(out_share[source], in_share[target])
             rate = np.where(crosses, np.minimum(rate, shared), rate)
         return Ring(count, float(rate.min()), float(self.latency[source, target].max()))
+
+    def _streams(self, nodes: Indices) -> Indices:
+        """Return `[group]` the fewest members on a node, given `nodes[group, member]`; 1 where a group has a single ring."""
+        if not self._has_parallel_rings:
+            return np.ones(len(nodes), dtype=np.intp)
+        size, group = len(self.bandwidth), np.arange(len(nodes))[:, None]
+        on_node = np.bincount((group * size + nodes).ravel(), minlength=len(nodes) * size).reshape(-1, size)
+        fewest: Indices = on_node[group, nodes].min(axis=1)
+        return fewest
 
     def redistribution_alpha_beta(self, old_rows: Indices, new_rows: Indices) -> tuple[float, float]:
         """Return latency, and seconds per byte of a row, until every device has its new rows.
