@@ -20,7 +20,8 @@ class MachinePort:
     """Bandwidth and latency of a port and the key of the bandwidth's source; latencies are assumptions.
 
     Attributes:
-        checked: evidence for the bandwidth; None if it was compared with nothing.
+        checked: evidence for the bandwidth and the number of NICs; None if they were compared with nothing.
+        nics: equal NICs that have the bandwidth together; a single stream uses one.
     """
 
     latency_seconds: float
@@ -28,10 +29,16 @@ class MachinePort:
     source: str
     checked: Checked | None = None
     note: str | None = None
+    nics: int = 1
+
+    def __post_init__(self) -> None:
+        if self.nics < 1:
+            raise ValueError(f"a port needs at least one NIC, got {self.nics}; leave it out for one")
 
     @property
     def port(self) -> Port:
-        return Port(self.latency_seconds, self.bandwidth_bytes_per_second)
+        flow = None if self.nics == 1 else self.bandwidth_bytes_per_second / self.nics
+        return Port(self.latency_seconds, self.bandwidth_bytes_per_second, flow)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,9 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
         if isinstance(value, Figure):
             lines += [f"{field.name}: {value.value:g}", *_origin(value, sources)]
         elif isinstance(value, MachinePort):
-            rate = f"{value.bandwidth_bytes_per_second:g} bytes/s, latency {value.latency_seconds:g} s"
-            lines += [f"{field.name}: {rate}", *_origin(value, sources)]
+            rate = f"{value.bandwidth_bytes_per_second:g} bytes/s"
+            rate += f" over {value.nics} NICs" if value.nics > 1 else ""
+            lines += [f"{field.name}: {rate}, latency {value.latency_seconds:g} s", *_origin(value, sources)]
         elif field.name not in {"name", "aliases"} and value is not None:
             lines.append(f"{field.name}: {value}")
     if isinstance(sheet, DataSheet):

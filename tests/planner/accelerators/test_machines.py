@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainwright.accelerators import cluster_of, data_sheet, machine, machines
 from trainwright.accelerators.data_sheets import plain
-from trainwright.accelerators.machines import machine_file
+from trainwright.accelerators.machines import MachinePort, machine_file
 from trainwright.cluster import MAX_DEVICES, Cluster, Port
 from trainwright.documents import dumps, loads
 
@@ -94,6 +94,28 @@ def test_a_single_device_needs_no_link_inside():
     (node,) = cluster_of({"g4dn.xlarge": 1}).nodes
     assert node.inside is None
     assert isinstance(node.network, Port)
+
+
+@pytest.mark.parametrize("each", MACHINES)
+def test_a_stream_between_machines_uses_one_nic_of_a_rate_that_cards_have(each):
+    port = each.node("a").network
+    assert each.inside is None or each.inside.nics == 1
+    if each.network.nics == 1:
+        assert port.flow_bytes_per_second is None
+    else:
+        assert port.flow_bytes_per_second * 8 / 1e9 in {100, 200, 400}
+        assert port.flow_bytes_per_second * each.network.nics == port.bandwidth_bytes_per_second
+
+
+def test_a_stream_reaches_a_quarter_of_a_machine_of_four_nics():
+    cluster = cluster_of({"p4d": 1, "p5": 1})
+    link = cluster.link("p4d.24xlarge-1", "p5.48xlarge-1")
+    assert (link.bandwidth_bytes_per_second, link.flow_bytes_per_second) == (400e9 / 8, 100e9 / 8)
+
+
+def test_a_port_without_nics_is_refused():
+    with pytest.raises(ValueError, match="at least one NIC, got 0"):
+        MachinePort(0.0, 1e9, "assumed", nics=0)
 
 
 def test_an_unknown_machine_is_refused_with_the_nearest():

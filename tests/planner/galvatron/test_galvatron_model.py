@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.runtime import Runtime
+from trainwright.search import Problem
 from trainwright.search.galvatron.galvatron_model import (
     StageGroupCosts,
+    StageGroupLinks,
     StrategySeconds,
     both_seconds,
     estimate_seconds,
@@ -156,6 +162,15 @@ def test_rings_across_nodes_share_the_nic(make_cluster, make_problem):
         outer.last_micro_batch_seconds - outer.micro_batch_seconds
         < inner.last_micro_batch_seconds - inner.micro_batch_seconds
     )
+
+
+@pytest.mark.parametrize(("members", "nics"), [((1, 1), 1), ((2, 2), 2), ((8, 1), 1), ((8, 8), 4)])
+def test_a_group_uses_a_nic_for_each_member_of_a_node(members, nics):
+    cluster, model = cluster_of({"p4d": 2}), Model.of(Gpt(2, 64, 2, 16, 100))
+    profiles = estimate_profiles(model, [cluster.accelerators[0].name], tensor_degrees=[1], rows=[1])
+    links = StageGroupLinks(cluster.devices, Problem(cluster, model, profiles, 16).cost_context)
+    group = [8 * node + slot for node, count in enumerate(members) for slot in range(count)]
+    assert links.slowest_ring(np.array([group])).bytes_per_second == pytest.approx(nics * 12.5e9)
 
 
 def test_slowest_device_determines_the_estimate(make_cluster, make_problem):
