@@ -23,7 +23,7 @@ from trainwright.plan import Plan
 from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Problem
 from trainwright.search.expressible import nearest_candidate
-from trainwright.search.format_search import in_format
+from trainwright.search.format_search import FormatAnswer, in_format
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
@@ -84,6 +84,7 @@ class _Export:
         price: of the given plan and of the one that is written; None if there is none.
         given_dtype: number format of the given plan; None where it is not known.
         dtype_reason: why the format that is written is another one; empty if it is the plan's.
+        formats: answer on the plan's format, if that is written and priced.
     """
 
     target: Target
@@ -94,6 +95,7 @@ class _Export:
     price: report.ExportPrice | None
     given_dtype: Dtype | None = None
     dtype_reason: str = ""
+    formats: FormatAnswer | None = None
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -160,7 +162,8 @@ def export(
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
         idle = report.idle_sentences(found.plan, found.price.problem.cluster)
         band = report.error_range_sentences(found.price.exported, found.price.problem)
-        show(*idle, *band, *others, report.export_table(found.price), to_error=into is None)
+        formats = [] if found.formats is None else report.format_sentences(found.formats, given=True)
+        show(*idle, *band, *formats, *others, report.export_table(found.price), to_error=into is None)
     if into is not None:
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 
@@ -196,7 +199,8 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
         reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
     nearest = replace(nearest_candidate(problem, original.plan, target.capabilities), dtype=problem.model.dtype)
     price = report.ExportPrice(asked, original, nearest)
-    return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason)
+    formats = None if reason else answer
+    return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
 
 
 def _in_format_of(target: Target, problem: Problem, plan: Plan) -> Problem:
@@ -232,6 +236,7 @@ def _fields(found: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
         "lost": list(found.lost),
         **price,
         **dtype,
+        **({} if found.formats is None else report.slow_format_fields(found.formats.slow)),
         "plan": documents.dump(found.plan),
         "files": {one.name: one.text for one in files},
     }

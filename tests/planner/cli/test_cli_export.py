@@ -160,6 +160,15 @@ def test_export_of_emulated_times_says_so(folder: Path) -> None:
     assert "not measured" not in result.stdout
 
 
+def test_export_in_an_emulated_format_says_so_with_the_price_of_it(estimated: Path) -> None:
+    (estimated / "model.yaml").write_text(MODEL + "dtype: bfloat16\n")
+    options = ("pp2 dp2 mb2", "--to", "megatron", "--cluster", "cluster.json", "--model", "model.yaml")
+    said = words(export(estimated, *options, "--into", str(estimated / "out")).stdout)
+    assert re.search(r"bfloat16 is emulated on V100: .*s; float16 would take", said)
+    told = json.loads(export(estimated, *options, "--output", "json").stdout)["slow_format"]
+    assert (told["dtype"], told["native"]) == ("bfloat16", "float16")
+
+
 def test_json_of_an_export_says_what_the_price_rests_on(estimated: Path) -> None:
     files = ("--cluster", "cluster.json", "--model", "model.yaml")
     answer = json.loads(export(estimated, "pp1 mb2", "--to", "torchtitan", *files, "--output", "json").stdout)
