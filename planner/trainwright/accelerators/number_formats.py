@@ -16,6 +16,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
+from trainwright.training import Optimizer
 
 PREFERRED: Final = (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32)
 """Formats in the order in which equally fast ones are chosen: bfloat16 needs no loss scaling."""
@@ -92,17 +93,18 @@ def _dominates(one: FormatChoice, other: FormatChoice) -> bool:
     )
 
 
-def profiles_in(
+def profiles_in(  # noqa: PLR0913 - what profiles depend on
     profiles: Profiles,
     model: Model,
     dtype: Dtype,
     *,
+    optimizer: Optimizer = "adam",
     runtime: Runtime | None = None,
     power_watts: Mapping[str, float] | None = None,
 ) -> Profiles:
     """Return profiles of a model's layers scaled to another number format by the rooflines of the data sheets.
 
-    `runtime` and `power_watts` are those of `estimate_profiles`: its estimates, scaled, are its estimates in the other format.
+    `optimizer`, `runtime` and `power_watts` are those of `estimate_profiles`: its estimates, scaled, are its estimates in the other format.
     Raises ValueError for an accelerator without a data sheet.
     """
     names = {kind.name for kind in model.kinds}
@@ -113,7 +115,14 @@ def profiles_in(
         rows, watts = [layer.rows for layer in layers], (power_watts or {}).get(accelerator)
         old, new = (
             estimate_kind(
-                name, replace(model, dtype=one), accelerator, degree, rows, runtime=runtime, power_watts=watts
+                name,
+                replace(model, dtype=one),
+                accelerator,
+                degree,
+                rows,
+                optimizer=optimizer,
+                runtime=runtime,
+                power_watts=watts,
             )
             for one in (model.dtype, dtype)
         )
@@ -134,6 +143,7 @@ def _scaled(layer: LayerProfile, before: LayerProfile, after: LayerProfile, *, b
         layer,
         forward_seconds=layer.forward_seconds * (after.forward_seconds / before.forward_seconds),
         backward_seconds=layer.backward_seconds * (after.backward_seconds / before.backward_seconds),
+        update_seconds=layer.update_seconds * (after.update_seconds / before.update_seconds),
         activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
         parameter_bytes=int(layer.parameter_bytes * bytes_ratio),
     )

@@ -248,6 +248,7 @@ def estimate_kind(  # noqa: PLR0913 - what profiles depend on
     degree: int,
     rows: Sequence[int],
     *,
+    optimizer: Optimizer = "adam",
     runtime: Runtime | None = None,
     power_watts: float | None = None,
 ) -> list[LayerProfile]:
@@ -257,7 +258,7 @@ def estimate_kind(  # noqa: PLR0913 - what profiles depend on
     """
     kind = next(kind for kind in _kinds_on(accelerator, model) if kind.name == name)
     roof = Roof.of(data_sheet(accelerator).limited_to(power_watts), model.dtype, tensor_float32=False, runtime=runtime)
-    return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, "adam")
+    return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, optimizer)
 
 
 def _kinds_on(accelerator: str, model: Model) -> tuple[LayerKind, ...]:

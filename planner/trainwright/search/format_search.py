@@ -76,6 +76,7 @@ def in_format(problem: Problem, dtype: Dtype, left_out: Iterable[str] = ()) -> P
             replace(problem.profiles, layers=own),
             problem.model,
             dtype,
+            optimizer=problem.optimizer,
             runtime=problem.runtime,
             power_watts=problem.cluster.power_limits,
         )

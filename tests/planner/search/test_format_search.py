@@ -270,16 +270,18 @@ def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> 
 
 
 @pytest.mark.parametrize("runtime", [Runtime(), runtime_preset("torchtitan").runtime])
-def test_scaled_profiles_are_those_of_the_other_format(runtime: Runtime) -> None:
+@pytest.mark.parametrize("other_dtype", [FLOAT32, FLOAT16])
+def test_scaled_profiles_are_those_of_the_other_format(runtime: Runtime, other_dtype: Dtype) -> None:
     scaled, wanted = (
-        in_format(problem_in(BFLOAT16, MIXED, runtime=runtime), FLOAT32),
-        problem_in(FLOAT32, MIXED, runtime=runtime),
+        in_format(problem_in(BFLOAT16, MIXED, runtime=runtime), other_dtype),
+        problem_in(other_dtype, MIXED, runtime=runtime),
     )
     known = {(one.accelerator, one.kind, one.tensor_degree, one.rows): one for one in wanted.profiles.layers}
     for one in scaled.profiles.layers:
         other = known[one.accelerator, one.kind, one.tensor_degree, one.rows]
         assert one.forward_seconds == pytest.approx(other.forward_seconds)
         assert one.backward_seconds == pytest.approx(other.backward_seconds)
+        assert one.update_seconds == pytest.approx(other.update_seconds)
         assert (one.activation_bytes, one.parameter_bytes) == (other.activation_bytes, other.parameter_bytes)
 
 
