@@ -129,7 +129,7 @@ def profile(model: Model, kind: str, tensor_degree: int) -> None:
     gang = Gang((GangNode("node", (0,), "gpu"),))
     task = ProfilingTask(gang, model, tensor_degree, rows=(2,))
     with FakeTensorMode():
-        layer = LayerUnderTest.of(task, model.kind(kind), 2, GPU, None)
+        layer = LayerUnderTest.of(task, model.kind(kind), 2, GPU, lambda _doing: None)
         layer.backward(layer.forward())
         layer.reduce_gradients()
         layer.update_weights()

@@ -122,10 +122,10 @@ def test_kinds_that_never_fit_are_reported(make, monkeypatch) -> None:
     made = LayerUnderTest.of
     lacking = {"block"}
 
-    def of(order, kind, rows, device, emulation):
+    def of(order, kind, rows, device, beat):
         if kind.name in lacking and rows > 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return made(order, kind, rows, device, emulation)
+        return made(order, kind, rows, device, beat)
 
     monkeypatch.setattr(LayerUnderTest, "of", of)
     report = profile(order)
@@ -257,9 +257,15 @@ def test_rounds_last_some_seconds_when_iterations_are_short(iteration_seconds: f
     assert iterations_lasting(0.25, iteration_seconds, at_least=10) == expected
 
 
+def test_drawing_the_weights_of_a_layer_is_no_silence(make) -> None:
+    beats: list[str] = []
+    LayerUnderTest.of(ProfilingTask(make.gang(1), make.model, 1, (1,)), make.model.kinds[1], 1, CPU, beats.append)
+    assert any(doing.startswith("drawing ") for doing in beats)
+
+
 def test_cache_is_flushed_before_every_timing(make, monkeypatch) -> None:
     task = ProfilingTask(make.gang(1), make.model, 1, (1,), iterations=2)
-    layer = LayerUnderTest.of(task, make.model.kinds[1], 1, CPU, None)
+    layer = LayerUnderTest.of(task, make.model.kinds[1], 1, CPU, lambda _doing: None)
     stopwatch, flushes = layer_bench._Stopwatch(layer), []
     monkeypatch.setattr(stopwatch._cache_flush, "run", lambda: flushes.append("flush"))
     assert len(stopwatch.run_round(2)) == 2

@@ -59,9 +59,11 @@ class LayerUnderTest:
 
     @classmethod
     def of(
-        cls, task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, emulation: Emulation | None
+        cls, task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, beat: Callable[[str], None]
     ) -> LayerUnderTest:
+        """Make the layer on the device; `beat` is called while its weights are drawn."""
         model, family = task.model, make_family_layers(task.model)
+        emulation = task.gang.emulation_of(task.gang.nodes[0].accelerator)
         number = model.layers.index(kind.name)
         shard = TensorShard(0, task.tensor_degree)
         with deferred_weights(device) as initial:
@@ -70,7 +72,9 @@ class LayerUnderTest:
         weights = [
             Weight(name, parameter, initial=initial.get(parameter)) for name, parameter in layer.named_parameters()
         ]
-        flat_parameters = [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device)] if weights else []
+        flat_parameters = (
+            [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device, beat=beat)] if weights else []
+        )
         optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
         data = to_device(data, device, dtype)
@@ -265,7 +269,7 @@ def profile_if_it_fits(
     """Return the profile, or None if memory does not suffice."""
     accelerator = task.gang.nodes[0].accelerator
     try:
-        layer = LayerUnderTest.of(task, kind, rows, device, task.gang.emulation_of(accelerator))
+        layer = LayerUnderTest.of(task, kind, rows, device, watchdog.beat)
         return _profile(task, layer, accelerator, watchdog)
     except (MemoryError, RuntimeError) as error:
         if classify_error(error).reason is not FailureReason.OUT_OF_MEMORY:
