@@ -40,8 +40,8 @@ from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers.custom import CustomLayers
 from trainwright_worker.layers.layer import FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
-from trainwright_worker.measure import layer_bench
-from trainwright_worker.measure.layer_bench import LayerUnderTest
+from trainwright_worker.measure import layer_under_test
+from trainwright_worker.measure.layer_under_test import LayerUnderTest
 
 backend_registration._setup_privateuseone_for_python_backend("gpu")
 GPU = torch.device("gpu", 0)
@@ -165,7 +165,7 @@ def main(cases_file: str, result: str) -> None:
     sys.path.append(str(Path(__file__).with_name("oracles")))  # where user models are
     initial_weights.make_generator = lambda _device: torch.Generator()
     torch.searchsorted = find_even_ends
-    executor_module.make_family_layers = layer_bench.make_family_layers = family_that_draws_values
+    executor_module.make_family_layers = layer_under_test.make_family_layers = family_that_draws_values
     executor_module.read_value = lambda _tensor: 1.0
     require_that_mixing_fails()
     answers = []

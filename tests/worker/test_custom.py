@@ -33,7 +33,7 @@ from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.measure.layer_bench import activation_bytes
+from trainwright_worker.measure.layer_under_test import activation_bytes
 
 ORACLES = Path(__file__).with_name("oracles")
 GANG = Path(__file__).with_name("equivalence_gang.py")

@@ -24,12 +24,12 @@ from trainwright_worker.measure import layer_bench
 from trainwright_worker.measure.layer_bench import (
     MAX_ROUND_ITERATIONS,
     MAX_ROUNDS,
-    LayerUnderTest,
     StoppingRule,
     iterations_lasting,
     median_uncertainty,
     relative_spread,
 )
+from trainwright_worker.measure.layer_under_test import LayerUnderTest
 
 CPU = torch.device("cpu")
 

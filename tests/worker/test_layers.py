@@ -11,7 +11,7 @@ from trainwright.model import Model
 from trainwright_worker.layers.gpt import Block
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.measure.layer_bench import activation_bytes
+from trainwright_worker.measure.layer_under_test import activation_bytes
 from trainwright_worker.measure.live_bytes import AllocationTracker
 from trainwright_worker.synthetic_data import token_rows
 
