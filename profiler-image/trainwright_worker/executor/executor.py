@@ -227,6 +227,7 @@ class PlanExecutor:
         """Return how the update scales gradients, from their norm over all ranks; None if it takes them as they are."""
         if self.training.clip_norm is None and not self.loss_scale.active:
             return None
+        self.beat("taking the norm of the gradients over all ranks")
         with self.recorder.action(Action.GRADIENTS):
             norm = self.gradient_norm.compute()
             return GradientScaling.of(norm, self.loss_scale.factor, self.training.clip_norm)
