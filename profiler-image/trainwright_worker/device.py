@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -46,7 +49,23 @@ def choose_device(gang: Gang, assignment: RankAssignment) -> torch.device:
         )
     device = torch.device("cuda", assignment.local_rank)
     torch.cuda.set_device(device)
+    if problem := infiniband_problem():
+        sys.stderr.write(f"{problem}\n")
     return device
+
+
+def infiniband_problem(devices: Path = Path("/dev/infiniband"), library: str = "libibverbs.so.1") -> str | None:
+    """Return why NCCL cannot use the node's InfiniBand or RoCE, and what to do; None if it can, or the node has none."""
+    if not devices.exists():
+        return None
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return (
+            f"this node has InfiniBand or RoCE, but the image has no {library}, so NCCL sends over TCP; build the worker's "
+            "image on a BASE with libibverbs1 and ibverbs-providers"
+        )
+    return None
 
 
 def _gpu_problem(index: int) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from trainwright import documents
 from trainwright.cluster import Device, Emulation
 from trainwright.worker_api import Cause, Failure, FailureReason, GangNode, RankMemory
-from trainwright_worker.device import check_capacity
+from trainwright_worker.device import check_capacity, infiniband_problem
 from trainwright_worker.gang.errors import (
     WorkerError,
     classify_error,
@@ -42,6 +42,7 @@ from trainwright_worker.gang.watchdog import Watchdog, format_stacks
 GLOO = (
     "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1. This is typically caused by bugs"
 )
+INFINIBAND = "NCCL error: unhandled system error. Call to ibv_reg_mr failed with error Cannot allocate memory"
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 14.58 GiB of which 1.25 GiB is free. "
     "Including non-PyTorch memory, this process has 13.3 GiB memory in use."
@@ -54,6 +55,8 @@ CUDA = (
         (MemoryError(), FailureReason.OUT_OF_MEMORY),
         (RuntimeError("CUDA out of memory. Tried to allocate"), FailureReason.OUT_OF_MEMORY),
         (torch.OutOfMemoryError(CUDA), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError(INFINIBAND), FailureReason.PLACEMENT_NOT_MET),
         (RuntimeError(GLOO), FailureReason.PEER_LOST),
         (RuntimeError("Timed out waiting 4000ms for recv operation to complete"), FailureReason.HANG),
         (ValueError("wrong\n shape"), FailureReason.CRASHED),
@@ -65,6 +68,12 @@ def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
     problem = classify_error(error)
     assert problem.reason is reason
     assert "\n" not in problem.message
+
+
+def test_image_without_a_library_that_the_node_asks_for_is_named(tmp_path: Path) -> None:
+    assert infiniband_problem(tmp_path / "infiniband") is None
+    assert infiniband_problem(tmp_path, "libm.so.6") is None
+    assert "no libabsent.so.1, so NCCL sends over TCP" in (infiniband_problem(tmp_path, "libabsent.so.1") or "")
 
 
 def test_lost_connection_is_reported_without_library_details() -> None:

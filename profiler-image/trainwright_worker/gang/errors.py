@@ -26,7 +26,9 @@ _PEER_LOST_PATTERNS = (
     "connection was likely closed",
 )
 _HANG_PATTERNS = ("timed out", "timeout", "watchdog caught collective operation")
-_OUT_OF_MEMORY_PATTERNS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_OUT_OF_MEMORY_PATTERNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed")
+_LOCKED_MEMORY_PATTERN = "ibv_reg_mr"
+"""Call of NCCL that registers memory with InfiniBand, and fails like an allocation where a process may lock too little."""
 
 _GLOO_NOISE = re.compile(r"\[/[^\]]*:\d+\] |This is typically caused.*")
 """Source location within gloo, and generic advice."""
@@ -71,6 +73,9 @@ def classify_error(error: BaseException) -> WorkerError:
     message = one_line(str(error))
     sentence = f"{type(error).__name__}: {message}" if message else type(error).__name__
     lowered = sentence.lower()
+    if _LOCKED_MEMORY_PATTERN in lowered:
+        mend = "this node lets processes lock too little memory for InfiniBand; set LimitMEMLOCK=infinity for its containers"
+        return WorkerError(FailureReason.PLACEMENT_NOT_MET, f"{mend} ({one_line(sentence, limit=300)})")
     if isinstance(error, MemoryError) or any(pattern in lowered for pattern in _OUT_OF_MEMORY_PATTERNS):
         return WorkerError(FailureReason.OUT_OF_MEMORY, _out_of_memory_message(sentence))
     if isinstance(error, RuntimeError | OSError | EOFError):
