@@ -51,6 +51,7 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     assignment = reporter.assignment = RankAssignment.from_environment(task)
     sys.stderr.write(f"rank {assignment.rank} on {assignment.device} is process {os.getpid()}\n")
     own_device = device.choose_device(gang, assignment)
+    os.environ.setdefault("NCCL_DEBUG", "WARN")  # its reasons are in its log alone
     timeout = timedelta(seconds=_BACKEND_TIMEOUT_FACTOR * gang.collective_timeout_seconds)
     start_up = timedelta(seconds=gang.deadline_seconds)
     store = dist.TCPStore(address, port, is_master=False, timeout=start_up)  # type: ignore[attr-defined]
@@ -66,8 +67,9 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     watchdog.beat("waiting for all ranks at the end")
     listener.close()
     device.barrier(own_device)
-    watchdog.stop()
+    watchdog.beat("closing process groups")
     dist.destroy_process_group()
+    watchdog.stop()
 
 
 def _init_process_group(task: WorkerTask, assignment: RankAssignment, store: Any, timeout: timedelta) -> None:
