@@ -119,7 +119,13 @@ QUICK = Series.of(
 MANY = Series.of([(GPT, plan_of(seed, GPT)) for seed in range(1000, 1200)])
 
 
-@pytest.fixture(scope="module", params=[QUICK, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(QUICK, marks=pytest.mark.timeout(300)),
+        pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
 def records(request: pytest.FixtureRequest) -> list[Record]:
     torch.manual_seed(0)
     return walked(request.param.run)
@@ -181,18 +187,20 @@ def test_groups_end_when_the_next_plan_does_not_need_them() -> None:
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL")
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_pairs_get_few_thread_blocks_of_nccl(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    blocks: list[tuple[int, ...]] = []
+def test_pairs_get_few_thread_blocks_of_nccl_and_streams_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    blocks: list[tuple[int, bool] | tuple[()]] = []
 
     def new_group(ranks: list[int], timeout: timedelta, pg_options: Any) -> None:
         del ranks, timeout
-        blocks.append((pg_options.config.max_ctas,) if pg_options else ())
+        blocks.append((pg_options.config.max_ctas, pg_options.is_high_priority_stream) if pg_options else ())
 
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     monkeypatch.setattr(dist, "new_group", new_group)
     with recording(0, WORLD):
         ProcessGroups(TIMEOUT).prepare([GroupKey(purpose, (0, 1)) for purpose in Purpose])
-    few = (8,) if backend == "nccl" else ()
+    few = (8, True) if backend == "nccl" else ()
     assert blocks == [(), few, few, ()]
 
 

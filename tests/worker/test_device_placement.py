@@ -31,11 +31,11 @@ FAMILIES = {**GPT, **{name: model[name] for name, model in OTHERS.items()}}
 PLANS_OF_EACH = 23
 
 
-def candidate(family: str, given: dict, number: int, seed: int) -> dict:
+def candidate(family: str, given: dict, number: int, seed: int, *, devices: int = 8) -> dict:
     """Return a case with at most two micro-batches per pipeline, since all are alike here."""
     model = {**given, "dtype": ("float16", "bfloat16")[number % 2]}
     is_sequence_parallel = number // 2 % 2 == 0
-    found = case(f"{family}-{number}", model, seed, sequence_parallel=is_sequence_parallel)
+    found = case(f"{family}-{number}", model, seed, devices, sequence_parallel=is_sequence_parallel)
     pipelines = found["plan"]["pipelines"]
     for pipeline in pipelines:
         pipeline["micro_batches"] = min(2, pipeline["micro_batches"])
@@ -83,11 +83,13 @@ def test_every_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...
     assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
 
 
-@pytest.mark.parametrize("number", range(2), ids=["resnet18", "distilbert"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, id="resnet18", marks=pytest.mark.slow), pytest.param(1, id="distilbert")]
+)
 def test_every_rank_of_a_custom_model_keeps_to_its_device(tmp_path: Path, number: int) -> None:
     custom = describe(("outside_models:resnet18", "outside_models:distilbert")[number])
     given = {"custom": documents.dump(Training(1, custom=custom))["custom"]}
-    cases = [candidate("custom", given, number, 7900 + number)]
+    cases = [candidate("custom", given, number, 7900 + number, devices=4)]
     answers = answers_of(WALK, tmp_path, cases)
     assert all(answer["steps"] > 0 for answer in answers.values())
     assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}

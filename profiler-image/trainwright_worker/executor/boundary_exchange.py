@@ -14,7 +14,7 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.rank_layout import WHOLE, Interval, ShardIndex, Transfer, relayout_transfers
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
-from trainwright_worker.executor.process_groups import ProcessGroups, Purpose, all_gather_single
+from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose, all_gather_single
 from trainwright_worker.layers.layer import Boundary
 
 GroupWith = Callable[[int], dist.ProcessGroup | None]
@@ -277,7 +277,9 @@ class BoundaryExchange:
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod
-    def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, model: Model, device: torch.device) -> None:
+    def warm_up(
+        needed: Sequence[GroupKey], rank: int, groups: ProcessGroups, device: torch.device, beat: Callable[[str], None]
+    ) -> None:
         """Connect the ranks that exchange messages, in one order; all ranks of the plan call this.
 
         NCCL's first call in a group blocks until all members make it, and the first message of a pair blocks its process
@@ -285,19 +287,17 @@ class BoundaryExchange:
         wait for each other in a cycle.
         """
         token = torch.zeros(2, device=device)
-        for purpose, groups_of_ranks in (
-            (Purpose.RELAYOUT, plan_ranks.relayout_ranks),
-            (Purpose.BOUNDARIES, plan_ranks.boundary_pairs(model)),
-            (Purpose.BOUNDARY_GRADIENTS, plan_ranks.boundary_gradient_pairs(model)),
-        ):
-            for ranks in groups_of_ranks:
-                group = groups.group_of(ranks, purpose) if rank in ranks else None
-                if group is not None and len(ranks) == 2:
-                    peer = sum(ranks) - rank
-                    sending = dist.P2POp(dist.isend, token[:1], peer, group)
-                    batch_send_receive([sending, dist.P2POp(dist.irecv, token[1:], peer, group)])
-                elif group is not None:
-                    dist.all_reduce(token, group=group)
+        for key in needed:
+            if key.purpose is Purpose.COLLECTIVES or rank not in key.ranks:
+                continue
+            beat(f"connecting ranks {', '.join(map(str, key.ranks))} for {key.purpose.value}")
+            group = groups.group_of(key.ranks, key.purpose)
+            if len(key.ranks) == 2:
+                peer = sum(key.ranks) - rank
+                sending = dist.P2POp(dist.isend, token[:1], peer, group)
+                batch_send_receive([sending, dist.P2POp(dist.irecv, token[1:], peer, group)])
+            else:
+                dist.all_reduce(token, group=group)
 
     def wait_for_sends(self) -> None:
         """Wait for all unfinished sends."""

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from trainwright.cluster import Device, Emulation
-from trainwright.cost.schedule_replay import FORWARD
-from trainwright.cost.schedule_replay import operations as planned
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan
 from trainwright.timeline import Action
 from trainwright_worker.device import read_value
 from trainwright_worker.emulation import Pacer
@@ -27,40 +25,10 @@ from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import TORCH_DTYPES, StageBuilder
+from trainwright_worker.executor.stage_order import Operation, StageOrder
 from trainwright_worker.layers.layer import Boundary, Data, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.synthetic_data import hash_seed
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Forward or backward of one micro-batch on one stage."""
-
-    is_forward: bool
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{'forward' if self.is_forward else 'backward'} {self.micro_batch}"
-
-
-def operations(schedule: Schedule, *, stage: int, stages: int, micro_batches: int) -> tuple[Operation, ...]:
-    """Return a stage's operations in the order that the cost model assumes."""
-    order = planned(schedule, micro_batches, stage, stages)
-    return tuple(Operation(direction == FORWARD, micro_batch) for direction, micro_batch in order)
-
-
-def delivered_before(
-    neighbour_operations: tuple[Operation, ...], *, is_forward: bool, micro_batch: int
-) -> tuple[int, ...]:
-    """Return micro-batches of the other direction that the neighbour must have received before it sent this one.
-
-    When forward `micro_batch` arrives from the previous stage, that stage has finished its earlier backwards, so the
-    gradients sent for them have arrived (and vice versa): waiting for those sends costs nothing.
-    """
-    position = neighbour_operations.index(Operation(is_forward=is_forward, micro_batch=micro_batch))
-    return tuple(
-        earlier.micro_batch for earlier in neighbour_operations[:position] if earlier.is_forward is not is_forward
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +91,8 @@ class PlanExecutor:
         self.rank, self.device, self.beat = context.rank, context.device, context.beat
         self.plan_ranks = PlanRanks.of(plan, context.devices)
         self.groups = groups
-        self.groups.prepare(required_groups(self.plan_ranks, model))
+        needed_groups = required_groups(self.plan_ranks, model)
+        self.groups.prepare(needed_groups)
         self.family_layers = make_family_layers(model)
         self.pacer = Pacer(active=context.emulation is not None)
         self.recorder = Recorder(self.device)
@@ -147,23 +116,18 @@ class PlanExecutor:
         self.gradient_norm = GradientNorm(
             self.stage.squared_norms, self.groups.group_of(self.plan_ranks.ranks), self.device
         )
-        BoundaryExchange.warm_up(self.plan_ranks, self.rank, groups, model, self.device)
+        BoundaryExchange.warm_up(needed_groups, self.rank, groups, self.device, self.beat)
         self.boundaries = BoundaryExchange.of(self.plan_ranks, self.rank, groups, model, self._boundary_spec_after)
-        self._prepare_operations()
+        self.order = StageOrder.of(
+            plan.schedule,
+            stage=self.stage_ranks.index,
+            stages=len(self.pipeline.stages),
+            micro_batches=self.pipeline.micro_batches,
+        )
+        self._has_run = False
 
     def _boundary_spec_after(self, layer: int) -> BoundarySpec:
         return BoundarySpec(self.family_layers.boundary(layer), TORCH_DTYPES[self.model.dtype], self.device)
-
-    def _prepare_operations(self) -> None:
-        stages, micro_batches = len(self.pipeline.stages), self.pipeline.micro_batches
-
-        def order(stage: int) -> tuple[Operation, ...]:
-            return operations(self.plan.schedule, stage=stage, stages=stages, micro_batches=micro_batches)
-
-        stage_index = self.stage_ranks.index
-        self.operations = order(stage_index)
-        self._previous_stage_operations = order(stage_index - 1) if stage_index > 0 else ()
-        self._next_stage_operations = order(stage_index + 1) if stage_index + 1 < stages else ()
 
     def _tensor_group(self, run: RunRanks) -> TensorGroup:
         ranks = run.tensor_groups[run.position_of(self.rank).replica]
@@ -240,18 +204,23 @@ class PlanExecutor:
         self.loss_scale.update(overflowed=overflowed)
 
     def _run_operations(self, batch: Batch) -> None:
-        self._post_receive(self.operations[0])
-        for number, operation in enumerate(self.operations):
+        """Run the stage's operations. The next one's receive is posted ahead, but in the first iteration, which loads kernels."""
+        self._post_receive(self.order.own[0])
+        for number, operation in enumerate(self.order.own):
             self.beat(str(operation))
             with self.recorder.action(Action.WAIT, operation.micro_batch):
                 boundary, waited_seconds = self._wait_for_boundary(operation)
-            is_last = number + 1 == len(self.operations)
-            if not is_last:
-                self._post_receive(self.operations[number + 1])
+            is_last = number + 1 == len(self.order.own)
+            posts_ahead = not is_last and self._has_run and self.order.may_post_ahead(number)
+            if posts_ahead:
+                self._post_receive(self.order.own[number + 1])
             if operation.is_forward:
                 self._forward(operation.micro_batch, boundary, waited_seconds, batch)
             else:
                 self._backward(operation.micro_batch, boundary, waited_seconds, is_last=is_last)
+            if not is_last and not posts_ahead:
+                self._post_receive(self.order.own[number + 1])
+        self._has_run = True
 
     def _post_receive(self, operation: Operation) -> None:
         receiver = self.boundaries.activation_receiver if operation.is_forward else self.boundaries.gradient_receiver
@@ -261,24 +230,14 @@ class PlanExecutor:
     def _wait_for_boundary(self, operation: Operation) -> tuple[Boundary, float]:
         """Return the boundary that the operation needs from its neighbour, and the seconds waited for it."""
         exchange = self.boundaries
-        receiver, sender, neighbour = (
-            exchange.gradient_receiver,
-            exchange.activation_sender,
-            self._next_stage_operations,
-        )
+        receiver, sender = exchange.gradient_receiver, exchange.activation_sender
         if operation.is_forward:
-            receiver, sender, neighbour = (
-                exchange.activation_receiver,
-                exchange.gradient_sender,
-                self._previous_stage_operations,
-            )
+            receiver, sender = exchange.activation_receiver, exchange.gradient_sender
         if receiver is None:
             return (), 0.0
         boundary, waited_seconds = receiver.wait_for_next()
         if sender is not None:
-            sender.wait_for_sends(
-                delivered_before(neighbour, is_forward=operation.is_forward, micro_batch=operation.micro_batch)
-            )
+            sender.wait_for_sends(self.order.delivered_before(operation))
         return boundary, waited_seconds
 
     def _forward(self, micro_batch: int, received: Boundary, waited_seconds: float, batch: Batch) -> None:

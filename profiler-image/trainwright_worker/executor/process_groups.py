@@ -55,11 +55,17 @@ H100 (`src/graph/paths.cc`), and a receive that is posted ahead holds them, of 1
 without NVLink it takes two or few more."""
 
 
-def backend_options(purpose: Purpose) -> Any:  # a CPU's torch has no such type
-    """Return the default back end's options for a group of this purpose; None for its defaults."""
+def backend_options(purpose: Purpose, timeout: timedelta) -> Any:  # a CPU's torch has no such type
+    """Return the default back end's options for a group of this purpose; None for its defaults.
+
+    Torch takes the streams of communicators from pools of 32, one of them for high priority. Boundaries take that one, so
+    that no other message shares a stream with a receive that was posted ahead, which it would wait for.
+    """
     if dist.get_backend() != "nccl" or purpose not in {Purpose.BOUNDARIES, Purpose.BOUNDARY_GRADIENTS}:
         return None
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001 (its only name; torch warns where it is another than the group's)
+    options.is_high_priority_stream = True
     options.config.max_ctas = _PAIR_BLOCKS
     return options
 
@@ -88,7 +94,7 @@ class ProcessGroups:
             dist.destroy_process_group(self._groups.pop(key))
         for key in needed:
             if key not in self._groups and not self._is_world(key):
-                options = backend_options(key.purpose)
+                options = backend_options(key.purpose, self._timeout)
                 self._groups[key] = dist.new_group(list(key.ranks), timeout=self._timeout, pg_options=options)
 
     def _is_world(self, key: GroupKey) -> bool:
