@@ -22,7 +22,7 @@ from trainwright.cli.options import (
     PreferenceOptions,
     SearchOptions,
 )
-from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json, write_document
+from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.search import Candidate, Objective, Preference, Problem, SearchControl, preload_search, run
 from trainwright.search.baselines import Baselines, baselines
@@ -235,7 +235,11 @@ def find_candidates(
     if not inputs.searches_batch:
         return run(planner, problem, top=top, control=control)
     find = partial(_run, planner)
-    return list(best_batch_size(problem, find, control, top).candidates)
+    found = best_batch_size(problem, find, control, top)
+    tried = [size for size, _ in found.samples_per_second]
+    more = "; larger ones may be faster" if control.expired() and found.global_batch_size == tried[-1] else ""
+    note(f"tried {len(tried)} batch sizes from {tried[0]} to {tried[-1]}{more}")
+    return list(found.candidates)
 
 
 def _run(planner: str, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:

@@ -12,6 +12,8 @@ MAX_BATCH_SIZE = 4096
 """Maximum batch size: larger batches rarely train better, and throughput hardly grows any more."""
 MIN_GAIN_RATIO = 1.005
 """Minimum throughput ratio of a doubled batch for which doubling goes on."""
+_REFINEMENT_SHARES = 2
+"""Shares of the budget for the refinement, where each doubled size has one."""
 REFINED_SIZES = 8
 """Divisor of the best size that gives the step of the refinement around it."""
 
@@ -37,13 +39,13 @@ def best_batch_size(  # noqa: PLR0913 - a search's arguments and the range
     """Return the multiple of `step` up to `largest` with the most samples per second, whatever the problem's batch size.
 
     The paper raises the batch by the step until memory is exhausted. Since small micro-batches let large batches fit,
-    throughput levels off long before: sizes double while that pays, then sizes around the best are tried. Raises
-    NoFeasiblePlan if no size fits.
+    throughput levels off long before: sizes double while that pays, then sizes around the best are tried. Every size has an
+    equal share of the budget that is left, of which the refinement gets two. Raises NoFeasiblePlan if no size fits.
     """
     climb = _Climb(problem, search, control, top)
     size, previous_throughput = step, 0.0
     while size <= largest:
-        throughput = climb.throughput(size)
+        throughput = climb.throughput(size, shares=(largest // size).bit_length() + _REFINEMENT_SHARES)
         if climb.should_stop or (previous_throughput > 0 and throughput < previous_throughput * MIN_GAIN_RATIO):
             break
         size, previous_throughput = 2 * size, throughput
@@ -51,11 +53,12 @@ def best_batch_size(  # noqa: PLR0913 - a search's arguments and the range
         raise climb.infeasible or NoFeasiblePlan(f"no batch size up to {largest} is a multiple of {step}")
     best_size = climb.best
     width = max(step, best_size // REFINED_SIZES // step * step)
-    for size in range(best_size // 2 + width, min(2 * best_size, largest + 1), width):
+    refined = range(best_size // 2 + width, min(2 * best_size, largest + 1), width)
+    for number, size in enumerate(refined):
         if climb.should_stop:
             break
         if size % step == 0:
-            climb.throughput(size)
+            climb.throughput(size, shares=len(refined) - number)
     return climb.result()
 
 
@@ -81,11 +84,11 @@ class _Climb:
         candidates = self.candidates_by_size[size]
         return size / candidates[0].estimate.iteration_seconds if candidates else 0.0
 
-    def throughput(self, size: int) -> float:
-        """Return samples per second; 0 if no plan fits."""
+    def throughput(self, size: int, *, shares: int) -> float:
+        """Return samples per second, from a search in one of the shares of the budget that is left; 0 if no plan fits."""
         if size not in self.candidates_by_size:
             try:
-                tried = self.search(replace(self.problem, global_batch_size=size), self.control, self.top)
+                tried = self.search(replace(self.problem, global_batch_size=size), self.control.part(shares), self.top)
             except NoFeasiblePlan as refusal:
                 self.infeasible = self.infeasible or refusal
                 tried = []

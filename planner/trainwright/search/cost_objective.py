@@ -57,16 +57,17 @@ def on_subclusters(
 def on_growing_subclusters(
     search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
 ) -> list[Candidate]:
-    """Return the search's candidates, from small to large subclusters, without those that hardly give the cheapest plan.
+    """Return the search's candidates, from few to many accelerators, without those that hardly give the cheapest plan.
 
-    Left out is a subcluster of which each next smaller one was left out or was not cheaper than those below it: what more nodes
+    Subclusters of one accelerator come by its work bound, small ones first; then larger mixes. Each has a quarter of the budget
+    that is left, so that the first ones, which are the likeliest, have most, and none has all of it. Left out is a subcluster of which each next smaller one was left out or was not cheaper than those below it: what more nodes
     cost in messages and waiting seldom pays again. So is one whose plans, if they use a device of each node, cost more by the
     work bound than the cheapest plan found: plans that do not are on a smaller subcluster. Raises ValueError if an accelerator
     has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
     every = [(one, _price_bound(one)) for one in subclusters(problem, max_subclusters)]
-    every.sort(key=lambda one: (len(one[0].devices), one[1]))
+    every.sort(key=_promise)
     found: list[Candidate] = []
     least: dict[frozenset[str], float] = {}
     paying: set[frozenset[str]] = set()
@@ -82,7 +83,8 @@ def on_growing_subclusters(
         best_seconds = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
         report = _report_share(control, number, len(every), best_seconds)
         try:
-            of_subcluster = search(subproblem, replace(control, report=report), top)
+            share = control.part(min(len(every) - number, 4))
+            of_subcluster = search(subproblem, replace(share, report=report), top)
         except NoFeasiblePlan as error:
             of_subcluster, infeasible = [], error
         found += of_subcluster
@@ -92,6 +94,16 @@ def on_growing_subclusters(
     if infeasible is not None and not found:
         raise infeasible
     return found
+
+
+def _promise(one: tuple[Problem, float]) -> tuple[int, float, float]:
+    """Return the key by which subclusters are ordered: a part of another one is always before it."""
+    problem, bound = one
+    accelerators = {problem.cluster.node(name).accelerator for name in problem.nodes}
+    devices = len(problem.devices)
+    if len(accelerators) == 1:  # the bound is the same for any number of nodes, but for rounding
+        return 1, float(f"{bound:.6g}"), devices
+    return len(accelerators), devices, bound
 
 
 def _price_bound(problem: Problem) -> float:

@@ -222,6 +222,19 @@ def test_best_batch_size_is_close_to_the_plain_loop(tight):
     assert answer.candidates[0].plan.global_batch_size == answer.global_batch_size
 
 
+def test_every_batch_size_has_its_share_of_the_budget(tight):
+    problem = tight(12 * MIB, (("fast", 2),), layers=2)
+    candidate, *_ = galvatron_base(replace(problem, global_batch_size=8), SearchControl(), 1)
+    asked = []
+
+    def search(one, control, _top):
+        asked.append((one.global_batch_size, control.deadline_seconds))
+        return [candidate]  # as fast whatever the size, so sizes double
+
+    best_batch_size(problem, search, SearchControl(deadline_seconds=60.0, clock=lambda: 0.0), 1, largest=64)
+    assert asked == [(8, 10.0), (16, 12.0), (32, 15.0), (64, 20.0), (40, 15.0), (48, 20.0), (56, 30.0)]
+
+
 def test_batch_size_is_rejected_when_it_never_fits(tight):
     with pytest.raises(NoFeasiblePlan):
         best_batch_size(tight(MIB), galvatron_base, SearchControl(), 1, largest=16)

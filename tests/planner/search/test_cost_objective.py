@@ -136,6 +136,19 @@ def test_larger_parts_are_searched_where_smaller_ones_pay(
     assert both(found[0])[1] == pytest.approx(min(price for price in prices if price is not None))
 
 
+def test_parts_of_one_accelerator_come_first_and_none_takes_more_than_a_quarter_of_the_budget(
+    problem: Problem, any_candidate: Candidate
+) -> None:
+    asked = list[tuple[set[str], float | None]]()
+
+    def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        asked.append((set(part.nodes), control.deadline_seconds))
+        return [costing(any_candidate, 3600.0, 9.0)]
+
+    on_growing_subclusters(search, problem, SearchControl(deadline_seconds=80.0, clock=lambda: 0.0), 1)
+    assert asked == [({SLOW}, 20.0), ({FAST}, 20.0), ({FAST, OTHER_FAST}, 80 / 3), ({FAST, SLOW}, 40.0)]
+
+
 def test_error_without_a_plan_is_that_of_all_devices(problem: Problem) -> None:
     def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         raise NoFeasiblePlan(f"{len(part.nodes)} nodes are too few")
