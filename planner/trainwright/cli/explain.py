@@ -76,8 +76,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         ]
     else:
         answer = estimated_plan(plan_file, problem, inputs)
-        idle = report.idle_sentences(answer.candidates[0].plan, problem.cluster)
-        behind = [*idle, *report.format_sentences(answer, given=True)]
+        behind = report.format_sentences(answer, given=True)
     problem, plan, estimate = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
     told = report.Explanation.of(problem, plan, estimate)
     sentences = [*told.sentences(), *report.error_range_sentences(answer.candidates[0], problem), *behind]

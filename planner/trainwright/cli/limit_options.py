@@ -11,6 +11,7 @@ from trainwright.cli.output import note
 from trainwright.cli.plausibility import share_of
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Capabilities, Target
+from trainwright.report.plan_summary import short_names
 from trainwright.runtime import Runtime
 from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective
 
@@ -78,7 +79,7 @@ class LimitOptions:
             max_pipeline_degree=self.max_pipeline_degree,
             memory_headroom_ratio=self.memory_headroom or 0.0,
             use_nodes=_names("--use-nodes", self.use_nodes),
-            spare=_names("--spare", self.spare),
+            spare=_spared(_names("--spare", self.spare), cluster),
             objective=self.objective,
             expressible_by=self._capabilities(preset),
         )
@@ -100,6 +101,13 @@ class LimitOptions:
                 f"only plans that {trainer} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that"
             )
         return target_of("--expressible-by", trainer).capabilities
+
+
+def _spared(names: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:
+    """Return the names of nodes and accelerators, which may be given by the short names that tables show."""
+    nodes = {node.name for node in cluster.nodes}
+    names_by_short = {short: name for name, short in short_names(cluster).items() if short not in nodes}
+    return tuple(names_by_short.get(name, name) for name in names)
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ MOST_PIPELINES = 6
 
 @dataclass(frozen=True, slots=True)
 class StageMemoryRow:
-    """Device of a stage with the least free memory."""
+    """Fullest device of a stage, by the share of its memory."""
 
     device: str
     held_bytes: int
@@ -31,6 +31,10 @@ class StageMemoryRow:
     @property
     def spare_bytes(self) -> int:
         return self.memory_bytes - self.held_bytes
+
+    @property
+    def held_share(self) -> float:
+        return self.held_bytes / self.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Explanation:
                 StageMemoryRow(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
                 for device in stage.devices
             ]
-            memory.append(min(found, key=lambda one: one.spare_bytes))
+            memory.append(max(found, key=lambda one: one.held_share))
         return cls(problem, plan, estimate, stage_tracks(plan, problem.cost_context), tuple(memory))
 
     @property
@@ -102,9 +106,10 @@ class Explanation:
         if len(self.tracks) == 1:
             return f"There is one stage and so no bubble: {where} is busy for {busy}."
         others = [one.busy_seconds for number, one in enumerate(self.tracks) if number != self.bottleneck]
+        shares = dict.fromkeys(tables.share(one, whole) for one in (min(others), max(others)))
         return (
-            f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the others for "
-            f"{tables.share(min(others), whole)} to {tables.share(max(others), whole)}."
+            f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the "
+            f"{'other' if len(others) == 1 else 'others'} for {' to '.join(shares)}."
         )
 
     def _bubble(self) -> list[str]:
@@ -144,13 +149,13 @@ class Explanation:
     def _memory(self) -> list[str]:
         if self.estimate.reason is not None:
             return [f"Memory: it does not fit{self.problem.limits.headroom_words}: {self.estimate.reason}."]
-        number = min(range(len(self.memory)), key=lambda one: self.memory[one].spare_bytes)
-        least = self.memory[number]
-        held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(least.device)]
+        number = max(range(len(self.memory)), key=lambda one: self.memory[one].held_share)
+        fullest = self.memory[number]
+        held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(fullest.device)]
         told = (
-            f"Memory: {least.device} in {_place(self.tracks[number], self.plan)} has the least free memory: it holds "
-            f"{tables.format_bytes(least.held_bytes)} of {tables.format_bytes(least.memory_bytes)}, "
-            f"{tables.share(least.spare_bytes, least.memory_bytes)} is free; most of it is {_largest_parts(held)}."
+            f"Memory: {fullest.device} in {_place(self.tracks[number], self.plan)} is the fullest: it holds "
+            f"{tables.format_bytes(fullest.held_bytes)} of {tables.format_bytes(fullest.memory_bytes)}, "
+            f"{tables.share(fullest.spare_bytes, fullest.memory_bytes)} is free; most of it is {_largest_parts(held)}."
         )
         return [told]
 

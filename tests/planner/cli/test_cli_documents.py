@@ -133,9 +133,10 @@ def test_merged_profiles_take_a_point_from_the_first_file_that_has_it(
 
 
 def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
-    result = call("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
+    result = call("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "T4")
     found = documents.loads(result.stdout, Profiles)
     assert found.origin == "estimated"
+    assert {layer.accelerator for layer in found.layers} == {"Tesla-T4"}  # as clusters name it
     assert {layer.tensor_degree for layer in found.layers} == {1, 2, 4}
     assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
 

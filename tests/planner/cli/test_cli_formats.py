@@ -162,7 +162,7 @@ def test_plan_on_the_newest_devices_of_a_pool_is_estimated_in_their_format(tmp_p
     (tmp_path / "cluster.json").write_text(dumps(cluster_of({"p3.8xlarge": 1, "a2-highgpu-4g": 1})))
     files = [f"--cluster={tmp_path / 'cluster.json'}", f"--model={tmp_path / 'model.yaml'}"]
     plan = f"--write-plan={tmp_path / 'plan.json'}"
-    (best, *_) = json_of("plan", "--planner=megatron", "--spare=Tesla-V100-SXM2-16GB", plan, *files)["candidates"]
+    (best, *_) = json_of("plan", "--planner=megatron", "--spare=V100", plan, *files)["candidates"]
     found = json_of("estimate", f"--plan={tmp_path / 'plan.json'}", *files)
     assert (found["dtype"], found["predicted_seconds"]) == ("bfloat16", best["predicted_seconds"])
 

@@ -136,6 +136,24 @@ def test_explanation_names_the_device_that_lacks_memory(
     assert "Of the cluster's 8 devices, 7 are not used: 5 × emulated-fast and 2 × emulated-slow." in sentences
 
 
+def test_the_fullest_device_is_that_with_the_largest_share_of_its_memory(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem()
+    fast, slow = problem.cluster.accelerators
+    accelerators = (replace(fast, memory_bytes=2**32), replace(slow, memory_bytes=2**36))
+    problem = replace(problem, cluster=replace(problem.cluster, accelerators=accelerators))
+    plan = make_plan(problem, (2,) * 7)
+    estimate = estimate_with_context(plan, problem.cost_context)
+    limits = {device: problem.cluster.accelerator_of(device).memory_bytes for device in plan.devices}
+    assert len(set(limits.values())) == 2
+    fullest, _ = max(estimate.memory_by_device, key=lambda held: held[1] / limits[held[0]])
+    sentences = Explanation.of(problem, plan, estimate).sentences()
+    assert any(
+        sentence.startswith(f"Memory: {fullest} in stage") and "is the fullest" in sentence for sentence in sentences
+    )
+
+
 @pytest.mark.parametrize(("seconds", "shown"), [(-2.776e-17, "0 s 0.0%"), (2e-17, "0 s 0.0%"), (1e-6, "0.001 ms 0.0%")])
 def test_part_that_is_zero_up_to_rounding_is_shown_as_zero(
     make_problem: Callable[..., Problem], make_plan: Callable[..., Plan], seconds: float, shown: str
