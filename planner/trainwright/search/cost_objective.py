@@ -60,7 +60,9 @@ def on_growing_subclusters(
     """Return the search's candidates, from few to many accelerators, without those that hardly give the cheapest plan.
 
     Subclusters of one accelerator come by its work bound, small ones first; then larger mixes. Each has a quarter of the budget
-    that is left, so that the first ones, which are the likeliest, have most, and none has all of it. Left out is a subcluster of which each next smaller one was left out or was not cheaper than those below it: what more nodes
+    that is left, so that the first ones, which are the likeliest, have most, and none has all of it.
+
+    Left out is a subcluster of which each next smaller one was left out or was not cheaper than those below it: what more nodes
     cost in messages and waiting seldom pays again. So is one whose plans, if they use a device of each node, cost more by the
     work bound than the cheapest plan found: plans that do not are on a smaller subcluster. Raises ValueError if an accelerator
     has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
