@@ -104,8 +104,8 @@ def profiles_in(  # noqa: PLR0913 - what profiles depend on
 ) -> Profiles:
     """Return profiles of a model's layers scaled to another number format by the rooflines of the data sheets.
 
-    `optimizer`, `runtime` and `power_watts` are those of `estimate_profiles`: its estimates, scaled, are its estimates in the other format.
-    Raises ValueError for an accelerator without a data sheet.
+    `optimizer`, `runtime` and `power_watts` are those of `estimate_profiles`: its estimates, scaled, are its estimates in the
+    other format. Raises ValueError for an accelerator without a data sheet.
     """
     names = {kind.name for kind in model.kinds}
     ordered = sorted((layer for layer in profiles.layers if layer.kind in names), key=_place)
