@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from trainwright import documents
-from trainwright.accelerators import best_format, estimate_profiles
+from trainwright.accelerators import best_format, estimate_profiles, with_names_of
 from trainwright.calibration import Fit, Trials, fit
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
@@ -45,8 +45,9 @@ def problem(
 ) -> Problem:
     """Return the input of searches and estimates; without profiles, layers are estimated from the data sheets.
 
-    `training.dtype: auto` is the best format of all accelerators; measured profiles need it by name. Without a runtime, it is
-    Trainwright's own. Raises ValueError for an accelerator without a data sheet.
+    `training.dtype: auto` is the best format of all accelerators; measured profiles need it by name. They are
+    found by an accelerator's name or data sheet. Without a runtime, it is Trainwright's own. Raises ValueError for an
+    accelerator without a data sheet.
     """
     names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
     if training.dtype is RequestedDtype.AUTO:
@@ -57,8 +58,9 @@ def problem(
     return Problem(
         cluster=cluster,
         model=training.model,
-        profiles=profiles
-        or estimate_from_data_sheets(
+        profiles=with_names_of(profiles, names)
+        if profiles is not None
+        else estimate_from_data_sheets(
             training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits
         ),
         global_batch_size=training.global_batch_size,

@@ -12,6 +12,7 @@ from trainwright.accelerators.number_formats import (
     format_choices,
     is_native,
 )
+from trainwright.accelerators.profile_names import names_of_same_sheet, with_names_of
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.scaling_curves import Curve, curve_from, extrapolated
 
@@ -34,4 +35,6 @@ __all__ = [
     "is_native",
     "machine",
     "machines",
+    "names_of_same_sheet",
+    "with_names_of",
 ]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import best_format, extrapolated
+from trainwright.accelerators import best_format, extrapolated, names_of_same_sheet, with_names_of
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, share_of
@@ -182,7 +182,13 @@ class Inputs:
 
     @cached_property
     def _given_profiles(self) -> Profiles | None:
-        return None if self.profiles is None else read(self.profiles, Profiles)
+        if self.profiles is None:
+            return None
+        found: Profiles = read(self.profiles, Profiles)
+        names = [one.name for one in self._cluster.accelerators]
+        for name, profiled in names_of_same_sheet(found, names).items():
+            note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
+        return with_names_of(found, names)
 
     def _training(self, cluster: Cluster, limits: Limits) -> Training:
         """Return the training in a number format by name."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainwright.accelerators import best_format, data_sheet
+from trainwright.accelerators import best_format
 from trainwright.cli.framework import command
 from trainwright.cli.options import ANY_BATCH, check_model_size, read, runtime_of
 from trainwright.cli.output import note, write_document
@@ -145,7 +145,7 @@ def estimate_from_sheets(
     write: TargetFile = None,
 ) -> None:
     """Estimate layer profiles from accelerators' data sheets, without measuring anything."""
-    names = [data_sheet(name).name for name in accelerator or ()]
+    names = list(accelerator or ())
     devices, power_watts = MAX_ESTIMATED_DEGREE, dict[str, float]()
     if cluster is not None:
         given: Cluster = read(cluster, Cluster)

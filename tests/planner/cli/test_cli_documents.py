@@ -64,6 +64,15 @@ def test_cluster_refuses_an_unknown_machine(text: str) -> None:
     assert "expected MACHINE=COUNT" in result.stderr or "no data sheet for" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("machines_given", "told"),
+    [(["p5.48xlarge=1", "dgx-h100=1"], True), (["p5.48xlarge=1"], False), (["dgx-h100=1"], False)],
+)
+def test_cluster_tells_whose_missing_price_takes_that_of_others(machines_given: list[str], told: bool) -> None:
+    result = call("cluster", *machines_given)
+    assert ("NVIDIA-H100-80GB-HBM3 has no price in this cluster, since dgx-h100 has none" in result.stderr) == told
+
+
 def test_machines_and_accelerators_are_listed_with_their_sources() -> None:
     assert all(machine.accelerator[:8] in call("machines").stdout for machine in machines())
     listed = json.loads(call("accelerators", "--output", "json").stdout)
@@ -133,12 +142,31 @@ def test_merged_profiles_take_a_point_from_the_first_file_that_has_it(
 
 
 def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
-    result = call("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "T4")
+    result = call("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
     found = documents.loads(result.stdout, Profiles)
     assert found.origin == "estimated"
-    assert {layer.accelerator for layer in found.layers} == {"Tesla-T4"}  # as clusters name it
     assert {layer.tensor_degree for layer in found.layers} == {1, 2, 4}
     assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
+
+
+def test_profiles_under_another_name_of_a_data_sheet_plan_the_same(folder: Path, tmp_path: Path) -> None:
+    asked = ("profiles", "estimate", "--model", folder / "model.yaml", "--write")
+    files = (
+        "--cluster",
+        folder / "cluster.yaml",
+        "--model",
+        folder / "model.yaml",
+        "--planner",
+        "megatron",
+        "--output=json",
+    )
+    as_cluster, in_short = tmp_path / "as_cluster.json", tmp_path / "in_short.json"
+    call(*asked, as_cluster, "--cluster", folder / "cluster.yaml")
+    call(*asked, in_short, "--accelerator", "T4", "--accelerator", "V100")
+    expected = json.loads(call("plan", *files, "--profiles", as_cluster).stdout)
+    answer = call("plan", *files, "--profiles", in_short)
+    assert "the profiles of T4 are taken for Tesla-T4, which has the same data sheet" in answer.stderr
+    assert json.loads(answer.stdout)["candidates"] == expected["candidates"]
 
 
 def test_profiles_are_estimated_when_the_model_file_has_no_batch(folder: Path) -> None:

@@ -1,0 +1,34 @@
+"""Profiles found for a cluster's accelerators by data sheet, where files name one accelerator differently: T4, Tesla-T4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from trainwright.accelerators.data_sheets import DataSheet, data_sheet, has_data_sheet
+from trainwright.profiles import Profiles
+
+
+def names_of_same_sheet(profiles: Profiles, accelerators: Iterable[str]) -> dict[str, str]:
+    """Map accelerators without profiles to a profiled name of the same data sheet; to none where several have it."""
+    profiled = {one.accelerator for one in profiles.layers} | {one.accelerator for one in profiles.too_large}
+    by_sheet: dict[DataSheet, list[str]] = {}
+    for name in sorted(profiled):
+        if has_data_sheet(name):
+            by_sheet.setdefault(data_sheet(name), []).append(name)
+    found: dict[str, str] = {}
+    for name in accelerators:
+        alike = by_sheet.get(data_sheet(name), []) if name not in profiled and has_data_sheet(name) else []
+        if len(alike) == 1:
+            found[name] = alike[0]
+    return found
+
+
+def with_names_of(profiles: Profiles, accelerators: Iterable[str]) -> Profiles:
+    """Return the profiles, in which accelerators without any also have those of the other name of their data sheet."""
+    layers, too_large = list(profiles.layers), list(profiles.too_large)
+    same = names_of_same_sheet(profiles, accelerators)
+    for name, profiled in same.items():
+        layers += [replace(one, accelerator=name) for one in profiles.layers if one.accelerator == profiled]
+        too_large += [replace(one, accelerator=name) for one in profiles.too_large if one.accelerator == profiled]
+    return replace(profiles, layers=tuple(layers), too_large=tuple(too_large)) if same else profiles
