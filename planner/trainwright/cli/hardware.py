@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from trainwright import report
-from trainwright.accelerators import cluster_of, data_sheet, data_sheets, machine
+from trainwright.accelerators import cluster_of, data_sheet, data_sheets
+from trainwright.accelerators import machine as known_machine
 from trainwright.accelerators import machines as known_machines
 from trainwright.cli.framework import command
-from trainwright.cli.output import Format, FormatOption, Output, OutputOption, show, show_document, show_json
+from trainwright.cli.output import Format, FormatOption, Output, OutputOption, note, show, show_document, show_json
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 
 app = typer.Typer(add_completion=False)
@@ -86,7 +88,19 @@ def cluster(
     for given in machine:
         name, number = _counted(given)
         counts[name] = counts.get(name, 0) + number
+    for name in counts:
+        if known_machine(name).price_per_hour is None and _is_priced(known_machine(name).accelerator, counts):
+            note(
+                f"{known_machine(name).accelerator} has no price in this cluster, since {name} has none; --objective cost needs "
+                "price_per_hour of it, US dollars for one device"
+            )
     show_document(cluster_of(counts), output, comment="Links and prices are from data sheets, not measured.")
+
+
+def _is_priced(accelerator: str, counts: Mapping[str, int]) -> bool:
+    """Return whether some machine with the accelerator has a price."""
+    found = map(known_machine, counts)
+    return any(one.accelerator == accelerator and one.price_per_hour is not None for one in found)
 
 
 def _counted(given: str) -> tuple[str, int]:
@@ -110,7 +124,7 @@ def machines(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the machines that `cluster` knows, or the figures of one with their sources."""
-    found = known_machines() if name is None else (machine(name),)
+    found = known_machines() if name is None else (known_machine(name),)
     if output is Output.JSON:
         show_json([asdict(sheet) for sheet in found])
     elif name is None:

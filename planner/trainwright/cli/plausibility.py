@@ -19,6 +19,8 @@ from trainwright.throughput import PASSES
 
 SLOWEST_RATE: Final = 10_000.0
 """Bytes per second below which no network of today is: 80 kbit/s."""
+FASTEST_RATE: Final = 1e14
+"""Bytes per second above which no link is: more than ten times the memory of any accelerator."""
 LONGEST_LATENCY_SECONDS: Final = 1.0
 """Latency above which no link that trains is."""
 LEAST_MEMORY_BYTES: Final = 64 * 2**20
@@ -42,6 +44,11 @@ def check_figures(cluster: Cluster, file: Path) -> None:
             raise documents.DocumentError(
                 f"{file}: {place}bandwidth_bytes_per_second: must be at least {SLOWEST_RATE:,.0f}, got {rate:g}, slower than "
                 "any network; write bytes per second, for example 1.25e9 for 10 Gbit/s"
+            )
+        if rate > FASTEST_RATE:
+            raise documents.DocumentError(
+                f"{file}: {place}bandwidth_bytes_per_second: must be at most {FASTEST_RATE:g}, got {rate:g}, faster than any "
+                "link; write bytes per second, for example 1.25e9 for 10 Gbit/s"
             )
         if latency > LONGEST_LATENCY_SECONDS:
             raise documents.DocumentError(

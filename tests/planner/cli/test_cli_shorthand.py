@@ -235,6 +235,10 @@ def test_document_is_read_from_standard_input(folder: Path) -> None:
         ({"devices": True}, "nodes.0.devices: expected a number, got true"),
         ({"network": {"latency_seconds": 1e-5, "bandwidth_bytes_per_second": 200}}, "must be at least 10,000, got 200"),
         (
+            {"network": {"latency_seconds": 1e-5, "bandwidth_bytes_per_second": 1e15}},
+            "must be at most 1e+14, got 1e+15",
+        ),
+        (
             {"network": {"latency_seconds": 50, "bandwidth_bytes_per_second": 1e9}},
             "network.latency_seconds: must be at most 1, got 50, longer than any network's; write seconds: 50 µs are 5e-05",
         ),
