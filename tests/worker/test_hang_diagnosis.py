@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from trainwright_worker import trial
 from trainwright_worker.device import DeviceProgress, read_value
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.gang import report_writer, termination
+from trainwright_worker.gang.process import broken_connection
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.termination import TerminationReporter
 from trainwright_worker.gang.watchdog import Watchdog, is_waiting
@@ -111,6 +114,41 @@ def test_rank_waits_when_its_device_lags_or_does_not_answer(
     monkeypatch.setattr(termination, "_DEVICE_QUERY_SECONDS", 0.01)
     reporter.watchdog.describe_device = describe
     assert reporter._rank_status(FailureReason.PEER_LOST).waits is waits
+
+
+@dataclass
+class Group:
+    """Process group of NCCL that has come to an error, or one that keeps none, as gloo's."""
+
+    error: str | None
+
+    def _get_backend(self, _device: torch.device) -> object:
+        found = None if self.error is None else SimpleNamespace(name=self.error)
+        return object() if found is None else SimpleNamespace(get_error=lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_broken"),
+    [
+        ((None, None), False),
+        (("SUCCESS", "SUCCESS"), False),
+        (("TIMEOUT",), False),  # the watchdog's own limit is below the back end's
+        (("SUCCESS", "COMM_ERROR"), True),
+        (("REMOTE_ERROR", "SUCCESS"), True),
+    ],
+)
+def test_watchdog_reports_a_connection_that_nccl_gave_up_as_a_lost_peer(
+    errors: tuple[str | None, ...], is_broken: bool
+) -> None:
+    reports: queue.Queue[tuple[FailureReason, str]] = queue.Queue()
+    watchdog = Watchdog(1e6, 0.01, lambda *told: reports.put(told))
+    groups = [Group(error) for error in errors]
+    watchdog.find_broken_connection = lambda: broken_connection(groups, torch.device("cpu"))
+    watchdog.beat("forward 0")  # so that silence ends the test where nothing is broken
+    reason, message = reports.get(timeout=20)
+    assert (reason is FailureReason.PEER_LOST) == is_broken, message
+    assert is_broken == ("NCCL gave up a connection" in message)
+    watchdog.stop()
 
 
 def test_process_that_reads_a_value_waits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ _BACKEND_TIMEOUT_FACTOR = 1.5
 """Ratio of the back end's timeout to the watchdog's, which fires first because it reports where the process is stuck."""
 
 
+_BROKEN = ("COMM_ERROR", "REMOTE_ERROR")
+"""Errors of torch's `ErrorType` that mean a lost connection; a timeout is the watchdog's to find."""
+
+
 def main(task_path: str, secret: GangSecret) -> None:
     """Run the task in this process. On failure the process reports it and exits with `REPORTED_EXIT_CODE`."""
     reset_signal_handlers()
@@ -44,7 +49,7 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     task = validation.read_task(task_path)
     gang = task.gang
     watchdog = reporter.watchdog = Watchdog(
-        gang.deadline_seconds, gang.collective_timeout_seconds, reporter.report_hang
+        gang.deadline_seconds, gang.collective_timeout_seconds, reporter.report_by_watchdog
     )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = reporter.abort_listener = AbortListener(address, port, secret, task_devices(task))
@@ -57,6 +62,7 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     store = dist.TCPStore(address, port, is_master=False, timeout=start_up)  # type: ignore[attr-defined]
     listener.listen(reporter.report_abort)
     _init_process_group(task, assignment, store, timeout)
+    watchdog.find_broken_connection = lambda: broken_connection(dist.distributed_c10d._world.pg_map, own_device)  # noqa: SLF001
     watchdog.beat("waiting for all ranks")
     versions = dist.PrefixStore("versions", store)  # type: ignore[attr-defined]
     check_versions(versions, assignment.rank, assignment.devices, own_version(gang.backend))
@@ -70,6 +76,21 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     watchdog.beat("closing process groups")
     dist.destroy_process_group()
     watchdog.stop()
+
+
+def broken_connection(groups: Iterable[Any], own_device: torch.device) -> str:
+    """Return that NCCL has given up a process group; empty if none, or the back end is another.
+
+    Torch's own watchdog notices it, too, and aborts the process a minute later, which then reports nothing.
+    """
+    for group in tuple(groups):
+        try:
+            error = group._get_backend(own_device).get_error()  # noqa: SLF001 (no public function tells it)
+        except (AttributeError, RuntimeError):  # gloo keeps no error; a group may be destroyed meanwhile
+            continue
+        if error.name in _BROKEN:
+            return f"NCCL gave up a connection ({error.name}); its warnings in the log say why"
+    return ""
 
 
 def _init_process_group(task: WorkerTask, assignment: RankAssignment, store: Any, timeout: timedelta) -> None:

@@ -46,8 +46,8 @@ class TerminationReporter:
         """Terminate because the task raised an error."""
         self._terminate(problem.reason, problem.message)
 
-    def report_hang(self, reason: FailureReason, message: str) -> NoReturn:
-        """Terminate because the watchdog timed out."""
+    def report_by_watchdog(self, reason: FailureReason, message: str) -> NoReturn:
+        """Terminate because the watchdog timed out or found a broken connection."""
         self._terminate(reason, message)
 
     def report_signal(self, signal_name: str) -> NoReturn:

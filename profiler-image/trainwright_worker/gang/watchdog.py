@@ -1,4 +1,4 @@
-"""Watchdog: a thread that ends its process at the deadline or when nothing progresses."""
+"""Watchdog: a thread that ends its process at the deadline, when nothing progresses or when a connection broke."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Watchdog:
         plan_position: the part of the plan that the process computes, as text.
         doing: the current action.
         describe_device: returns what the device has reached, as text; empty if it has begun all actions.
+        find_broken_connection: returns which connection the back end has given up, as text; empty if none.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Watchdog:
         self.plan_position = ""
         self.doing = "starting"
         self.describe_device: Callable[[], str] = str
+        self.find_broken_connection: Callable[[], str] = str
         self._give_up = give_up
         self._deadline = time.monotonic() + deadline_seconds
         self._last_beat = time.monotonic()
@@ -72,6 +74,12 @@ class Watchdog:
         self._stopped.set()
         faulthandler.cancel_dump_traceback_later()
 
+    def _failure(self, now: float) -> tuple[FailureReason, str] | None:
+        if broken := self.find_broken_connection():
+            return FailureReason.PEER_LOST, broken
+        message = self._timeout_message(now)
+        return (FailureReason.HANG, message) if message else None
+
     def _timeout_message(self, now: float) -> str | None:
         if now >= self._deadline:
             return f"the deadline of {self.deadline_seconds:g} s was reached"
@@ -83,11 +91,11 @@ class Watchdog:
         pause = min(1.0, self.max_silence_seconds / 10, self.deadline_seconds / 10)
         while not self._stopped.wait(pause):
             now = time.monotonic()
-            message = self._timeout_message(now)
-            if message is not None:
+            failure = self._failure(now)
+            if failure is not None:
                 # A query of the device can hold the interpreter; then this ends the process.
                 faulthandler.dump_traceback_later(6 * _FAULTHANDLER_GRACE_SECONDS, exit=True, file=sys.stderr)
-                self._give_up(FailureReason.HANG, message)
+                self._give_up(*failure)
                 return
             left = min(self._deadline - now, self.max_silence_seconds) if self._has_beaten else self._deadline - now
             faulthandler.dump_traceback_later(left + _FAULTHANDLER_GRACE_SECONDS, exit=True, file=sys.stderr)
