@@ -144,7 +144,9 @@ def test_search_answers_and_reports_when_its_budget_ends(monkeypatch: pytest.Mon
         return SearchControl(deadline_seconds=time.monotonic())
 
     monkeypatch.setattr(SearchControl, "with_budget", spent)
-    world = World(spec=spec_of(search={"planner": planner, "effort": 0.5, "budgetSeconds": 7}))
+    world = World(
+        spec=spec_of(search={"planner": planner, "effort": 0.5, "budgetSeconds": 7}), search=search_process.search
+    )
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert budgets == [(7, 0.5)]
     assert planned_in(world).stopped_by_budget
@@ -153,7 +155,7 @@ def test_search_answers_and_reports_when_its_budget_ends(monkeypatch: pytest.Mon
 
 def test_plans_beyond_one_config_map_are_omitted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "MAX_PLANS_BYTES", 1)
-    world = World(spec=spec_of(trials={"topK": 3}))
+    world = World(spec=spec_of(trials={"topK": 3}), search=search_process.search)
     world.run(until=lambda: world.condition("Planned").status == "True")
     planned = planned_in(world)
     assert len(planned.trials) == 1
@@ -222,6 +224,6 @@ def test_tolerance_applies_to_the_planner_and_not_to_baselines(
         return run(planner, problem, **how)
 
     monkeypatch.setattr(search_process, "run", spied)
-    world = World(spec=spec_of(search={"planner": "Amp", **given}))
+    world = World(spec=spec_of(search={"planner": "Amp", **given}), search=search_process.search)
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert asked == {"amp": tolerance, "megatron": 0.0}

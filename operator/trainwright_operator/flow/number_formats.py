@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from trainwright.accelerators import FormatChoice, format_choices
 from trainwright.exports import TARGETS
+from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_operator.api.spec import AUTO, TrainingPlanSpec
@@ -14,7 +16,13 @@ from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 
 def model_from_spec(spec: TrainingPlanSpec, dtype: Dtype | None = None) -> Model:
     """Return the model of the spec in a number format, by default in that of the spec. Raise ValueError if it is invalid."""
-    return Model.of(spec.model.family(), Dtype(spec.training.dtype) if dtype is None else dtype)
+    return _model_of(spec.model.family(), Dtype(spec.training.dtype) if dtype is None else dtype)
+
+
+@lru_cache(maxsize=64)
+def _model_of(family: Family, dtype: Dtype) -> Model:
+    """Return the model; every pass over a plan asks for it several times."""
+    return Model.of(family, dtype)
 
 
 def formats_to_profile(spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> tuple[FormatChoice, ...]:

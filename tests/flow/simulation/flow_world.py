@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from flow_jobs import pods_of_job
@@ -42,6 +43,8 @@ EMULATION = '{"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_paramete
 RESOURCE = "nvidia.com/gpu"
 ASKED: dict[str, Any] = {}
 """Further fields of every spec, for tests that run with each launcher."""
+found_before = cache(search)
+"""Answer of a search, once for each request: most tests ask for the same plans."""
 
 
 def node(name: str, product: str = "emulated-v100", devices: int = 2, **changes: Any) -> NodeFacts:
@@ -89,6 +92,7 @@ class World:
     spec_error: str = ""
     hidden_fields: tuple[str, ...] = ()
     refuse_jobs: str = ""
+    search: Callable[[a.PlanningRequest], str] = found_before
     search_hangs: bool = False
     fails: dict[type, str] = field(default_factory=dict)
     """Actions that the API server answers with an error."""
@@ -246,7 +250,7 @@ class World:
                 self.planner = PlannerFacts(PlannerState.RUNNING, request.key, self.now)
             case a.StartPlanner(request=request):
                 try:
-                    self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, search(request))
+                    self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, self.search(request))
                 except NoFeasiblePlan as refusal:
                     self.planner = PlannerFacts(PlannerState.INFEASIBLE, request.key, self.now, message=str(refusal))
                 except ValueError as error:  # the search process ends with its traceback
