@@ -6,13 +6,15 @@ Names: https://www.deepspeed.ai/docs/config-json and deepspeed/runtime/pipe/modu
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright.training import Optimizer
 
@@ -20,6 +22,11 @@ STAGES = {sharding: number for number, sharding in enumerate(Sharding)}
 """ZeRO's stages."""
 FORMATS = {Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
 """Sections of number formats other than float32, which is the default."""
+OPTIMIZERS: Final[Mapping[Optimizer, Mapping[str, Any]]] = {
+    "adam": {"type": "Adam", "params": {"lr": 1e-4}},
+    "sgd": {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9}},
+}
+"""Optimizers with the moments that are priced."""
 _PIPELINED = frozenset({Sharding.NONE, Sharding.ZERO1})
 
 
@@ -46,7 +53,7 @@ class DeepSpeed:
             ExportFile("ds_config.json", json.dumps(config(shape, dtype, order.optimizer), indent=2) + "\n"),
         ]
         if len(shape.ends) > 1:
-            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape)))
+            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, order.model)))
         return tuple(found)
 
 
@@ -55,6 +62,8 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
 
     With tensor groups the global batch is left to DeepSpeed, which counts every rank as a replica in it.
     """
+    recomputes_stages = len(shape.ends) > 1 and shape.recomputed_blocks > 0
+    is_untested = optimizer == "sgd" and shape.sharding is not Sharding.NONE
     return {
         **({"train_batch_size": shape.global_batch_size} if shape.tensor == 1 else {}),
         "train_micro_batch_size_per_gpu": shape.rows,
@@ -62,7 +71,9 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
         "zero_optimization": {"stage": STAGES[shape.sharding]},
         **({"tensor_parallel": {"autotp_size": shape.tensor}} if shape.tensor > 1 else {}),
         **({FORMATS[dtype]: {"enabled": True}} if dtype in FORMATS else {}),
-        "optimizer": {"type": {"adam": "Adam", "sgd": "SGD"}[optimizer], "params": {"lr": 1e-4}},
+        **({"pipeline": {"use_reentrant": False}} if recomputes_stages else {}),
+        **({"zero_allow_untested_optimizer": True} if is_untested else {}),
+        "optimizer": OPTIMIZERS[optimizer],
     }
 
 
@@ -79,7 +90,11 @@ def _reasons(order: ExportOrder) -> list[str]:
     ]
     if shape.tensor > 1:
         told.append(f"tensor_parallel.autotp_size {shape.tensor}: devices that share each layer.")
-    if shape.recomputed_blocks and len(shape.ends) == 1:
+    if shape.recomputed_blocks and len(shape.ends) > 1:
+        told.append(
+            "pipeline.use_reentrant: reentrant checkpoints, the default, fail in the first stage, whose input has no gradient."
+        )
+    elif shape.recomputed_blocks:
         told.append(
             "All blocks are recomputed: call model.gradient_checkpointing_enable(), or wrap them in checkpoint()."
         )
@@ -94,7 +109,7 @@ def _format_reason(order: ExportOrder) -> str:
     return f"{FORMATS[order.model.dtype]}: {order.dtype_reason}."
 
 
-def _pipeline(shape: UniformShape) -> str:
+def _pipeline(shape: UniformShape, model: Model | None) -> str:
     interval = int(shape.recomputed_blocks > 0)
     lines = [
         (f"topology=PipeDataParallelTopology(num_pp={len(shape.ends)}, num_dp={shape.data}),", "stages outermost"),
@@ -104,9 +119,15 @@ def _pipeline(shape: UniformShape) -> str:
             "every layer is recomputed" if interval else "nothing is recomputed",
         ),
     ]
-    head = comment(
-        ["Pipeline of the plan for DeepSpeed; give it one entry for the embedding, for every block and for the head."]
-    )
+    notes = [
+        "Pipeline of the plan for DeepSpeed; give it one entry for the embedding, for every block and for the head."
+    ]
+    if model is not None and model.owners:
+        names = ", ".join(model.layers[layer] for layer in model.owners)
+        notes.append(
+            f"Layers that share a weight ({names}): make each a TiedLayerSpec of one key, or each trains its own."
+        )
+    head = comment(notes)
     return f'''{head}from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 

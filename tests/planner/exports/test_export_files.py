@@ -250,6 +250,34 @@ def test_deepspeed_says_why_its_optimizer_and_number_format(model: Model | None,
     assert [reason for reason in reasons if reason not in script] == []
 
 
+@pytest.mark.parametrize(
+    ("ends", "recomputed", "is_told"), [((2, 4, 6), 2, True), ((2, 4, 6), 0, False), ((6,), 4, False)]
+)
+def test_deepspeed_stages_that_recompute_use_no_reentrant_checkpoints(
+    ends: tuple[int, ...], recomputed: int, is_told: bool
+) -> None:
+    shape = replace(SHAPE, ends=ends, data=6 // len(ends), recomputed_blocks=recomputed)
+    found = config(shape, Dtype.BFLOAT16, "adam")
+    assert ("pipeline" in found) == is_told
+    assert found.get("pipeline", {"use_reentrant": False}) == {"use_reentrant": False}
+    script = written("deepspeed", shape.plan())["launch.sh"]
+    assert ("# pipeline.use_reentrant" in script) == is_told
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1])
+def test_deepspeed_trains_with_momentum_whatever_is_sharded(sharding: Sharding) -> None:
+    found = config(replace(SHAPE, sharding=sharding), None, "sgd")
+    assert found["optimizer"] == {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9}}
+    assert found.get("zero_allow_untested_optimizer", False) == (sharding is Sharding.ZERO1)
+    assert "zero_allow_untested_optimizer" not in config(replace(SHAPE, sharding=sharding), None, "adam")
+
+
+def test_deepspeed_stages_name_the_layers_that_share_a_weight() -> None:
+    gpt, llama = (written("deepspeed", SHAPE.plan(), model)["trainwright_pipeline.py"] for model in (MODELS[2], LLAMA))
+    assert "(embedding, head): make each a TiedLayerSpec" in gpt
+    assert "TiedLayerSpec" not in llama
+
+
 def test_pytorchjobs_explain_every_choice() -> None:
     lines = written("pytorchjob", SHAPE.plan())["pytorchjobs.yaml"].splitlines()
     for begin in ("replicas: 1", "restartPolicy: Never", "nodeSelector:", "command:", "nvidia.com/gpu: "):
