@@ -111,6 +111,26 @@ def test_trial_that_was_evicted_is_void_and_run_again() -> None:
     assert (world.succeeded, world.trial("candidate-1").state) == ("True", "Succeeded")
 
 
+@pytest.mark.parametrize("kind", LauncherKind)
+def test_job_that_kueue_took_without_being_asked_waits_and_says_so(kind: LauncherKind, monkeypatch: Any) -> None:
+    """Kueue does so with a LocalQueue named default in the namespace, or with manageJobsWithoutQueueName."""
+    world = World(spec=spec_of(launcher=kind))
+    monkeypatch.setattr(world.queue, "admit", lambda manifest: "2 more needed")
+    world.run(until=lambda: bool(world.jobs))
+    world.jobs = {name: replace(job, suspended=True, queue="default") for name, job in world.jobs.items()}
+    world.pods = {}
+    for _ in range(50):
+        world.step(3600.0)
+    assert told(world, "LinksMeasured") == told(world, "Succeeded") == ("Unknown", "WaitingForQuota")
+    for words in (f"Kueue took {kind} ", "into queue default", "create a plan with", "2 more needed"):
+        assert words in world.condition("LinksMeasured").message
+    assert not [one for one in world.stored.values() if one.role == "attempt"]
+    world.jobs = {name: replace(job, queue="") for name, job in world.jobs.items()}
+    world.step()
+    world.step()
+    assert "most often by Kueue" in world.condition("LinksMeasured").message
+
+
 def test_eviction_before_a_pod_is_placed_is_only_a_longer_wait() -> None:
     world = queued()
     world.others = {"n1": 2}

@@ -136,16 +136,20 @@ def test_job_that_runs_or_is_suspended_without_kueue_stays_as_it_is() -> None:
     assert told(None, refused=404) == SUSPENDED
 
 
+@pytest.mark.parametrize("kind", LauncherKind)
 @pytest.mark.parametrize(
     ("suspend", "ended", "resumed", "expected"),
     [(True, False, False, (True, False)), (False, False, True, (False, True)), (True, True, True, (False, True))],
 )
-def test_facts_of_a_jobset_say_whether_and_since_when_it_may_have_pods(
-    suspend: bool, ended: bool, resumed: bool, expected: tuple[bool, bool]
+def test_facts_of_a_job_say_whether_and_since_when_it_may_have_pods(
+    kind: LauncherKind, suspend: bool, ended: bool, resumed: bool, expected: tuple[bool, bool]
 ) -> None:
-    found = [{"type": "Completed", "status": "True"}] if ended else []
+    launcher = LAUNCHERS[kind]
+    found = [{"type": launcher.succeeded_condition, "status": "True"}] if ended else []
     found += [{"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}] if resumed else []
-    meta = {"name": "gang", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made = {"metadata": meta, "spec": {"suspend": suspend}, "status": {"conditions": found}}
-    facts = object_facts.job_facts(made, LAUNCHERS[LauncherKind.JOB_SET])
+    labels = {"kueue.x-k8s.io/queue-name": "default"}
+    meta = {"name": "gang", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels}
+    spec = {"suspend": suspend} if kind is LauncherKind.JOB_SET else {"runPolicy": {"suspend": suspend}}
+    facts = object_facts.job_facts({"metadata": meta, "spec": spec, "status": {"conditions": found}}, launcher)
     assert (facts.suspended, facts.resumed_at == START) == expected
+    assert facts.queue == "default"

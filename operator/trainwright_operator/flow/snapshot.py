@@ -186,6 +186,7 @@ class JobFacts:
     """Object that a gang's pods are created from.
 
     Attributes:
+        queue: queue of Kueue's that it is in, by its label; empty where it is in none.
         suspended: whether it has no pods, which Kueue decides.
         resumed_at: when it was last allowed to have pods after it was suspended.
         queue_message: while suspended, what Kueue says about it.
@@ -201,6 +202,7 @@ class JobFacts:
     terminating: bool = False
     uid: str = ""
     launcher: LauncherKind = LauncherKind.PYTORCH_JOB
+    queue: str = ""
     suspended: bool = False
     resumed_at: datetime | None = None
     queue_message: str = "it is suspended, and nobody says why"

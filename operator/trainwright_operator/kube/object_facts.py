@@ -17,6 +17,7 @@ from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.device_types import MIG_UNUSABLE
+from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
@@ -225,14 +226,16 @@ def is_of_gang(pod: dict[str, Any]) -> bool:
 
 
 def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
-    meta, told = job["metadata"], (job.get("status") or {}).get("conditions") or []
+    meta, spec, told = job["metadata"], job.get("spec") or {}, (job.get("status") or {}).get("conditions") or []
+    labels = meta.get("labels") or {}
+    is_suspended = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend")  # a JobSet's, a PyTorchJob's
     conditions = {c["type"]: c for c in told if c["status"] == "True"}
     resumed = (c.get("lastTransitionTime") for c in told if (c["type"], c["status"]) == ("Suspended", "False"))
     failed = conditions.get("Failed")
     has_ended = failed is not None or launcher.succeeded_condition in conditions
     return JobFacts(
         name=meta["name"],
-        gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
+        gang=labels.get(GANG_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
         succeeded=launcher.succeeded_condition in conditions,
         failed_at=parse_time(failed.get("lastTransitionTime") or meta["creationTimestamp"]) if failed else None,
@@ -240,7 +243,8 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
         terminating="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
         launcher=launcher.kind,
-        suspended=bool((job.get("spec") or {}).get("suspend")) and not has_ended,
+        queue=labels.get(QUEUE_LABEL, ""),
+        suspended=bool(is_suspended) and not has_ended,
         resumed_at=_optional_time(next(resumed, None)),
     )
 

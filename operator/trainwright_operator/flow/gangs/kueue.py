@@ -20,7 +20,7 @@ from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.device_types import NodeUnusable
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.snapshot import FlavorFacts, NodeFacts, QueueFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, NodeFacts, QueueFacts
 
 API_GROUP: Final = "kueue.x-k8s.io"
 QUEUE_LABEL: Final = f"{API_GROUP}/queue-name"
@@ -39,6 +39,18 @@ def queue_labels(spec: TrainingPlanSpec) -> dict[str, str]:
     """Return the labels by which Kueue takes an object into the plan's queue; none without a queue."""
     labels = {QUEUE_LABEL: spec.queue_name, PRIORITY_LABEL: spec.queue_priority_class if spec.queue_name else None}
     return {key: value for key, value in labels.items() if value is not None}
+
+
+def describe_suspension(spec: TrainingPlanSpec, job: JobFacts) -> str:
+    """Return what Kueue says of a suspended job; without a queue in the spec also why the job is suspended, and the way out.
+
+    Kueue takes jobs without a queue where a namespace has a LocalQueue `default`, or by manageJobsWithoutQueueName.
+    """
+    if spec.queue_name is not None:
+        return job.queue_message
+    name = f"{job.launcher} {job.name}"
+    taken = f"Kueue took {name} into queue {job.queue}" if job.queue else f"{name} is suspended, most often by Kueue"
+    return f"{taken}, and the plan has no spec.queueName; create a plan with it: {job.queue_message}"
 
 
 def not_in(excluded: LabelValues) -> list[dict[str, Any]]:

@@ -303,7 +303,9 @@ class _RunningGang:
         """Pin all pods once all exist and all their devices are free: all or none."""
         suspended = next((job for job in self.jobs.values() if job.suspended), None)
         if suspended is not None:
-            return GangStep(reason=Reason.WAITING_FOR_QUOTA, activity=suspended.queue_message)
+            return GangStep(
+                reason=Reason.WAITING_FOR_QUOTA, activity=kueue.describe_suspension(self.context.spec, suspended)
+            )
         pods = [pod for pod, _ in self.placed if pod is not None]
         if len(pods) < len(self.placed):
             return GangStep(activity=f"{len(pods)} of {len(self.placed)} pods created")
