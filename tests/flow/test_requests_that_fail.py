@@ -75,18 +75,37 @@ class Refusing:
         return {"metadata": {"resourceVersion": "1"}, "status": body[-1]["value"]}
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"), [(403, "JobRefused"), (404, "PyTorchJobCRDMissing"), (422, "PodTemplateInvalid")]
+QUOTA = "exceeded quota: count/pytorchjobs"
+POLICY = (
+    "pytorchjobs \"dry-run\" is forbidden: ValidatingAdmissionPolicy 'images' with binding 'all' denied request: no"
 )
-def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, reason: str) -> None:
+DENIAL = 'admission webhook "images.example" denied the request: no'
+SIDE_EFFECTS = 'admission webhook "images.example" does not support dry run'
+INVALID = "spec.pytorchReplicaSpecs.Master.template.spec.containers: Required value"
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reason"),
+    [
+        (403, QUOTA, "JobRefused"),
+        (422, POLICY, "JobRefused"),
+        (400, DENIAL, "JobRefused"),
+        (400, SIDE_EFFECTS, "JobRefused"),
+        (413, DENIAL, "JobRefused"),
+        (404, "not found", "PyTorchJobCRDMissing"),
+        (422, INVALID, "PodTemplateInvalid"),
+        (400, 'unknown field "spec.a"', "PodTemplateInvalid"),
+    ],
+)
+def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, words: str, reason: str) -> None:
     class Answering(Refusing):
         async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
-            raise ApiError(status, "exceeded quota: count/pytorchjobs")
+            raise ApiError(status, words)
 
     memory = ReadCache()
     applier = Applier(cast(Api, Answering()), SearchPool(), ObjectCache())
     asyncio.run(applier.apply(World().snapshot(), [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
-    assert memory.dry_run == DryRun("key", reason, "exceeded quota: count/pytorchjobs")
+    assert memory.dry_run == DryRun("key", reason, words)
 
 
 def test_status_is_written_when_an_earlier_action_fails() -> None:

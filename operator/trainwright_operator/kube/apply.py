@@ -243,7 +243,7 @@ class Applier:
         except ApiError as error:
             if error.is_missing:
                 return DryRun(key, launcher.missing, str(error))
-            if error.status == 403:  # a quota, missing rights, a policy: not for the template to mend
+            if error.is_forbidden:  # not for the template to mend
                 return DryRun(key, Reason.JOB_REFUSED, str(error))
             if error.is_refusal:
                 return DryRun(key, Reason.POD_TEMPLATE_INVALID, str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _LOG_THREADS = 16
 _PAGE = 500
 _JSON: Final = "application/json"
 _ANY: Final = {"Accept": "*/*"}
+_DENIED: Final = re.compile(r"denied (the )?request|does not support dry run")
+"""Words of the API server for refusals by a ValidatingAdmissionPolicy (422 by default) or a webhook (400 without a code)."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -58,6 +61,11 @@ class ApiError(Exception):
     def is_refusal(self) -> bool:
         """Return whether a retry of the same request would be refused again."""
         return 400 <= self.status < 500 and self.status not in (401, 404, 408, 409, 429)
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Return whether a right, a quota or a policy is in the way; policies answer with a code of their choice."""
+        return self.status == 403 or (self.is_refusal and _DENIED.search(str(self)) is not None)
 
 
 def connect(guard: WriteGuard, identity: str) -> Api:
