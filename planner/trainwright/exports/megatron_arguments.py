@@ -36,7 +36,7 @@ class Megatron:
     )
     remark = (
         "The data set, the tokenizer and the learning rate are yours: arguments of launch.sh follow those of the plan, and "
-        "without any the data are mock data. MEGATRON is the folder of pretrain_gpt.py, by default that of launch.sh."
+        "without any pretrain_gpt.py reads mock data. MEGATRON is the folder of the script, by default that of launch.sh."
     )
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
@@ -51,15 +51,12 @@ class Megatron:
             before += (
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
-        before += _OWN_ARGUMENTS
+        before += _own_arguments(order)
         program = f'{_script(order)} "${{arguments[@]}}" "${{own[@]}}"'
         remarks = (*order.remarks, *_expert_remarks(order))
         return (ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=before)),)
 
 
-_OWN_ARGUMENTS: Final = """own=("$@")  # yours: bash launch.sh --data-path … --tokenizer-type … --lr …, which follow the others
-((${#own[@]})) || own=(--mock-data --tokenizer-type NullTokenizer)
-"""
 _SCRIPTS: Final = {Bert: "bert", T5: "t5", Gpt: "gpt", Llama: "gpt", Moe: "gpt"}
 
 
@@ -67,6 +64,21 @@ def _script(order: ExportOrder) -> str:
     """Return the script in a checkout of Megatron-LM, or the user's for other models, as the shell names it."""
     name = "gpt" if order.model is None else _SCRIPTS.get(type(order.model.family))
     return '"${SCRIPT:-train.py}"' if name is None else f'"${{MEGATRON:-.}}"/pretrain_{name}.py'
+
+
+def _own_arguments(order: ExportOrder) -> str:
+    """Return the user's arguments, in place of mock data where pretrain_gpt.py reads them."""
+    own = 'own=("$@")  # yours: bash launch.sh --data-path … --tokenizer-type … --lr …, which follow the others\n'
+    family = None if order.model is None else order.model.family
+    if isinstance(family, Bert | T5):
+        needed = f"Megatron has no mock data of {family.family}: give --data-path and the tokenizer's arguments"
+        return f'{own}((${{#own[@]}})) || {{ echo "{needed}" >&2; exit 2; }}\n'
+    if family is not None and not isinstance(family, Gpt | Llama | Moe):
+        return own
+    size, why = "", ""
+    if family is not None:
+        size, why = f" --vocab-size {family.vocabulary_size - 1}", "  # NullTokenizer adds one"
+    return f"{own}((${{#own[@]}})) || own=(--mock-data --tokenizer-type NullTokenizer{size}){why}\n"
 
 
 def layout(shape: UniformShape) -> str:
@@ -143,7 +155,9 @@ def _model_arguments(order: ExportOrder) -> Arguments:
     if model.dtype is not Dtype.FLOAT32:
         yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", order.dtype_reason
         yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
-    if not isinstance(family, Gpt | Llama | Moe):
+    if model.dtype is Dtype.FLOAT16:
+        yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
+    if not isinstance(family, Gpt | Llama | Moe | Bert):
         yield "# add the arguments of your model here", f"Megatron's sizes of {family.family}"
         return
     yield f"--num-layers {family.layers}", "blocks; the plan counts embedding and head as layers, too"
@@ -151,16 +165,19 @@ def _model_arguments(order: ExportOrder) -> Arguments:
     yield f"--num-attention-heads {family.heads}", "model"
     yield f"--seq-length {family.sequence_length}", "model"
     yield f"--max-position-embeddings {family.sequence_length}", "model"
-    drops = isinstance(family, Gpt) and family.dropout
+    drops = isinstance(family, Gpt | Bert) and family.dropout
     for name in ("hidden", "attention"):
         yield f"--{name}-dropout {0.1 if drops else 0.0}", "as profiled"
-    if isinstance(family, Gpt):
-        yield "--position-embedding-type learned_absolute", "GPT-2"
+    if isinstance(family, Gpt | Bert):
+        yield "--position-embedding-type learned_absolute", "model"
     else:
         yield from _llama_arguments(family)
+    if isinstance(family, Bert):
+        yield f"--ffn-hidden-size {family.feed_forward_size}", "model"
+        if not family.next_sentence:
+            yield "--bert-no-binary-head", "no head for the next sentence"
     if isinstance(family, Moe):
         yield from _expert_arguments(family)
-    yield f"--vocab-size {family.vocabulary_size - 1}", "NullTokenizer adds one"
     yield f"--make-vocab-size-divisible-by {ALIGNED_ENTRIES}", "no more padding than fast products need"
 
 

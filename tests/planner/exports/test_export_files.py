@@ -22,7 +22,7 @@ from trainwright.exports.deepspeed import config
 from trainwright.exports.launch import agents
 from trainwright.exports.megatron_arguments import layout, parallel_arguments
 from trainwright.exports.torchtitan import module_names
-from trainwright.families import Bert, Gpt, Llama, Moe
+from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Schedule, Sharding
@@ -40,6 +40,11 @@ SHAPE = UniformShape(
     devices=tuple(Device(node, slot) for node, slot in (("a", 1), ("a", 0), ("b", 0), ("b", 1), ("b", 2), ("a", 3))),
 )
 LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
+BERT = Model.of(
+    Bert(layers=4, hidden_size=64, heads=4, sequence_length=32, intermediate_size=256, next_sentence=False),
+    Dtype.FLOAT16,
+)
+T5_MODEL = Model.of(T5(layers=2, hidden_size=64, heads=4, sequence_length=32), Dtype.BFLOAT16)
 MODELS = [
     None,
     LLAMA,
@@ -188,20 +193,45 @@ def test_megatron_takes_own_arguments_in_place_of_mock_data_and_as_many_steps_as
 ) -> None:
     script = written("megatron", SHAPE.plan())["launch.sh"]
     alone, *_ = started(script, "b", tmp_path)
-    assert alone[-3:] == ["--mock-data", "--tokenizer-type", "NullTokenizer"]
+    assert alone[-5:] == ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "31999"]
     assert (alone[alone.index("--train-iters") + 1], alone[alone.index("--log-interval") + 1]) == ("100", "1")
     data = ["--data-path", "/data/c4 en", "--lr", "3e-4"]
     trial, *_ = started(script, "b", tmp_path, *data, TRAINWRIGHT_ITERATIONS="13", MEGATRON="/opt/megatron")
     assert trial[-4:] == data
+    assert "--vocab-size" not in trial
     assert trial[trial.index("--train-iters") + 1] == "13"
     assert "/opt/megatron/pretrain_gpt.py" in trial
 
 
+@pytest.mark.parametrize("model", [BERT, T5_MODEL], ids=lambda model: model.family.family)
+def test_megatron_takes_own_data_alone_where_it_has_no_mock_data(model: Model, tmp_path: Path) -> None:
+    script = written("megatron", SHAPE.plan(), model)["launch.sh"]
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        started(script, "b", tmp_path)
+    assert f"Megatron has no mock data of {model.family.family}: give --data-path" in refusal.value.stderr
+    own, *_ = started(script, "b", tmp_path, "--data-path", "/data/wiki")
+    assert own[-2:] == ["--data-path", "/data/wiki"]
+    assert not {"--mock-data", "NullTokenizer", "--vocab-size"} & {*own}
+
+
+def test_megatron_is_told_the_sizes_of_a_bert(tmp_path: Path) -> None:
+    script = written("megatron", SHAPE.plan(), BERT)["launch.sh"]
+    call, *_ = started(script, "b", tmp_path, "--data-path", "/data/wiki")
+    told = dict(pairwise(call))
+    assert (told["--num-layers"], told["--seq-length"], told["--ffn-hidden-size"]) == ("4", "32", "256")
+    assert "--bert-no-binary-head" in call
+
+
 def test_megatron_is_told_the_number_format_of_every_model() -> None:
-    bert = Model.of(Bert(layers=4, hidden_size=64, heads=4, sequence_length=32), Dtype.FLOAT16)
-    script = written("megatron", SHAPE.plan(), bert)["launch.sh"]
+    script = written("megatron", SHAPE.plan(), BERT)["launch.sh"]
     assert "    --fp16 " in script
     assert "/pretrain_bert.py" in script
+
+
+@pytest.mark.parametrize(("dtype", "is_told"), [(Dtype.FLOAT16, True), (Dtype.BFLOAT16, False), (Dtype.FLOAT32, False)])
+def test_megatron_scales_losses_of_float16_so_that_the_first_steps_train(dtype: Dtype, is_told: bool) -> None:
+    model = replace(LLAMA, dtype=dtype)
+    assert ("--initial-loss-scale 65536 " in written("megatron", SHAPE.plan(), model)["launch.sh"]) == is_told
 
 
 def test_pytorchjobs_pin_a_pod_for_every_run_of_ranks() -> None:
