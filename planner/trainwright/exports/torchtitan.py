@@ -9,7 +9,7 @@ from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.families import Llama
+from trainwright.families import Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding
@@ -17,6 +17,7 @@ from trainwright.runtime import Kernels, SelectiveRecompute
 
 FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
 RECIPE = "trainwright_recipe"
+_NEEDED = ': "${HF_ASSETS:?must be the folder of the tokenizer}"  # torchtitan has none of its own\n'
 
 
 class Torchtitan:
@@ -36,7 +37,7 @@ class Torchtitan:
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary)),
+            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary, before=_NEEDED)),
             ExportFile(f"{RECIPE}.py", _recipe(order)),
         )
 
@@ -98,7 +99,7 @@ def trainwright():
     return Trainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
-        hf_assets_path=os.environ.get("HF_ASSETS", "./assets/hf/TOKENIZER"),  # yours
+        hf_assets_path=os.environ["HF_ASSETS"],  # yours: the folder of the tokenizer
         dataloader=HuggingFaceTextDataLoader.Config(  # yours
             dataset=os.environ.get("DATASET", "c4"), dataset_path=os.environ.get("DATASET_PATH")
         ),
@@ -185,9 +186,11 @@ def _formats(order: ExportOrder) -> list[tuple[str, str]]:
 
 
 def _own_spec(model: Model | None) -> str:
-    reason = (
-        "The model was not given (--model)." if model is None else f"torchtitan 0.3.0 has no {model.family.family}."
-    )
+    if model is None:
+        reason = "The model was not given (--model)."
+    else:
+        named = "MoE of these sizes" if isinstance(model.family, Moe) else model.family.family
+        reason = f"torchtitan 0.3.0 has no {named}."
     return f"""
 {comment([f"{reason} Name a module of yours whose model_spec() returns the ModelSpec; its model has tok_embeddings, layers, norm, lm_head."])}from your_model import model_spec
 """

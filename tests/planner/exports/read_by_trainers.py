@@ -148,6 +148,7 @@ def torchtitan(case: dict[str, Any]) -> Facts:
         reset_peak_stats=lambda: None,
         get_peak_stats=lambda: SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0),
     )
+    os.environ["HF_ASSETS"] = case["folder"]
     config = _module(Path(case["folder"]) / "trainwright_recipe.py").trainwright()
     config.comm.mode = "fake_backend"
     config.tokenizer, config.dataloader = mock.Mock(), mock.Mock()

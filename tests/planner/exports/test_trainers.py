@@ -105,7 +105,7 @@ def test_trainer_reads_what_was_written(name: str, interpreters: dict[str, str],
         files = {file.name: file.text for file in target.files(ExportOrder(plan, model))}
         for file, text in files.items():
             (folder / file).write_text(text)
-        (arguments,) = started(files["launch.sh"], "a", folder)
+        (arguments,) = started(files["launch.sh"], "a", folder, HF_ASSETS="tokenizer")
         case = {"folder": str(folder), "arguments": arguments, "ranks": len(near.devices), "layers": near.layers}
         for stage in range(len(near.ends)):
             cases.append(case | {"rank": stage * near.tensor * near.data})

@@ -1,0 +1,54 @@
+"""Files for torchtitan: what its recipe and its launch script say of a plan."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from exported_shapes import started
+
+from trainwright.cluster import Device
+from trainwright.exports import TARGETS, ExportOrder, UniformShape
+from trainwright.families import Gpt, Llama, Moe
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Schedule, Sharding
+
+LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
+SHAPE = UniformShape(
+    ends=(6,),
+    tensor=1,
+    data=2,
+    rows=2,
+    micro_batches=4,
+    sharding=Sharding.NONE,
+    recomputed_blocks=0,
+    schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
+    devices=(Device("a", 0), Device("a", 1)),
+)
+
+
+def written(shape: UniformShape, model: Model | None = LLAMA) -> dict[str, str]:
+    files = TARGETS["torchtitan"].files(ExportOrder(shape.plan(), model))
+    return {file.name: file.text for file in files}
+
+
+def test_launch_script_asks_for_the_tokenizer(tmp_path: Path) -> None:
+    script = written(SHAPE)["launch.sh"]
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        started(script, "a", tmp_path)
+    assert "HF_ASSETS: must be the folder of the tokenizer" in refusal.value.stderr
+    (call,) = started(script, "a", tmp_path, HF_ASSETS="/assets/llama")
+    assert call[-4:] == ["--module", "trainwright_recipe", "--config", "trainwright"]
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        (Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=100), "has no gpt."),
+        (Moe(layers=4, hidden_size=64, heads=4, sequence_length=32, experts=4), "has no MoE of these sizes."),
+    ],
+)
+def test_recipe_says_which_model_torchtitan_lacks(family: Gpt | Moe, words: str) -> None:
+    assert f"torchtitan 0.3.0 {words}" in written(SHAPE, Model.of(family, Dtype.BFLOAT16))["trainwright_recipe.py"]
