@@ -62,9 +62,7 @@ class Capabilities:
 
     def shardings_of(self, stages: int, tensor: int, data: int) -> frozenset[Sharding]:
         """Return the shardings that it can have with these degrees; without replicas nothing is sharded."""
-        found = self.shardings
-        if stages > 1:
-            found &= self.pipelined_shardings
+        found = self.pipelined_shardings if stages > 1 else self.shardings
         if tensor > 1:
             found &= self.tensor_shardings
         if data > 1 and tensor > 1 and not self.replicated_tensor:

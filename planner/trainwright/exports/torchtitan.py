@@ -15,17 +15,21 @@ from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding
 from trainwright.runtime import Kernels, SelectiveRecompute
 
-FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
 RECIPE = "trainwright_recipe"
 _NEEDED = ': "${HF_ASSETS:?must be the folder of the tokenizer}"  # torchtitan has none of its own\n'
 
 
 class Torchtitan:
-    """torchtitan with DDP or FSDP2."""
+    """torchtitan with replicas that shard nothing, or FSDP2.
+
+    Its stages reduce gradients and release gathered weights after the last micro-batch alone (`perform_reduce_grad` of torch's
+    pipelining/stage.py), so that FSDP2 is ZeRO-1 in them, whatever fsdp_reshard_after_forward says.
+    """
 
     software = "torchtitan 0.3.0"
     capabilities = Capabilities(
-        shardings=FSDP | {Sharding.NONE},
+        shardings=frozenset({Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3}),
+        pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),
         sequence_parallel=True,
         schedules=frozenset(Schedule),
         fewer_micro_batches=False,
@@ -137,7 +141,7 @@ def _local_batch(shape: UniformShape) -> str:
 
 
 def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
-    sharded = shape.sharding in FSDP
+    sharded = shape.sharding is not Sharding.NONE
     replicas = 1 if sharded else shape.data
     told = [
         (f"data_parallel_replicate_degree={replicas},", "1: replicas shard" if sharded else "replicas, as DDP"),
@@ -153,6 +157,8 @@ def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
     if sharded:
         always = shape.sharding is Sharding.ZERO3
         why = "weights are gathered for each pass" if always else "weights stay whole until the backward"
+        if len(shape.ends) > 1:
+            why = "stages keep whole weights and gradients until the last micro-batch"
         told.insert(2, (f'fsdp_reshard_after_forward="{"always" if always else "never"}",', why))
     return told
 

@@ -165,7 +165,7 @@ def torchtitan(case: dict[str, Any]) -> Facts:
         "rows": rows["local_batch_size"],
         "micro_batches": micro_batches,
         "global_batch_size": rows["local_batch_size"] * rows["dp_world_size"] * micro_batches,
-        "sharding": 0 if dims.dp_shard == 1 else 3 if gathers_again else 2,
+        "sharding": 0 if dims.dp_shard == 1 else 1 if dims.pp > 1 else 3 if gathers_again else 2,
         "recomputed_blocks": sum(isinstance(one, CheckpointWrapper) for one in part.modules()),
         "blocks": len(part.layers),
         "sequence_parallel": dims.tp > 1 and config.parallelism.enable_sequence_parallel,

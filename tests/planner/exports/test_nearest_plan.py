@@ -126,7 +126,9 @@ def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> Non
         ("deepspeed", two_stages(stage(0, 2, DEVICES[:2]), stage(2, 4, DEVICES[2:])), "stages of chosen sizes (2 4 layers)"),
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2]), tensor_stage(3, DEVICES[2:])), "tensor degree 2"),
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2], sequence_parallel=True), tensor_stage(3, DEVICES[2:], sequence_parallel=True)), "sequence parallelism"),
-        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))), "zero1"),
+        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO2),))), "zero2"),
+        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
+        ("torchtitan", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES[:2], sharding=Sharding.ZERO1),)),)), "zero1"),
         ("torchtitan", Plan(6, 4, (Pipeline(1, 4, EVEN.stages),)), "fewer micro-batches (1) than stages (2)"),
         ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
         ("accelerate", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES, tensor=2, data=2, rows=(2, 2)),)),)), "replicas without sharding"),
@@ -146,6 +148,14 @@ def test_stages_are_no_loss_but_where_the_trainer_cannot_tie_their_weights() -> 
     (loss,) = losses(EVEN, capabilities.of_model(Model.of(tied, Dtype.BFLOAT16)))
     assert loss == "2 pipeline stages: it has none of models with tied embeddings"
     assert losses(EVEN, TARGETS["megatron"].capabilities.of_model(Model.of(tied, Dtype.BFLOAT16))) == ()
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO2, Sharding.ZERO3])
+def test_stages_of_torchtitan_that_shard_more_become_zero1(sharding: Sharding) -> None:
+    plan = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=sharding),)))
+    assert nearest_plan(plan, TARGETS["torchtitan"].capabilities) == plan.map_stages(
+        lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))
+    )
 
 
 def test_ranks_keep_the_tensor_groups_of_a_plan_with_the_data_degree_innermost() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,24 @@ def test_launch_script_asks_for_the_tokenizer(tmp_path: Path) -> None:
     assert "HF_ASSETS: must be the folder of the tokenizer" in refusal.value.stderr
     (call,) = started(script, "a", tmp_path, HF_ASSETS="/assets/llama")
     assert call[-4:] == ["--module", "trainwright_recipe", "--config", "trainwright"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "sharding", "words"),
+    [
+        ((6,), Sharding.ZERO3, ('reshard_after_forward="always"', "weights are gathered for each pass")),
+        ((6,), Sharding.ZERO2, ('reshard_after_forward="never"', "weights stay whole until the backward")),
+        (
+            (3, 6),
+            Sharding.ZERO1,
+            ('reshard_after_forward="never"', "whole weights and gradients until the last micro-batch"),
+        ),
+    ],
+)
+def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Sharding, words: tuple[str, ...]) -> None:
+    devices = tuple(Device("a", slot) for slot in range(2 * len(ends)))
+    recipe = written(replace(SHAPE, ends=ends, sharding=sharding, devices=devices))["trainwright_recipe.py"]
+    assert all(word in recipe for word in (*words, "data_parallel_shard_degree=2", f"{sharding} (FSDP2)"))
 
 
 @pytest.mark.parametrize(
