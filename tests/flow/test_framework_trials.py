@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flow_harm import fail_pods, lost_attempt, pass_with_kills, running
+from flow_jobs import pods_of_job
 from flow_world import RESOURCE, World, node, spec_of
 from typer.testing import CliRunner
 
@@ -20,8 +21,11 @@ from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.runtime import Runtime
 from trainwright.worker_api import TrialReport, TrialTask, WorkerTask
-from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
 from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.scheduling import first_untolerated_taint
+from trainwright_operator.flow.snapshot import DryRun, Taint
 
 JOB = {
     "image": "lab/train:7",
@@ -51,6 +55,67 @@ def world_of(
 
 def task_of(world: World, gang: str) -> dict[str, str]:
     return dict(next(one.data for one in world.stored.values() if one.gang == gang and one.role == StoredRole.TASK))
+
+
+def test_jobs_pods_tolerate_the_taints_of_the_nodes_that_the_workers_tolerate() -> None:
+    taint, given = Taint("team", "a", "NoSchedule"), {"key": "team", "operator": "Exists"}
+    template = {"podTemplate": {"spec": {"tolerations": [given]}}}
+    world = world_of(worker=template)
+    own = {"image": JOB["image"], "command": JOB["command"]}
+    world.spec = spec_of(**world.spec.model_dump(by_alias=True, exclude_unset=True), apply="Run", job=own)
+    world.nodes = tuple(replace(one, taints=(taint,)) for one in world.nodes)
+    world.run(until=lambda: running(world, "candidate-1"))
+    trial = [world.templates[name] for name, pod in world.pods.items() if pod.gang == "candidate-1"]
+    world.run()
+    winner = [pod["spec"] for one in world.handed_over.values() for _, pod in pods_of_job(one)]
+    assert trial
+    assert winner
+    pods = [*trial, *winner]
+    assert all(first_untolerated_taint(one, pod, RESOURCE) is None for pod in pods for one in world.nodes)
+
+
+@dataclass
+class RefusingWorld(World):
+    """Cluster whose API server refuses the template of the trials' job in a dry run."""
+
+    refusal: tuple[str, str] = ("PodTemplateInvalid", "spec.volumes: expected list")
+    asked: int = 0
+
+    def _apply(self, action: Action) -> None:
+        super()._apply(action)
+        if isinstance(action, DryRunJob):
+            self.asked += 1
+            if "launch.sh" in str(action.manifest):
+                self.dry_run = DryRun(action.key, *self.refusal)
+
+
+def refusing(**spec: Any) -> RefusingWorld:
+    return RefusingWorld(spec=spec_of(trials={"topK": 1, "framework": JOB}, **spec))
+
+
+@pytest.mark.usefixtures("each_launcher")
+def test_invalid_template_of_the_job_fails_the_plan_before_anything_is_measured() -> None:
+    world = refusing()
+    world.run()
+    found = world.condition("Accepted")
+    assert (found.status, found.reason) == ("False", "PodTemplateInvalid")
+    assert found.message.startswith("spec.trials.framework.podTemplate: ")
+    assert "spec.volumes: expected list" in found.message
+    assert world.created == []
+
+
+@pytest.mark.parametrize("missing", [frozenset[LauncherKind](), frozenset({LauncherKind.PYTORCH_JOB})])
+def test_refused_job_of_the_trials_is_asked_for_again_every_half_minute(missing: frozenset[LauncherKind]) -> None:
+    world = refusing()
+    world.missing, world.refusal = missing, ("JobRefused", "denied request: images")
+    for _ in range(150):
+        world.step()
+    assert world.condition("Accepted").reason == "JobRefused"
+    told = [event for event in world.events if event.reason == "JobRefused"]
+    assert len(told) == 1
+    assert world.asked <= 14
+    world.refusal = ("", "")
+    world.run(until=lambda: world.condition("Accepted").status == "True")
 
 
 def results(world: World, gang: str) -> dict[str, str]:

@@ -145,9 +145,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.ACCEPTED: "the spec is valid",
     Reason.SPEC_INVALID: "{what}",
     Reason.WORKER_IMAGE_MISSING: "spec.worker.image: no worker image, and the operator has no default; set one of them",
-    Reason.POD_TEMPLATE_INVALID: (
-        "spec.worker.podTemplate: the API server rejected a {kind} with it; correct it: {what}"
-    ),
+    Reason.POD_TEMPLATE_INVALID: ("{template}: the API server rejected a {kind} with it; correct it: {what}"),
     Reason.POD_TEMPLATE_NOT_ALLOWED: "{what}",
     Reason.PYTORCHJOB_MISSING: (
         "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator{alternative}: {what}"

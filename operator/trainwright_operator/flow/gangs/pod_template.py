@@ -68,6 +68,15 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     }
 
 
+def template_of_job(job: JobSpec, worker: PodTemplate) -> PodTemplate:
+    """Return the template of a user's job, with the workers' tolerations beside its own: by these nodes were chosen."""
+    own, inherited = (one.spec.get("tolerations", []) for one in (job.pod_template, worker))
+    if not isinstance(own, list) or not isinstance(inherited, list):
+        return job.pod_template  # for the dry run to refuse
+    tolerations = [*own, *(one for one in inherited if one not in own)]
+    return job.pod_template.model_copy(update={"spec": {**job.pod_template.spec, "tolerations": tolerations}})
+
+
 def on_node(template: Mapping[str, Any], node: str, expressions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a rendered template without our gate, for pods that run on that node from the start.
 

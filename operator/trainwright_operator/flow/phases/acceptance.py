@@ -8,6 +8,8 @@ a template that the installation does not allow is waited for: the operator may 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
 
 from trainwright import documents
 from trainwright.layer import Dtype
@@ -55,7 +57,7 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Failed(explain(Reason.SPEC_INVALID, what=error))
     if not context.plan.image:
         return Failed(explain(Reason.WORKER_IMAGE_MISSING))
-    return _try_template(context, findings)
+    return _try_templates(context, findings)
 
 
 def _find_excess(context: ReconcileContext) -> str | None:
@@ -72,28 +74,33 @@ def _find_excess(context: ReconcileContext) -> str | None:
     return next((excess.sentence(place) for place, excess in found if excess is not None), None)
 
 
-def _try_template(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Ask the API server for a dry run of a job with the plan's pod template: of the first launcher that it knows."""
-    launchers = possible_launchers(context.plan)
+def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Ask the API server for a dry run of a job with each pod template of the gangs: of the first launcher that it knows."""
+    launchers, gangs = possible_launchers(context.plan), _gangs_by_template(context)
     tried = context.snapshot.dry_run
-    probes = [_probe(context, launcher) for launcher in launchers]
+    probes = [_probe(context, launcher, gang_spec) for launcher in launchers for gang_spec in gangs.values()]
     number = next((at for at, probe in enumerate(probes) if tried and tried.key.startswith(probe.key)), None)
     if tried is None or number is None:
         return Waiting(actions=(probes[0],), live_gangs=_current_gangs(context))
-    launcher = launchers[number]
-    if not tried.reason and number > 0:
+    launcher, template = launchers[number // len(gangs)], tuple(gangs)[number % len(gangs)]
+    following = (probes[number + 1].repeated(context.now)[0],) if (number + 1) % len(gangs) else ()
+    is_other = launcher is not launchers[0]
+    if not tried.reason and (following or is_other):
         # Kept before the plan goes on, since its gangs do not change their launcher.
-        return Waiting(status=TrainingPlanStatus(launcher=launcher.kind), live_gangs=_current_gangs(context))
+        chosen = TrainingPlanStatus(launcher=launcher.kind) if is_other else TrainingPlanStatus()
+        return Waiting(status=chosen, actions=following, live_gangs=_current_gangs(context))
     if not tried.reason:
         return Done(findings, explain(Reason.ACCEPTED), status=_chosen(context))
     is_missing = tried.reason == launcher.missing
     reason = launchers[0].missing if is_missing else Reason(tried.reason)
     alternative = " or JobSet" if len(launchers) > 1 else ""
-    explanation = explain(reason, what=tried.message, kind=launcher.kind, alternative=alternative)
+    explanation = explain(reason, what=tried.message, kind=launcher.kind, alternative=alternative, template=template)
     if reason not in _REPEATED:
         return Failed(explanation)
-    tries_other = is_missing and number < len(launchers) - 1
-    again, due_at = probes[number + 1 if tries_other else 0].repeated(context.now)
+    tries_other = is_missing and launcher is not launchers[-1]
+    # A refusal of the first template begins with the first launcher again, which may be there now.
+    refused = number if number % len(gangs) else 0
+    again, due_at = probes[len(gangs) if tries_other else refused].repeated(context.now)
     if tries_other and tried.key == probes[number].key:
         return Waiting(actions=(again,), live_gangs=_current_gangs(context))  # nothing is known to be missing yet
     is_early = not tries_other and tried.key == probes[number].repeated(context.now)[0].key
@@ -112,9 +119,16 @@ def _chosen(context: ReconcileContext) -> TrainingPlanStatus:
     return TrainingPlanStatus() if chosen is None else TrainingPlanStatus(launcher=chosen)
 
 
-def _probe(context: ReconcileContext, launcher: Launcher) -> DryRunJob:
-    """Return a dry run of the launcher's first object of a gang with the plan's pod template."""
-    manifest = launcher.manifests(context, _PROBE)[0]
+def _gangs_by_template(context: ReconcileContext) -> Mapping[str, GangSpec]:
+    """Return a gang for each pod template that gangs have: the workers', and that of the trials if it is another."""
+    framework = context.spec.trials.framework
+    of_trials = {"spec.trials.framework.podTemplate": replace(_PROBE, framework=framework)} if framework else {}
+    return {"spec.worker.podTemplate": _PROBE, **of_trials}
+
+
+def _probe(context: ReconcileContext, launcher: Launcher, gang_spec: GangSpec) -> DryRunJob:
+    """Return a dry run of the launcher's first object of a gang."""
+    manifest = launcher.manifests(context, gang_spec)[0]
     return DryRunJob(hashlib.sha256(f"{context.plan.generation} {manifest}".encode()).hexdigest(), manifest)
 
 

@@ -155,7 +155,7 @@ def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -
         resource_name=context.spec.devices.resource_name,
         devices=len(node.slots),
         labels={HANDED_OVER_LABEL: plan_label(context.plan)},
-        template=job.pod_template,
+        template=pod_template.template_of_job(job, context.spec.worker.pod_template),
         container=pod_template.job_container(job, master),
     )
     queue, facts = context.snapshot.queue, context.nodes.get(node.name)

@@ -144,9 +144,10 @@ def pod_of(
     """Return the template of the gang's pods on nodes with that many devices: of our worker, or of the user's job."""
     spec, framework = context.spec, gang_spec.framework
     own, template, container = dict[str, str](), spec.worker.pod_template, pod_template.worker_container(master)
-    if framework is not None and isinstance(task := gang_spec.task, TrialTask):
-        own, template = {LOG_LABEL: "true"}, framework.pod_template
-        iterations = task.warmup_iterations + task.iterations
+    if framework is not None:
+        own, template = {LOG_LABEL: "true"}, pod_template.template_of_job(framework, spec.worker.pod_template)
+        task = gang_spec.task
+        iterations = task.warmup_iterations + task.iterations if isinstance(task, TrialTask) else None
         container = pod_template.job_container(framework, master, iterations)
     return pod_template.render(
         image=image_of_task(context, gang_spec.name),
