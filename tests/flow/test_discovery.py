@@ -13,6 +13,7 @@ from trainwright_operator.flow.phases.discovery import find_late_nodes, inspect_
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Taint
 
 GPU = {"nvidia.com/gpu": "4"}
+ON_GKE = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
 
 
 def bare(name: str = "n", **labels: str) -> NodeFacts:
@@ -40,6 +41,14 @@ def test_resource_slices_take_precedence_over_labels() -> None:
     found = look(labelled(), slices=slices)
     assert found.accelerators[0].name == "NVIDIA-H200"
     assert found.accelerators[0].memory_bytes == 141 * 2**30
+
+
+def test_shared_devices_are_not_used_where_resource_slices_give_their_type() -> None:
+    slices = (SliceDevice("n", "Tesla T4", 15 * 2**30),)
+    for labels in ({"nvidia.com/gpu.replicas": "4"}, {"nvidia.com/gpu.product": "Tesla-T4-SHARED"}):
+        found = look(labelled(**labels), slices=slices)
+        assert found.nodes == ()
+        assert "time-sliced" in found.excluded[0].reason
 
 
 def by_karpenter(name: str, mebibytes: int) -> dict[str, str]:
@@ -74,6 +83,12 @@ def test_cloud_labels_are_used_last_with_the_reported_memory(
         (replace(labelled(), schedulable=False), "cordoned"),
         (labelled(**{"nvidia.com/gpu.product": "Tesla-T4-SHARED"}), "time-sliced"),
         (labelled(**{"nvidia.com/gpu.replicas": "4"}), "time-sliced"),
+        (
+            bare(**(ON_GKE | {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"})),
+            "time-sliced or shared by MPS",
+        ),
+        (bare(**(ON_GKE | {"cloud.google.com/gke-gpu-sharing-strategy": "mps"})), "time-sliced or shared by MPS"),
+        (bare(**(ON_GKE | {"nvidia.com/gpu.replicas": "8"})), "time-sliced"),
         (labelled(**{"nvidia.com/gpu.product": "NVIDIA-A100-MIG-1g.5gb"}), "MIG"),
         (
             replace(labelled(), allocatable={"nvidia.com/mig-1g.5gb": "7"}),

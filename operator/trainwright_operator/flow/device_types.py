@@ -47,6 +47,8 @@ _GKE_ACCELERATORS: Final = {
     "nvidia-b200": "NVIDIA-B200",
 }
 """Data sheets by GKE's label, which names the device type but not its memory."""
+_GKE_SHARING: Final = "cloud.google.com/gke-gpu-sharing-strategy"
+"""GKE's label of nodes that offer each device several times, by time-slicing or MPS."""
 
 _INSTANCE_TYPES: Final = {
     "g4dn.2xlarge": "Tesla-T4",
@@ -106,11 +108,15 @@ def mig_instances(node: NodeFacts) -> list[str]:
 
 def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
     """Return the device type of the node from the most trustworthy source. Raise NodeUnusable where there is none."""
+    if _is_shared(node):
+        raise NodeUnusable(
+            "its devices are time-sliced or shared by MPS, so several pods would share one; disable sharing"
+        )
     found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_cloud_labels(node)
     if found is None:
         raise DeviceTypeUnknown(
-            "unknown device type: it has neither ResourceSlices nor the label nvidia.com/gpu.product "
-            "nor a cloud's label; install GPU feature discovery"
+            "unknown device type: it has neither ResourceSlices (resource.k8s.io/v1) nor the label "
+            "nvidia.com/gpu.product nor a cloud's label; install GPU feature discovery"
         )
     if found.name.startswith(EMULATED_PREFIX):
         # Only the worker enforces the memory limit of emulated devices.
@@ -130,6 +136,13 @@ def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:
     )
 
 
+def _is_shared(node: NodeFacts) -> bool:
+    """Return whether labels of GPU feature discovery or of GKE say that a device counts several times."""
+    labels = node.labels
+    is_named = labels.get("nvidia.com/gpu.product", "").endswith("-SHARED") or bool(labels.get(_GKE_SHARING))
+    return is_named or labels.get("nvidia.com/gpu.replicas", "1") not in ("0", "1")
+
+
 def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:
     problem = next((device.problem for device in slices if device.node == node.name and device.problem), "")
     if problem:
@@ -146,9 +159,6 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
     product = node.labels.get("nvidia.com/gpu.product")
     if product is None:
         return None
-    replicas = node.labels.get("nvidia.com/gpu.replicas", "1")
-    if product.endswith("-SHARED") or replicas not in ("0", "1"):
-        raise NodeUnusable("its devices are time-sliced, so several pods would share one; disable sharing")
     if MIG_PART in product:
         raise NodeUnusable(MIG_UNUSABLE)
     memory = node.labels.get("nvidia.com/gpu.memory", "")
