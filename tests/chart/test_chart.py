@@ -268,6 +268,7 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         (f"fullnameOverride={'a' * 51}", "fullnameOverride"),
         ("resources.limits.memory=1GB", "memory"),
         ("resources.requests.cpu=-1", "cpu"),
+        ("resources.claims[0].name=gpu", "claims"),
         ("podLabels.helm\\.sh/chart=x", "podLabels"),
         ("extraEnv[0].value=x", "extraEnv"),
     ],
