@@ -58,6 +58,7 @@ def test_monitoring_objects_need_the_prometheus_operator(helm_template, part) ->
     done = helm_template("--set", f"metrics.{part}.enabled=true")
     assert done.returncode != 0
     assert f"install the Prometheus operator first, or set metrics.{part}.enabled=false" in done.stderr
+    assert "add --api-versions monitoring.coreos.com/v1" in done.stderr
 
 
 def test_monitoring_is_off_by_default(helm_template) -> None:
@@ -87,6 +88,64 @@ def test_alerts_equal_those_of_the_file(only) -> None:
     )
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
+
+
+def test_release_whose_metrics_are_scraped_is_missed_by_name(only) -> None:
+    rule = only("PrometheusRule", "metrics.prometheusRule.enabled=true,metrics.serviceMonitor.enabled=true")
+    own = 'absent(trainwright_leader{job="trainwright-metrics", namespace="trainwright-system"})'
+    text = ALERTS.read_text().replace("expr: absent(trainwright_leader)", f"expr: {own}")
+    assert rule["spec"] == yaml.safe_load(text)
+    assert own in str(rule)
+    assert only("Service", "metrics.serviceMonitor.enabled=true")["metadata"]["name"] == "trainwright-metrics"
+
+
+def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: dict[str, list[dict[str, str]]]) -> None:
+    """Let Prometheus compute an alert on series of a minute, and compare the labels of those that fire at some times."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    severity = next(rule["labels"]["severity"] for rule in RULES if rule["alert"] == alert)
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": time,
+                "alertname": alert,
+                "exp_alerts": [{"exp_labels": {"severity": severity, **labels}} for labels in fires],
+            }
+            for time, fires in expected.items()
+        ],
+    }
+    rules = yaml.safe_load(ALERTS.read_text())
+    for rule in rules["groups"][0]["rules"]:
+        rule["annotations"] = {}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [case]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_plan_that_waited_long_for_capacity_is_not_stuck_when_it_goes_on(tmp_path) -> None:
+    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    series = {start % "WaitingForCapacity": "1x600 stale", start % "Running": "_x600 1x600"}
+    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [plan]})
+
+
+def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> None:
+    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    series = {start % "Starting": "1x150 stale", start % "Running": "_x150 1x150"}
+    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [plan]})
+
+
+def test_operator_without_the_lease_is_missed_beside_another_of_its_name(tmp_path) -> None:
+    leader = 'trainwright_leader{job="trainwright-metrics",namespace="%s"}'
+    fires = [{"job": "trainwright-metrics", "namespace": "b"}]
+    check_alerts(tmp_path, {leader % "a": "1x20", leader % "b": "0x20"}, "TrainwrightNoOperator", {"10m": fires})
 
 
 def test_dashboard_equals_the_file_and_has_its_label(only) -> None:

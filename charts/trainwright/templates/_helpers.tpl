@@ -76,6 +76,6 @@ reads from the cluster: where it cannot (helm template), the release counts as n
 {{- define "trainwright.needsPrometheusOperator" -}}
 {{- $value := index . 1 -}}
 {{- if not ((index . 0).Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
-{{- printf "%s is true, but the cluster has no monitoring.coreos.com/v1 API; install the Prometheus operator first, or set %s=false" $value $value | fail -}}
+{{- printf "%s is true, but the cluster has no monitoring.coreos.com/v1 API; install the Prometheus operator first, or set %s=false (helm template sees no cluster: add --api-versions monitoring.coreos.com/v1)" $value $value | fail -}}
 {{- end -}}
 {{- end -}}
