@@ -101,7 +101,7 @@ class _Export:
     def lost(self) -> tuple[str, ...]:
         capabilities = self.target.capabilities
         if self.model is not None:
-            capabilities = capabilities.of_model(self.model)
+            capabilities = capabilities.of(self.model, self.optimizer)
         dtype = None if self.given_dtype is None else format_loss(self.given_dtype, capabilities)
         return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
 
@@ -178,13 +178,14 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     training = given.training()
     if training is None:
         return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
+    _check_optimizer(target, training.optimizer)
     asked = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
     dtype, reason = asked, ""
     if dtype is None or dtype not in target.capabilities.dtypes:
         why = "the model file says auto" if asked is None else f"{target.software} has no {asked}"
         dtype, reason = Dtype.BFLOAT16, f"assumed: {why}; give --cluster to choose it"
     model = training.in_format(dtype).model
-    near = nearest_plan(plan, target.capabilities.of_model(model))
+    near = nearest_plan(plan, target.capabilities.of(model, training.optimizer))
     return _Export(target, plan, near, model, training.optimizer, None, asked, reason)
 
 
@@ -192,6 +193,7 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     """Return the export with its price, in a format that the target has."""
     answer = estimated_plan(file, inputs.problem(), inputs)
     original, asked = answer.candidates[0], answer.problem
+    _check_optimizer(target, asked.optimizer)
     problem = replace(asked, limits=asked.limits.leaving_unknown_memory(asked.runtime, asked.cluster))
     dtype, reason = problem.model.dtype, ""
     if dtype not in target.capabilities.dtypes:
@@ -201,6 +203,11 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     price = report.ExportPrice(asked, original, nearest)
     formats = None if reason else answer
     return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
+
+
+def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
+    if (refusal := target.capabilities.optimizer_refusal(optimizer)) is not None:
+        raise ValueError(refusal)
 
 
 def _in_format_of(target: Target, problem: Problem, plan: Plan) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final, get_args
 
 from trainwright.exports.uniform_shape import (
     blocks_by_stage,
@@ -15,8 +16,10 @@ from trainwright.exports.uniform_shape import (
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan, Schedule, Sharding, Stage, format_degrees, format_range, split_rows
+from trainwright.training import Optimizer
 
 EVERY_SHARDING = frozenset(Sharding)
+EVERY_OPTIMIZER: Final[frozenset[Optimizer]] = frozenset(get_args(Optimizer))
 ONLY_1F1B = frozenset({Schedule.ONE_FORWARD_ONE_BACKWARD})
 
 
@@ -32,12 +35,16 @@ class Capabilities:
         replicated_tensor: tensor groups may have replicas that shard nothing.
         shardings, pipelined_shardings: without stages, and with several.
         tensor_shardings: with tensor groups.
+        missing_shardings: where it lacks the others.
         sequence_parallel: tensor groups can divide activations along the sequence.
         partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
         schedules: of several stages. With one stage the micro-batches follow one another, which is 1F1B.
         fewer_micro_batches: there may be fewer micro-batches than stages.
         tied_stages: the stages of a model may share a weight, as those with tied embeddings do.
-        dtypes: number formats, of which a plan says nothing: the model does.
+        unstaged_families: names of the families of models that it cannot divide into stages.
+        missing_stages: why there are no stages, where there are none.
+        dtypes, optimizers: of which a plan says nothing: the request of training does.
+        sharded_optimizers: those whose state replicas can share.
     """
 
     every_plan: bool = False
@@ -48,17 +55,36 @@ class Capabilities:
     shardings: frozenset[Sharding] = EVERY_SHARDING
     pipelined_shardings: frozenset[Sharding] = EVERY_SHARDING
     tensor_shardings: frozenset[Sharding] = EVERY_SHARDING
+    missing_shardings: str = "at these degrees"
     sequence_parallel: bool = False
     partial_recompute: bool = False
     schedules: frozenset[Schedule] = ONLY_1F1B
     fewer_micro_batches: bool = True
     tied_stages: bool = True
+    unstaged_families: frozenset[str] = frozenset()
+    missing_stages: str = "it has none"
     dtypes: frozenset[Dtype] = frozenset(Dtype)
+    optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
+    sharded_optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
 
-    def of_model(self, model: Model) -> Capabilities:
-        """Return the features that it has for a model."""
-        has_tied = any(kind.shared_weight is not None for kind in model.kinds)
-        return replace(self, pipelines=False) if has_tied and not self.tied_stages else self
+    def optimizer_refusal(self, optimizer: Optimizer) -> str | None:
+        """Return why it cannot train with an optimizer; None if it can."""
+        if optimizer in self.optimizers:
+            return None
+        known = " and ".join(sorted(self.optimizers))
+        return f"optimizer: the trainer has {known} alone, got {optimizer}; change it, or take another trainer"
+
+    def of(self, model: Model, optimizer: Optimizer) -> Capabilities:
+        """Return the features that it has for a model and an optimizer."""
+        found, family = self, model.family.family
+        if self.pipelines and model.owners and not self.tied_stages:
+            found = replace(found, pipelines=False, missing_stages="it has none of models with tied embeddings")
+        if self.pipelines and family in self.unstaged_families:
+            found = replace(found, pipelines=False, missing_stages=f"it has none of {family}")
+        if optimizer not in self.sharded_optimizers:
+            alone = frozenset({Sharding.NONE})
+            found = replace(found, shardings=alone, pipelined_shardings=alone, missing_shardings=f"with {optimizer}")
+        return found
 
     def shardings_of(self, stages: int, tensor: int, data: int) -> frozenset[Sharding]:
         """Return the shardings that it can have with these degrees; without replicas nothing is sharded."""
@@ -131,7 +157,7 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     yield from _missing_stages(plan, stages, tensor, capabilities)
     refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
     if refused:
-        yield f"{_sharding(sharding_of(refused[0]))} at these degrees"
+        yield f"{_sharding(sharding_of(refused[0]))} {capabilities.missing_shardings}"
     if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
         yield "sequence parallelism: it has none"
     if any(run.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):
@@ -145,8 +171,7 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
 
 def _missing_stages(plan: Plan, stages: int, tensor: int, capabilities: Capabilities) -> Iterator[str]:
     if stages > 1 and not capabilities.pipelines:
-        why = "it has none" if capabilities.tied_stages else "it has none of models with tied embeddings"
-        yield f"{stages} pipeline stages: {why}"
+        yield f"{stages} pipeline stages: {capabilities.missing_stages}"
         return
     if not capabilities.can_split(stages, tensor):
         yield f"tensor degree {tensor} within {stages} pipeline stages: it has one or the other"

@@ -26,13 +26,18 @@ Arguments = Iterator[tuple[str, str]]
 
 
 class Megatron:
-    """Megatron-LM. Its FSDP is documented with tensor, expert and context degrees, not with pipelines."""
+    """Megatron-LM. Its FSDP is documented with tensor, expert and context degrees, not with pipelines.
+
+    pretrain_t5.py refuses pipelines, and DistributedOptimizer every optimizer but Adam.
+    """
 
     software = "Megatron-LM core_v0.16.1"
     capabilities = Capabilities(
         pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),
         sequence_parallel=True,
         partial_recompute=True,
+        unstaged_families=frozenset({"t5"}),
+        sharded_optimizers=frozenset({"adam"}),
     )
     remark = (
         "The data set, the tokenizer and the learning rate are yours: arguments of launch.sh follow those of the plan, and "

@@ -34,6 +34,7 @@ class Torchtitan:
         schedules=frozenset(Schedule),
         fewer_micro_batches=False,
         tied_stages=False,
+        optimizers=frozenset({"adam"}),
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
     )
     remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."

@@ -52,7 +52,7 @@ class ExpressibleSearch:
         """Return the trainer's plans, fastest first. Raises NoFeasiblePlan if none of those that were tried fits."""
         free = replace(problem, limits=replace(problem.limits, expressible_by=None))
         unlimited = self.search(free, control.part(PARTS), None if top is None else max(top, MIN_CANDIDATES))
-        capabilities = self.capabilities.of_model(problem.model)
+        capabilities = self.capabilities.of(problem.model, problem.optimizer)
         plans = _starting_plans(unlimited, capabilities)
         with suppress(NoFeasiblePlan):
             plans += [candidate.plan for candidate in megatron(free, control, 1)]
@@ -79,7 +79,7 @@ def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) 
 
     If none fits, the nearest one, whose estimate says what is missing.
     """
-    capabilities = capabilities.of_model(problem.model)
+    capabilities = capabilities.of(problem.model, problem.optimizer)
     if is_expressible(plan, capabilities):
         return candidate_of(problem, plan)
     found = expressible_candidates(problem, [plan], capabilities, SearchControl())

@@ -164,6 +164,9 @@ class Problem:
                     f"unknown node or accelerator {name}; the cluster has the nodes {', '.join(sorted(nodes))} and the "
                     f"accelerators {', '.join(sorted(accelerators))}"
                 )
+        trainer = self.limits.expressible_by
+        if trainer is not None and (refusal := trainer.optimizer_refusal(self.optimizer)) is not None:
+            raise NoFeasiblePlan(refusal)
         keep, layers = self.preference.keep, len(self.model.layers)
         if keep is not None and keep.model_layers != layers:
             raise ValueError(
@@ -196,9 +199,9 @@ class Problem:
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """Capabilities that the trainer of the limits has for this model; None without that limit."""
+        """Capabilities that the trainer of the limits has for this training; None without that limit."""
         trainer = self.limits.expressible_by
-        return None if trainer is None else trainer.of_model(self.model)
+        return None if trainer is None else trainer.of(self.model, self.optimizer)
 
     @cached_property
     def running_plan(self) -> Plan | None:

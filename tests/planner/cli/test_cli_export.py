@@ -186,6 +186,14 @@ def words(text: str) -> str:
     return " ".join(text.replace("\n#", "\n").split())
 
 
+@pytest.mark.parametrize("options", [PRICED, ("--model", "model.yaml")])
+def test_export_refuses_an_optimizer_that_the_trainer_lacks(folder: Path, options: tuple[str, ...]) -> None:
+    (folder / "model.yaml").write_text(MODEL + "optimizer: sgd\n")
+    result = export(folder, "--to", "torchtitan", *options)
+    assert result.exit_code == 2, result.output
+    assert "optimizer: the trainer has adam alone, got sgd" in words(result.stderr)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -80,6 +80,12 @@ def test_limited_search_begins_with_all_that_the_trainer_can_be_told(make_proble
     assert best.estimate.iteration_seconds <= told.estimate.iteration_seconds
 
 
+def test_search_refuses_an_optimizer_that_the_trainer_lacks(make_problem: Callable[..., Problem]) -> None:
+    problem = replace(make_problem(), optimizer="sgd")
+    with pytest.raises(NoFeasiblePlan, match="optimizer: the trainer has adam alone, got sgd"):
+        limited(problem, "torchtitan")
+
+
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     assert run("amp", limited(problem, "torchrun"), top=1)[0].plan == run("amp", problem, top=1)[0].plan

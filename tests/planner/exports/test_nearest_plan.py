@@ -23,10 +23,11 @@ from trainwright.exports import (
 )
 from trainwright.exports.shape_moves import neighbours
 from trainwright.exports.uniform_shape import ranks
-from trainwright.families import Llama
+from trainwright.families import T5, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.training import Optimizer
 
 FEW = Capabilities(
     pipelined_tensor=False,
@@ -144,10 +145,10 @@ def test_stages_are_no_loss_but_where_the_trainer_cannot_tie_their_weights() -> 
         Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=128, tied_embeddings=has_tied)
         for has_tied in (True, False)
     )
-    assert losses(EVEN, capabilities.of_model(Model.of(untied, Dtype.BFLOAT16))) == ()
-    (loss,) = losses(EVEN, capabilities.of_model(Model.of(tied, Dtype.BFLOAT16)))
+    assert losses(EVEN, capabilities.of(Model.of(untied, Dtype.BFLOAT16), "adam")) == ()
+    (loss,) = losses(EVEN, capabilities.of(Model.of(tied, Dtype.BFLOAT16), "adam"))
     assert loss == "2 pipeline stages: it has none of models with tied embeddings"
-    assert losses(EVEN, TARGETS["megatron"].capabilities.of_model(Model.of(tied, Dtype.BFLOAT16))) == ()
+    assert losses(EVEN, TARGETS["megatron"].capabilities.of(Model.of(tied, Dtype.BFLOAT16), "adam")) == ()
 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO2, Sharding.ZERO3])
@@ -156,6 +157,30 @@ def test_stages_of_torchtitan_that_shard_more_become_zero1(sharding: Sharding) -
     assert nearest_plan(plan, TARGETS["torchtitan"].capabilities) == plan.map_stages(
         lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))
     )
+
+
+def test_megatron_has_no_stages_of_a_t5() -> None:
+    model = Model.of(T5(layers=2, hidden_size=64, heads=4, sequence_length=32), Dtype.BFLOAT16)
+    capabilities = TARGETS["megatron"].capabilities.of(model, "adam")
+    assert losses(EVEN, capabilities) == ("2 pipeline stages: it has none of t5",)
+    assert len(nearest_plan(EVEN, capabilities).stages) == 1
+    assert losses(EVEN, TARGETS["deepspeed"].capabilities.of(model, "adam")) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "loss"),
+    [
+        ("megatron", "adam", ()),
+        ("megatron", "sgd", ("sharding zero1 with sgd",)),
+        ("deepspeed", "sgd", ()),
+    ],
+)
+def test_megatron_shards_no_state_of_sgd(name: str, optimizer: Optimizer, loss: tuple[str, ...]) -> None:
+    model = Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=128), Dtype.BFLOAT16)
+    plan = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),)))
+    capabilities = TARGETS[name].capabilities.of(model, optimizer)
+    assert losses(plan, capabilities) == loss
+    assert nearest_plan(plan, capabilities) == (EVEN if loss else plan)
 
 
 def test_ranks_keep_the_tensor_groups_of_a_plan_with_the_data_degree_innermost() -> None:
