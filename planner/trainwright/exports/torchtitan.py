@@ -5,6 +5,8 @@ Names: torchtitan/config/configs.py and torchtitan/models/llama3 of https://gith
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
@@ -40,11 +42,29 @@ class Torchtitan:
     remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        remarks = (*order.remarks_with_vocabulary, *_communication_remarks(order))
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary, before=_NEEDED)),
+            ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=_NEEDED)),
             ExportFile(f"{RECIPE}.py", _recipe(order)),
         )
+
+
+def _communication_remarks(order: ExportOrder) -> Iterator[str]:
+    """Say what replicas communicate otherwise than predictions count it."""
+    shape = order.shape
+    stages, batches = len(shape.ends), shape.micro_batches
+    if shape.data == 1:
+        return
+    if stages > 1 and order.overlaps_gradients:
+        yield "Stages reduce gradients after the last backward; the prediction is of a reduction during it."
+    elif stages == 1 and batches > 1 and shape.sharding is Sharding.NONE:
+        yield (
+            f"torchtitan reduces gradients in each of {batches} micro-batches; predictions count one reduction. zero2 communicates as much, "
+            "and takes less memory."
+        )
+    elif stages == 1 and batches > 1 and shape.sharding is Sharding.ZERO2:
+        yield f"torchtitan gathers weights again in each of {batches} micro-batches; predictions count one all-gather."
 
 
 def module_names(shape: UniformShape) -> list[list[str]]:
@@ -145,7 +165,10 @@ def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
     sharded = shape.sharding is not Sharding.NONE
     replicas = 1 if sharded else shape.data
     told = [
-        (f"data_parallel_replicate_degree={replicas},", "1: replicas shard" if sharded else "replicas, as DDP"),
+        (
+            f"data_parallel_replicate_degree={replicas},",
+            "1: replicas shard" if sharded else "replicas: HSDP without shards",
+        ),
         (
             f"data_parallel_shard_degree={shape.data if sharded else 1},",
             f"{shape.sharding} (FSDP2)" if sharded else "no FSDP",

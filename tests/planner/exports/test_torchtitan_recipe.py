@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exported_shapes import started
@@ -15,6 +16,7 @@ from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding
+from trainwright.runtime import Runtime
 
 LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
 SHAPE = UniformShape(
@@ -30,8 +32,8 @@ SHAPE = UniformShape(
 )
 
 
-def written(shape: UniformShape, model: Model | None = LLAMA) -> dict[str, str]:
-    files = TARGETS["torchtitan"].files(ExportOrder(shape.plan(), model))
+def written(shape: UniformShape, model: Model | None = LLAMA, runtime: Runtime | None = None) -> dict[str, str]:
+    files = TARGETS["torchtitan"].files(ExportOrder(shape.plan(), model, runtime=runtime))
     return {file.name: file.text for file in files}
 
 
@@ -60,6 +62,24 @@ def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Shar
     devices = tuple(Device("a", slot) for slot in range(2 * len(ends)))
     recipe = written(replace(SHAPE, ends=ends, sharding=sharding, devices=devices))["trainwright_recipe.py"]
     assert all(word in recipe for word in (*words, "data_parallel_shard_degree=2", f"{sharding} (FSDP2)"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "reduces gradients in each of 4 micro-batches; predictions count one reduction"),
+        ({"sharding": Sharding.ZERO2}, "gathers weights again in each of 4 micro-batches; predictions count one"),
+        ({"sharding": Sharding.ZERO3}, None),
+        ({"micro_batches": 1}, None),
+        ({"ends": (3, 6), "data": 1}, None),
+        ({"ends": (2, 6), "devices": tuple(Device("a", slot) for slot in range(4))}, "after the last backward; the"),
+    ],
+)
+def test_export_says_what_replicas_communicate_beyond_the_price(changes: dict[str, Any], words: str | None) -> None:
+    script = written(replace(SHAPE, **changes), runtime=Runtime())["launch.sh"]
+    told = " ".join(script.replace("\n#", "").split())
+    assert words is None or words in told
+    assert ("predict" in told) == (words is not None)
 
 
 @pytest.mark.parametrize(
