@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).with_name("oracles")))
-from eight_processes import WORLD, join, leave, start
+from eight_processes import WORLD, join, leave, shared_out, start
 from equivalence_gang import optimizer_of, scales
 from one_process import OneProcess
 
@@ -137,9 +137,14 @@ def whole_state(executor: PlanExecutor | None) -> dict[str, torch.Tensor]:
     return found
 
 
-def reference(case: Case, model: Model) -> tuple[list[float], dict[str, dict[str, torch.Tensor]]]:
-    """Return one process's losses and final state by kind and name."""
-    one = OneProcess(model, seed=SEED)
+Reference = tuple[list[float], dict[str, dict[str, torch.Tensor]]]
+
+
+def reference(case: Case | Refusal) -> Reference | None:
+    """Return one process's losses and final state by kind and name; None for a refusal."""
+    if isinstance(case, Refusal):
+        return None
+    one = OneProcess(model_of(case.model, "float32"), seed=SEED)
     named = one.named()
     optimizer = optimizer_of(case, list(named.values()))
     losses = []
@@ -201,7 +206,7 @@ def scalars(executor: PlanExecutor) -> list[float]:
     return [executor.optimizer.updates, executor.loss_scale.factor, executor.loss_scale.quiet_iterations]
 
 
-def run_case(case: Case, rank: int, groups: ProcessGroups) -> dict:
+def run_case(case: Case, rank: int, groups: ProcessGroups, wanted: Reference) -> dict:
     training = TrainingConfig(case.optimizer, case.learning_rate, SEED)
     before, after = (model_of(case.model, dtype) for dtype in case.dtypes)
     first = executor_of(case.first, before, training, rank, groups, name=case.name)
@@ -221,7 +226,7 @@ def run_case(case: Case, rank: int, groups: ProcessGroups) -> dict:
     names = set().union(*gathered({piece.name for piece in resident_tiles(second)} if second else set()))
     counts = [gathered(scalars(one) if one else None) for one in (first, second)]
     losses += trained(second, range(STEPS, 2 * STEPS))
-    want_losses, want = reference(case, model_of(case.model, "float32"))
+    want_losses, want = wanted
     every = gathered(errors(second, want))
     return {
         "name": case.name,
@@ -275,9 +280,11 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
     cases = [parsed(case) for case in json.loads(Path(cases_file).read_text(encoding="utf-8"))]
     groups = join(rank, port)
     answers = []
-    for case in cases:
-        run = run_case if isinstance(case, Case) else run_refusal
-        answers.append(run(case, rank, groups))
+    for case, wanted in zip(cases, shared_out(rank, len(cases), lambda number: reference(cases[number])), strict=True):
+        if isinstance(case, Case):
+            answers.append(run_case(case, rank, groups, wanted))
+        else:
+            answers.append(run_refusal(case, rank, groups))
         if rank == 0:
             Path(result).write_text(json.dumps(answers), encoding="utf-8")
     leave(groups)

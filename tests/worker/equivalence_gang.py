@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).with_name("oracles")))
-from eight_processes import WORLD, device_of, draws_own_weights, join, leave, start
+from eight_processes import WORLD, device_of, draws_own_weights, join, leave, shared_out, start
 from one_process import OneProcess
 
 from trainwright import documents
@@ -188,10 +188,15 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
         for case in json.loads(Path(cases_file).read_text(encoding="utf-8"))
     ]
     groups = join(rank, port)
+    models = [
+        documents.parse({"dtype": "float32", **case.model, "global_batch_size": 1}, TrainingDocument).model
+        for case in cases
+    ]
+    wanted = shared_out(
+        rank, len(cases), lambda number: expected(cases[number], replace(models[number], dtype=Dtype.FLOAT32))
+    )
     answers = []
-    for case in cases:
-        model = documents.parse({"dtype": "float32", **case.model, "global_batch_size": 1}, TrainingDocument).model
-        want = expected(case, replace(model, dtype=Dtype.FLOAT32))
+    for case, model, want in zip(cases, models, wanted, strict=True):
         begin = time.perf_counter()
         found = run_case(case, model, want, rank, groups)
         answers.append({"name": case.name, **gathered(found, want, time.perf_counter() - begin)})

@@ -9,8 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import staged_group
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from trainwright_worker.executor.process_groups import ProcessGroups
 
+T = TypeVar("T")
 WORLD = int(os.environ.get("GANG_WORLD", "8"))
 BACKEND = os.environ.get("GANG_BACKEND", "gloo")
 TIMEOUT = timedelta(seconds=60)
@@ -63,6 +65,17 @@ def join(rank: int, port: int) -> ProcessGroups:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
     return ProcessGroups(TIMEOUT)
+
+
+def shared_out(rank: int, count: int, compute: Callable[[int], T]) -> Iterator[T]:
+    """Yield what `compute` returns for 0, 1, …, `count` - 1; of every eight in a row each process computes one.
+
+    All processes take part, each at its own place of the same loop.
+    """
+    for first in range(0, count, WORLD):
+        found: list[Any] = [None] * WORLD
+        dist.all_gather_object(found, compute(first + rank) if first + rank < count else None)
+        yield from found[: count - first]
 
 
 def leave(groups: ProcessGroups) -> None:
