@@ -5,6 +5,8 @@ Names: src/accelerate/parallelism_config.py of https://github.com/huggingface/ac
 
 from __future__ import annotations
 
+from typing import Final
+
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
@@ -12,6 +14,10 @@ from trainwright.layer import Dtype
 from trainwright.plan import Sharding
 
 FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
+_TENSOR_REMARK: Final = (
+    'tp_size is ignored unless the model is loaded divided: from_pretrained(..., tp_plan="auto", '
+    'device_mesh=accelerator.torch_device_mesh["tp"]); check_tensor_degree(model) of trainwright_parallelism.py raises otherwise.'
+)
 PRECISION = {Dtype.FLOAT32: "no", Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
 
 
@@ -30,8 +36,9 @@ class Accelerate:
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = '"${SCRIPT:-train.py}"'
+        remarks = (*order.remarks_with_vocabulary, *([_TENSOR_REMARK] if order.shape.tensor > 1 else []))
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks_with_vocabulary)),
+            ExportFile("launch.sh", launch_script(order.ranks, program, remarks)),
             ExportFile("trainwright_parallelism.py", _module(order)),
         )
 
@@ -71,6 +78,10 @@ def _module(order: ExportOrder) -> str:
         recompute = "All blocks are recomputed: call model.gradient_checkpointing_enable()."
     told = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"
     imports = "from accelerate.utils import FullyShardedDataParallelPlugin\n" if sharded else ""
+    check = ""
+    if shape.tensor > 1:
+        imports += "from torch.distributed.tensor import DTensor\n"
+        check = _CHECK
     return f'''{comment(["Parallelism of the plan for Accelerate 1.15.0."])}from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 {imports}
@@ -88,4 +99,16 @@ def accelerator():
     """{told}"""
 {plugin}    return Accelerator(
 {explained(options, " " * 8)}    )
+{check}'''
+
+
+_CHECK: Final = '''
+
+def check_tensor_degree(model):
+    """Raise ValueError for a model that is not divided among tp_size devices; call it before prepare(), which does not divide it."""
+    if not any(isinstance(one, DTensor) for one in model.parameters()):
+        raise ValueError(
+            'load the model with from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh["tp"]): '
+            "otherwise tp_size has no effect"
+        )
 '''

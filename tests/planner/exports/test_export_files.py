@@ -308,6 +308,16 @@ def test_deepspeed_stages_name_the_layers_that_share_a_weight() -> None:
     assert "TiedLayerSpec" not in llama
 
 
+@pytest.mark.parametrize(("tensor", "is_checked"), [(1, False), (2, True)])
+def test_accelerate_checks_that_the_model_is_divided(tensor: int, is_checked: bool) -> None:
+    devices = tuple(Device("a", slot) for slot in range(2 * tensor))
+    shape = replace(SHAPE, ends=(6,), tensor=tensor, sharding=Sharding.ZERO3, devices=devices)
+    files = written("accelerate", shape.plan())
+    assert ("tp_size is ignored unless" in files["launch.sh"]) == is_checked
+    assert ("def check_tensor_degree(model):" in files["trainwright_parallelism.py"]) == is_checked
+    ast.parse(files["trainwright_parallelism.py"])
+
+
 def test_pytorchjobs_explain_every_choice() -> None:
     lines = written("pytorchjob", SHAPE.plan())["pytorchjobs.yaml"].splitlines()
     for begin in ("replicas: 1", "restartPolicy: Never", "nodeSelector:", "command:", "nvidia.com/gpu: "):
