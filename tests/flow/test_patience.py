@@ -14,6 +14,7 @@ from flow_series import gangs, run_breaking, states, world_of
 from flow_world import RESOURCE, START, World, node, spec_of
 
 from trainwright.plan import Plan
+from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, CreateJob, DryRunJob, PinPod
 from trainwright_operator.flow.decide import requeue_after_seconds
 from trainwright_operator.flow.snapshot import ContainerFacts
@@ -229,8 +230,9 @@ def test_quota_that_is_raised_lets_the_plan_go_on() -> None:
     succeeds(world)
 
 
-def test_pods_that_nobody_creates_are_asked_for_again() -> None:
-    world = World(nodes=(node("n1"),))
+@pytest.mark.parametrize("launcher", LauncherKind)
+def test_pods_that_nobody_creates_are_asked_for_again(launcher: LauncherKind) -> None:
+    world = World(nodes=(node("n1"),), spec=spec_of(launcher=launcher))
     create = world._create_job
 
     def create_without_pods(manifest: dict[str, Any]) -> None:
@@ -240,6 +242,9 @@ def test_pods_that_nobody_creates_are_asked_for_again() -> None:
     world._create_job = create_without_pods  # type: ignore[method-assign]
     world.run(until=lambda: world.status.waiting is not None)
     assert told(world, "links") == ("Unknown", "PodsNotCreated")
+    job = world.snapshot().names(world.spec).job("links", 0)
+    owner = f"PyTorchJob {job}" if launcher is LauncherKind.PYTORCH_JOB else f"Job {job}-s0-0"
+    assert f"; `kubectl describe {owner}` says why" in world.condition("Succeeded").message
     world._create_job = create  # type: ignore[method-assign]
     succeeds(world)
 

@@ -195,7 +195,9 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.EVICTED: "{kind} {name} was suspended while in use: {what}",
     Reason.DEACTIVATED: "Kueue gave up {kind} {name}: {what}",
     Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
-    Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
+    Reason.PODS_NOT_CREATED: (
+        "only {have} of {want} pods were created within {seconds} s: {what}; `kubectl describe {owner}` says why"
+    ),
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
     Reason.IMAGE_CHANGED: (
         "{what}; times of different images are not compared: restore the former image, or name the new one by its digest in "

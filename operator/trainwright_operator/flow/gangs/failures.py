@@ -71,10 +71,12 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
     started_at: datetime | None,
     lacking: Sequence[str] = (),
     refused: Sequence[str] = (),
+    owner_without_pod: str = "",
 ) -> GangFailure | None:
     """Return the gang's first failure, causes before consequences, or None.
 
     `lacking`, `refused`: sentences on what blocks the placement of gated pods: capacity, the API server.
+    `owner_without_pod`: kind and name of the object that the first missing pod is to be created from.
     """
     suspended = next((job for job in jobs if job.suspended), None)
     if suspended is not None:
@@ -87,7 +89,16 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
         or _lost_pod_failure(placed, task_map, jobs)
         or _job_failure(now, pods, jobs)
         or (
-            _start_timeout(now, gang_spec, placed, task_map, jobs=jobs, lacking=lacking, refused=refused)
+            _start_timeout(
+                now,
+                gang_spec,
+                placed,
+                task_map,
+                jobs=jobs,
+                lacking=lacking,
+                refused=refused,
+                owner_without_pod=owner_without_pod,
+            )
             if started_at is None
             else _run_failure(now, gang_spec, placed, started_at)
         )
@@ -266,6 +277,7 @@ def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
     jobs: Sequence[JobFacts],
     lacking: Sequence[str],
     refused: Sequence[str],
+    owner_without_pod: str,
 ) -> GangFailure | None:
     """Check the deadlines of the pods' creation, and of their start once one is assigned to its node.
 
@@ -284,7 +296,8 @@ def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
         return None
     seconds, what = round(gang_spec.pending_seconds), _describe_wait(placed, [*lacking, *refused])
     if have < want:
-        return GangFailure.of(Reason.PODS_NOT_CREATED, have=have, want=want, seconds=seconds, what=what)
+        facts = {"have": have, "want": want, "seconds": seconds, "what": what, "owner": owner_without_pod}
+        return GangFailure.of(Reason.PODS_NOT_CREATED, **facts)
     if any(pod is not None and not pod.node for pod, _ in placed):
         return GangFailure.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
     return GangFailure.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)

@@ -24,7 +24,7 @@ from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.job_creation import create_missing
-from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods
+from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods, owner_without_pod
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
@@ -282,6 +282,7 @@ class _RunningGang:
             started_at=started_at,
             lacking=lacking,
             refused=refused,
+            owner_without_pod=owner_without_pod(self.launcher, self.places, self.pods),
         )
         if failure is not None and self._awaits_series_log():
             return GangStep(

@@ -128,6 +128,15 @@ def assigned_pods(
     return tuple((pods.get(place), node) for place, node in places)
 
 
+def owner_without_pod(
+    launcher: Launcher, places: tuple[tuple[PodPlace, GangNode], ...], gang_pods: Iterable[PodFacts]
+) -> str:
+    """Return kind and name of the object that the first missing pod is to be created from; empty where none is missing."""
+    pairs = zip(places, assigned_pods(places, gang_pods), strict=True)
+    lacking = (place for (place, _), (pod, _) in pairs if pod is None)
+    return " ".join(next(map(launcher.pod_owner, lacking), ()))
+
+
 def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> dict[str, Any]:
     """Return the metadata of an object of the gang."""
     return {
