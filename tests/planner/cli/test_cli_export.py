@@ -154,6 +154,25 @@ def test_export_of_estimated_profiles_says_so_in_its_files(estimated: Path, name
     assert "Estimated from data sheets: " in words(result.stdout)
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "attention", "is_told"),
+    [
+        ("megatron", "p3.8xlarge", "fused", True),
+        ("megatron", "p3.8xlarge", "stored", False),
+        ("megatron", "p4d.24xlarge", "fused", False),
+        ("deepspeed", "p3.8xlarge", "fused", False),
+    ],
+)
+def test_price_says_where_attention_is_not_fused(
+    estimated: Path, name: str, machine: str, attention: str, is_told: bool
+) -> None:
+    (estimated / "cluster.json").write_text(documents.dumps(cluster_of({machine: 1})))
+    (estimated / "model.yaml").write_text(MODEL + f"dtype: float16\nattention: {attention}\n")
+    files = ("--cluster", "cluster.json", "--model", "model.yaml")
+    said = words(export(estimated, "pp1 mb2", "--to", name, *files).stdout)
+    assert ("which Transformer Engine's is not on V100: write `attention: stored`" in said) == is_told
+
+
 def test_export_of_emulated_times_says_so(folder: Path) -> None:
     result = export(folder, "--to", "torchrun", *PRICED)
     assert "Device times are emulated." in words(result.stdout)
