@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from real_api_server import job_set_definition, pytorch_job_definition
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow import actions as a
+from trainwright_operator.kube.client import ApiError
 
 JOB = {"image": "lab/train:7", "command": ["bash", "/etc/trainwright/launch.sh"]}
 
@@ -61,3 +63,31 @@ def test_definition_admits_jobs_without_unknown_fields(
     users = [one for one in jobs if "trainwright.dev/handed-over-by" in one["metadata"]["labels"]]
     suspended = [one["spec"].get("suspend") or one["spec"].get("runPolicy", {}).get("suspend", False) for one in users]
     assert suspended == [apply == "Suspended"] * len(users)
+
+
+def policy(namespace: str) -> list[dict[str, Any]]:
+    """Return a cluster policy that refuses the jobs of a namespace."""
+    rule = {"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["pytorchjobs", "jobsets"]}
+    place = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"no-jobs-{namespace}"}}
+    validation = {"expression": "false", "message": "no jobs here"}
+    spec = {"matchConstraints": {"resourceRules": [rule], **place}, "validations": [validation]}
+    binding = {"policyName": head["metadata"]["name"], "validationActions": ["Deny"]}
+    return [
+        head | {"kind": "ValidatingAdmissionPolicy", "spec": spec},
+        head | {"kind": "ValidatingAdmissionPolicyBinding", "spec": binding},
+    ]
+
+
+def test_refusal_by_a_cluster_policy_is_known_by_its_words(api_server_with_jobs, namespace) -> None:
+    """Its code is that of an invalid object."""
+    job = manifests(LauncherKind.PYTORCH_JOB, "Suspended")[0]
+    job["metadata"] = {"name": "any", "namespace": namespace}
+    api_server_with_jobs.kubectl("apply", document=policy(namespace))
+    deadline = time.monotonic() + 30
+    while (done := api_server_with_jobs.try_kubectl("create", "--dry-run=server", document=job)).returncode == 0:
+        assert time.monotonic() < deadline, "the policy is not in force"
+        time.sleep(0.5)
+    assert "is invalid" in done.stderr
+    assert "no jobs here" in done.stderr
+    assert ApiError(422, done.stderr).is_forbidden
