@@ -22,6 +22,7 @@ def module_and_plan(workbench, small_plan) -> tuple[dict[str, Any], dict[str, An
     return module, small_plan("own", **{part: plan["spec"][part] for part in ("model", "worker")}, devices={"max": 4})
 
 
+@pytest.mark.slow  # the worker's own tests do the same without a cluster
 def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     workbench.apply(module)

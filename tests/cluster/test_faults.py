@@ -53,7 +53,7 @@ def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_p
     assert len(measured) == len(undisturbed["status"]["trials"])
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["JobSet", pytest.param("PyTorchJob", marks=pytest.mark.slow)])
 def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_plan, launcher) -> None:
     plan = small_plan(annotations={"trainwright.dev/rehearse-fault": "candidate-1=crash"}, launcher=launcher)
     resource = workbench.wait_finished(workbench.apply(plan))

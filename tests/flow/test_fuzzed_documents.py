@@ -22,7 +22,7 @@ from trainwright_operator.api.spec import Replan, TrainingPlanSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.reasons import Reason
 
-FUZZ = examples(2000, quick=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+FUZZ = examples(2000, quick=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 PASSES = 12
 """Passes after a change: each phase that reads it has run by then."""
 MOST_ATTEMPTS = 2

@@ -8,7 +8,17 @@ import pytest
 STORED = {(row["case"], row["search"]): row for row in golden.stored()}
 
 
-@pytest.mark.parametrize(("case", "search"), list(STORED))
+QUICK_AUTO_CASES = (0, 2, 30, 48, 86, 119)
+"""Of one to three types, memory to spare and none; the larger ones are for the nightly run."""
+
+
+@pytest.mark.parametrize(
+    ("case", "search"),
+    [
+        pytest.param(case, search, marks=() if search != "auto" or case in QUICK_AUTO_CASES else pytest.mark.slow)
+        for case, search in STORED
+    ],
+)
 def test_search_chooses_the_recorded_plan(case: int, search: str) -> None:
     before, after = STORED[case, search], golden.answer(case, search)
     assert (after["plan"], after["seconds"]) == (before["plan"], before["seconds"])

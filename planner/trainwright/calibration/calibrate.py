@@ -11,7 +11,6 @@ import numpy as np
 from trainwright.calibration.factors import (
     Evaluation,
     MemoryFactors,
-    Predictor,
     TimeFactors,
     measured_bytes,
     measured_seconds,
@@ -21,7 +20,6 @@ from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.calibration.measured_trials import Trial, Trials
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
-from trainwright.cost.estimate import estimate_with_context
 
 Predict = Callable[[Vector, int], Vector]
 """Predictions of one trial (one or several numbers) from parameter values and the trial's index."""
@@ -135,7 +133,7 @@ MEMORY_DEVIATION_RATIO: Final = 0.03
 """Deviation of a good prediction from a measurement; beyond it a trial's weight falls."""
 
 
-def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_with_context) -> Fit:
+def fit(trials: Trials, context: CostContext) -> Fit:
     """Fit the factors with which the cost model agrees with the trials, and plans do not fit that ran out of memory.
 
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
@@ -149,7 +147,7 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
             "there is nothing to fit: no trial was measured; add one that ran, with its iteration_seconds, under `trials`"
         )
     overfull = tuple(trial for trial in trials.failed if trial.out_of_memory)
-    evaluation = Evaluation((*trials.trials, *overfull), context, predict)
+    evaluation = Evaluation((*trials.trials, *overfull), context)
     refuse_implausible(evaluation)
     times, time = _fit_times(evaluation, trials.trials)
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
@@ -191,7 +189,7 @@ def _fit_times(evaluation: Evaluation, trials: tuple[Trial, ...]) -> tuple[TimeF
         growth_is_derived=any(profile.samples == 0 for profile in context.profiles.layers),
     )
     outcome = calibrate(
-        lambda values, trial: evaluation.seconds(trial, factors.apply(values, context.runtime)),
+        lambda values, trial: np.array([evaluation.seconds(trial, factors.apply(values, context.runtime))]),
         tuple(measured_seconds(trial) for trial in trials),
         factors.nested,
         TIME_DEVIATION_RATIO,

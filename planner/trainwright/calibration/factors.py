@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -14,45 +14,46 @@ from trainwright.calibration.measured_trials import FailedTrial, Trial
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import iteration_seconds, memory_by_device
 from trainwright.plan import Plan
 from trainwright.runtime import ComputeRatio, Runtime
 
-
-class Prediction(Protocol):
-    """Figures that are compared with a trial; the cost model's estimate has them."""
-
-    @property
-    def iteration_seconds(self) -> float: ...
-    @property
-    def peak_memory_bytes(self) -> int: ...
-    @property
-    def memory_by_device(self) -> tuple[tuple[Device, int], ...]: ...
-
-
-Predictor = Callable[[Plan, CostContext], Prediction]
+T = TypeVar("T")
 
 
 class Evaluation:
-    """Predictions of trials in one context, cached by runtime."""
+    """Predicted seconds and memory of trials in one context, each cached by runtime.
 
-    def __init__(self, trials: tuple[Trial | FailedTrial, ...], context: CostContext, predict: Predictor) -> None:
-        self.trials, self.context, self._predict = trials, context, predict
+    Raises ValueError, naming the trial, if its plan does not belong to the context.
+    """
+
+    def __init__(self, trials: tuple[Trial | FailedTrial, ...], context: CostContext) -> None:
+        self.trials, self.context = trials, context
         self._settings: dict[Runtime, CostContext] = {}
-        self._made: dict[tuple[int, Runtime], Prediction] = {}
+        self._seconds: dict[tuple[int, Runtime], float] = {}
+        self._memory: dict[tuple[int, Runtime], dict[Device, int]] = {}
 
-    def seconds(self, trial: int, runtime: Runtime) -> Vector:
-        """Return the predicted iteration seconds as an array of one."""
-        return np.array([self.prediction(trial, runtime).iteration_seconds])
+    def seconds(self, trial: int, runtime: Runtime) -> float:
+        """Return the predicted iteration seconds."""
+        key = (trial, runtime)
+        if key not in self._seconds:
+            self._seconds[key] = self._predicted(iteration_seconds, *key)
+        return self._seconds[key]
+
+    def memory(self, trial: int, runtime: Runtime) -> dict[Device, int]:
+        """Return the predicted peak bytes of every device."""
+        key = (trial, runtime)
+        if key not in self._memory:
+            self._memory[key] = dict(self._predicted(memory_by_device, *key))
+        return self._memory[key]
 
     def peak_bytes(self, trial: int, runtime: Runtime) -> Vector:
         """Return predicted peaks of the devices that were measured individually, else the maximum over devices."""
-        found = self.prediction(trial, runtime)
+        held = self.memory(trial, runtime)
         measured = self.trials[trial]
         devices = measured.memory_by_device if isinstance(measured, Trial) else ()
-        if not devices:
-            return np.array([found.peak_memory_bytes], dtype=np.float64)
-        held = dict(found.memory_by_device)
-        return np.array([held[memory.device] for memory in devices], dtype=np.float64)
+        peaks = [held[one.device] for one in devices] or [max(held.values())]
+        return np.array(peaks, dtype=np.float64)
 
     def filled_share(self, trial: int, runtime: Runtime) -> Vector:
         """Return the share of its memory that the fullest device is predicted to fill, at most 1, as an array of one.
@@ -60,18 +61,16 @@ class Evaluation:
         A plan that ran out of memory filled one of them.
         """
         cluster = self.context.cluster
-        held = self.prediction(trial, runtime).memory_by_device
-        return np.array([min(max(size / cluster.accelerator_of(device).memory_bytes for device, size in held), 1.0)])
+        shares = (
+            size / cluster.accelerator_of(device).memory_bytes for device, size in self.memory(trial, runtime).items()
+        )
+        return np.array([min(max(shares), 1.0)])
 
-    def prediction(self, trial: int, runtime: Runtime) -> Prediction:
-        """Return a trial's prediction. Raises ValueError, naming it, if its plan does not belong to the context."""
-        if (trial, runtime) not in self._made:
-            try:
-                found = self._predict(self.trials[trial].plan, self._setting_with(runtime))
-            except ValueError as error:
-                raise ValueError(f"trial {trial} ({self.trials[trial].label}): {error}") from None
-            self._made[trial, runtime] = found
-        return self._made[trial, runtime]
+    def _predicted(self, predict: Callable[[Plan, CostContext], T], trial: int, runtime: Runtime) -> T:
+        try:
+            return predict(self.trials[trial].plan, self._setting_with(runtime))
+        except ValueError as error:
+            raise ValueError(f"trial {trial} ({self.trials[trial].label}): {error}") from None
 
     def _setting_with(self, runtime: Runtime) -> CostContext:
         """Return the context with a runtime; all trials share it and its caches."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.calibration.factors import MOST_RATIO, Evaluation, Prediction
+from trainwright.calibration.factors import MOST_RATIO, Evaluation
 from trainwright.calibration.measured_trials import Trial
-from trainwright.cluster import Cluster
 from trainwright.quantity import format_bytes
 
 UNPREDICTED_BYTES: Final = 8 * 2**30
@@ -38,16 +37,19 @@ class Implausible:
         return f"check the unit ({self.unit}), or drop what was not measured right"
 
 
-def implausible(trial: Trial, predicted: Prediction, cluster: Cluster) -> Implausible | None:
-    """Return the trial's first figure that cannot be right; None if all can.
+def implausible(evaluation: Evaluation, number: int) -> Implausible | None:
+    """Return the first figure of a trial that cannot be right; None if all can, or none was measured.
 
     Of memory, a peak may be far above its prediction as long as it fits the device: a part of it is constant.
     """
-    measured, expected = trial.iteration_seconds, predicted.iteration_seconds
+    trial = evaluation.trials[number]
+    if not isinstance(trial, Trial):
+        return None
+    measured, expected = trial.iteration_seconds, evaluation.seconds(number, evaluation.context.runtime)
     if not expected / MOST_RATIO <= measured <= expected * MOST_RATIO:
         words = _far_off("iteration_seconds", measured, expected, f"{expected:.4g}")
         return Implausible(f"{words}, too far for any factor to explain", SECONDS_MEANT)
-    for peak in _peaks(trial, predicted, cluster):
+    for peak in _peaks(evaluation, number, trial):
         if peak.measured > peak.limit * MEMORY_SLACK:
             size = format_bytes(peak.limit)
             return Implausible(f"{peak.field} is {peak.measured:,}, more than the {peak.device}'s {size}", BYTES_MEANT)
@@ -59,13 +61,7 @@ def implausible(trial: Trial, predicted: Prediction, cluster: Cluster) -> Implau
 
 def refuse_implausible(evaluation: Evaluation) -> None:
     """Raise ValueError, naming the trials, for measured ones with a figure that cannot be right."""
-    context = evaluation.context
-    found = {
-        number: wrong
-        for number, trial in enumerate(evaluation.trials)
-        if isinstance(trial, Trial)
-        and (wrong := implausible(trial, evaluation.prediction(number, context.runtime), context.cluster))
-    }
+    found = {number: wrong for number in range(len(evaluation.trials)) if (wrong := implausible(evaluation, number))}
     if not found:
         return
     first, wrong = next(iter(found.items()))
@@ -87,14 +83,15 @@ class _Peak:
     limit: int
 
 
-def _peaks(trial: Trial, predicted: Prediction, cluster: Cluster) -> Iterator[_Peak]:
-    held = dict(predicted.memory_by_device)
+def _peaks(evaluation: Evaluation, number: int, trial: Trial) -> Iterator[_Peak]:
+    cluster = evaluation.context.cluster
+    held = evaluation.memory(number, evaluation.context.runtime)
     for memory in trial.memory_by_device:
         limit = cluster.accelerator_of(memory.device).memory_bytes
         yield _Peak(f"peak_bytes of {memory.device}", "device", memory.peak_bytes, held[memory.device], limit)
     if trial.peak_memory_bytes is not None:
         limit = max(cluster.accelerator_of(device).memory_bytes for device in trial.plan.devices)
-        peaks = trial.peak_memory_bytes, predicted.peak_memory_bytes
+        peaks = trial.peak_memory_bytes, max(held.values())
         yield _Peak("peak_memory_bytes", "largest device", *peaks, limit)
 
 

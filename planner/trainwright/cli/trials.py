@@ -31,7 +31,7 @@ from trainwright.cli.output import (
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
-from trainwright.cost.estimate import check_plan, estimate_with_context
+from trainwright.cost.estimate import check_plan
 from trainwright.document_kind import kind_by_fields
 from trainwright.documents import DocumentError
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand
@@ -93,7 +93,7 @@ def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
 def check_measurements(trials: Trials, path: Path, context: CostContext) -> None:
     """Raise DocumentError for a measurement that cannot be right, and for a plan of another model or cluster."""
     try:
-        refuse_implausible(Evaluation(trials.trials, context, estimate_with_context))
+        refuse_implausible(Evaluation(trials.trials, context))
     except ValueError as error:
         raise DocumentError(f"{path}: {error}") from None
 
@@ -250,7 +250,7 @@ def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, pa
         made = Trial.of(tried.plan, answer)
     except ValueError as error:
         raise DocumentError(f"{path}: {error}") from None
-    if wrong := implausible(made, tried.estimate, problem.cluster):
+    if wrong := implausible(Evaluation((made,), problem.cost_context), 0):
         raise DocumentError(f"{path}: {wrong.what}; nothing was added; {wrong.remedy}")
     return made
 

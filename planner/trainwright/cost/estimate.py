@@ -150,6 +150,12 @@ def _estimate(
     )
 
 
+def iteration_seconds(plan: Plan, context: CostContext) -> float:
+    """Estimate the seconds of an iteration alone."""
+    check_plan(plan, context)
+    return _slowest(PlanTimes(plan, context)).seconds
+
+
 def memory_by_device(plan: Plan, context: CostContext) -> tuple[tuple[Device, int], ...]:
     """Return the peak bytes of every device, in the order of the plan's devices."""
     _, parts = _times_and_memory(plan, context)

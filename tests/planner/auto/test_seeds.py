@@ -13,6 +13,8 @@ from trainwright.search.auto import search, seeds
 from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.galvatron.search import galvatron_bmw
 
+BRIEF = SearchControl(effort=0.1)
+
 
 def endless(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
     """Search for ever, finding nothing but reporting progress."""
@@ -92,14 +94,14 @@ def test_late_seed_is_refined_when_it_is_better(
     monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=8)
-    (best,) = run("auto", problem, top=1)
+    (best,) = run("auto", problem, top=1, control=BRIEF)
     strange = run("random", problem, top=None)[-1]
 
     def offered(seconds: float) -> float:
         """Return the answer's seconds if a late candidate claims to take `seconds`."""
         told = replace(strange, estimate=replace(strange.estimate, iteration_seconds=seconds))
         monkeypatch.setattr(search, "late_candidates", lambda *_: [told])
-        (found,) = run("auto", problem, top=1)
+        (found,) = run("auto", problem, top=1, control=BRIEF)
         return found.estimate.iteration_seconds
 
     seconds = best.estimate.iteration_seconds

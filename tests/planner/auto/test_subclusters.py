@@ -9,7 +9,7 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
-from trainwright.search import Limits, Problem, run
+from trainwright.search import Limits, Problem, SearchControl, run
 from trainwright.search.auto.computing import ComputeEstimate, tied_weight_sync_seconds
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
 
@@ -88,7 +88,7 @@ def test_decreasing_profiles_do_not_end_the_search(make_cluster: MakeCluster, ma
     ]
     noisy = replace(problem, profiles=Profiles(tuple(falling)))
     assert 0 < ComputeEstimate(noisy).cluster_seconds < float("inf")
-    assert run("auto", noisy, top=1)[0].estimate.feasible
+    assert run("auto", noisy, top=1, control=SearchControl(effort=0.1))[0].estimate.feasible
 
 
 def test_twelve_nodes_are_no_slower_than_four_of_them(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:

@@ -29,6 +29,7 @@ MakeProblem = Callable[..., Problem]
 Answer = tuple[Sequence[Candidate], list[SearchProgress]]
 
 AMP_FAMILY = ("amp", "amp-annealing", "megatron", "random")
+EFFORT = 0.1
 SMALL = (("fast", 2), ("slow", 1), ("fast", 1))
 UNEVEN = (("fast", 4), ("slow", 2), ("fast", 2))
 
@@ -50,9 +51,14 @@ def answers(problem: Problem) -> Callable[[str], Answer]:
     @cache
     def answer(planner: str) -> Answer:
         progress: list[SearchProgress] = []
-        return run(planner, problem, control=SearchControl(report=progress.append)), progress
+        return run(planner, problem, control=SearchControl(report=progress.append, effort=EFFORT)), progress
 
     return answer
+
+
+def find(planner: str, problem: Problem, top: int | None = None) -> Sequence[Candidate]:
+    """Return a search's answer; limits hold for every plan, so `auto` need not search long."""
+    return run(planner, problem, top=top, control=SearchControl(effort=EFFORT))
 
 
 def limited(problem: Problem, **limits: object) -> Problem:
@@ -71,7 +77,7 @@ def priced(problem: Problem, **prices: float) -> Problem:
 @pytest.mark.parametrize("degree", ["tensor", "data", "pipeline"])
 def test_degree_limits_are_respected(problem: Problem, planner: str, degree: str) -> None:
     most = {"tensor": 0, "data": 0, "pipeline": 0}
-    for candidate in run(planner, limited(problem, **{f"max_{degree}_degree": 2})):
+    for candidate in find(planner, limited(problem, **{f"max_{degree}_degree": 2})):
         for pipeline in candidate.plan.pipelines:
             most["pipeline"] = max(most["pipeline"], len(pipeline.stages))
             for stage in pipeline.stages:
@@ -92,25 +98,25 @@ def test_plans_use_and_exclude_the_given_nodes(problem: Problem, planner: str) -
     ):
         if len({problem.cluster.node(node).devices for node in nodes}) > 1 and planner == "random":
             continue  # six devices are drawn as well as eight; the others suffice
-        for candidate in run(planner, limited(replace(problem, global_batch_size=12), **limits), top=3):
+        for candidate in find(planner, limited(replace(problem, global_batch_size=12), **limits), top=3):
             used = set(candidate.plan.nodes)
             assert used <= nodes if planner == "auto" else used == nodes  # `auto` leaves out what slows the others down
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_a_share_of_every_memory_stays_free(small_problem: Problem, make_cluster: MakeCluster, planner: str) -> None:
-    peak = max(c.estimate.peak_memory_bytes for c in run(planner, small_problem))
+    peak = max(c.estimate.peak_memory_bytes for c in find(planner, small_problem))
     full = replace(small_problem, cluster=make_cluster(SMALL, memory=peak))
     free = limited(full, memory_headroom_ratio=0.4)
-    assert max(c.estimate.peak_memory_bytes for c in run(planner, full)) > 0.6 * peak
-    assert max(c.estimate.peak_memory_bytes for c in run(planner, free)) <= 0.6 * peak
+    assert max(c.estimate.peak_memory_bytes for c in find(planner, full)) > 0.6 * peak
+    assert max(c.estimate.peak_memory_bytes for c in find(planner, free)) <= 0.6 * peak
 
 
 @pytest.mark.parametrize("planner", AMP_FAMILY)
 def test_too_large_a_share_is_named(problem: Problem, make_cluster: MakeCluster, planner: str) -> None:
     tight = replace(problem, cluster=make_cluster(UNEVEN, memory=24 * 2**20))
     with pytest.raises(NoFeasiblePlan, match="no plan fits into memory with 95% of it left free; the closest is pp"):
-        run(planner, limited(tight, memory_headroom_ratio=0.95))
+        find(planner, limited(tight, memory_headroom_ratio=0.95))
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
@@ -118,7 +124,7 @@ def test_budget_shortens_but_never_empties_the_answer(
     problem: Problem, answers: Callable[[str], Answer], planner: str
 ) -> None:
     spent = run(planner, problem, control=SearchControl.with_budget(0.0))
-    ample = run(planner, problem, control=SearchControl.with_budget(600.0))
+    ample = run(planner, problem, control=SearchControl.with_budget(600.0, effort=EFFORT))
     assert ample == answers(planner)[0]
     assert 1 <= len(spent) < len(ample)
     assert spent[0].estimate.feasible
@@ -143,7 +149,7 @@ def test_progress_is_reported_and_never_goes_back(answers: Callable[[str], Answe
 
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_the_same_seed_gives_the_same_answer(small_problem: Problem, planner: str) -> None:
-    first, again = (run(planner, small_problem, control=SearchControl(seed=7)) for _ in range(2))
+    first, again = (run(planner, small_problem, control=SearchControl(seed=7, effort=EFFORT)) for _ in range(2))
     assert first == again
 
 
@@ -156,7 +162,7 @@ def test_another_seed_gives_another_answer(problem: Problem, planner: str) -> No
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_cheapest_plan_is_first_when_minimising_cost(small_problem: Problem, planner: str) -> None:
     cost = limited(priced(small_problem, fast=2.0, slow=1.5), objective=Objective.COST)
-    candidates = run(planner, cost)
+    candidates = find(planner, cost)
     prices = [candidate.price_per_row for candidate in candidates]
     assert None not in prices
     assert prices == sorted(prices)  # type: ignore[type-var]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan, Schedule, Sharding, Stage, split_rows
-from trainwright.search import Candidate, Problem, run
+from trainwright.search import Candidate, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape, with_other_kinds
 from trainwright.search.preference.error_band_order import TOLERANCE
 
@@ -158,7 +158,7 @@ def test_top_candidates_differ_in_shape_or_by_more_than_the_error(
     make_problem: Callable[..., Problem], planner: str
 ) -> None:
     problem = make_problem()
-    found, every = run(planner, problem, top=4), run(planner, problem, top=None)
+    found, every = (run(planner, problem, top=top, control=SearchControl(effort=0.1)) for top in (4, None))
     assert len(found) == 4
     assert found[0].plan == every[0].plan
     assert one_of_each_shape(found, TOLERANCE) == found
