@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,11 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
+from trainwright.search.auto.device_lines import device_lines
+from trainwright.search.auto.line_tables import LineOptions
+from trainwright.search.auto.replica_sets import sharding_choices
+from trainwright.search.auto.replica_tables import ReplicaTables
+from trainwright.search.auto.stage_sites import StageSites
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -66,6 +72,35 @@ def test_only_sharded_gradients_are_reduced_in_every_micro_batch(
 ) -> None:
     plan = sharded(make_plan(problem, [14], data=4, rows=1), sharding)
     assert cost(problem, plan, reduces_every_micro_batch=True) == cost(problem, plan)
+
+
+@pytest.mark.parametrize(
+    ("reduces", "micro_batches", "choices"),
+    [
+        (False, 4, (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO3)),
+        (True, 1, (Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3)),
+        (True, 4, tuple(Sharding)),
+    ],
+)
+def test_search_weighs_zero1_against_reductions_in_every_micro_batch(
+    problem: Problem, reduces: bool, micro_batches: int, choices: tuple[Sharding, ...]
+) -> None:
+    context = replace(problem.cost_context, runtime=Runtime(reduces_every_micro_batch=reduces))
+    assert sharding_choices(micro_batches, context) == choices
+
+
+def test_tables_of_searches_slow_zero2_and_zero3_that_reduce_in_every_micro_batch(problem: Problem) -> None:
+    seconds: dict[bool, dict[Sharding, float]] = {}
+    for reduces in (False, True):
+        asked = replace(problem, runtime=Runtime(reduces_every_micro_batch=reduces))
+        sites = StageSites(ReplicaTables(asked, 28), device_lines(asked, 8, 4, 4)[0])
+        (found,) = LineOptions.for_lines([sites], 4, 4)
+        tables = dict(zip(found.stage_options.shardings, found.stage_options.base_seconds, strict=True))
+        finite = np.isfinite(tables[Sharding.ZERO3])
+        seconds[reduces] = {sharding: float(table[finite].sum()) for sharding, table in tables.items()}
+    last, every = seconds[False], seconds[True]
+    assert every[Sharding.ZERO1] == last[Sharding.ZERO1] < every[Sharding.ZERO2] < every[Sharding.ZERO3]
+    assert every[Sharding.ZERO3] - last[Sharding.ZERO3] == pytest.approx(every[Sharding.ZERO2] - every[Sharding.ZERO1])
 
 
 def test_gradients_without_a_format_have_that_of_the_weights(problem: Problem, make_plan: MakePlan) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainwright.cost.collectives import ring_bytes_ratio
+from trainwright.cost.context import CostContext
 from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import Sharding
 from trainwright.runtime import CollectiveRatios
@@ -91,13 +92,18 @@ GroupCounts = tuple[tuple[TensorGroupClass, int], ...]
 """(tensor group class, count) pairs."""
 
 
-def sharding_choices(*, keeps_whole_gradients: bool) -> tuple[Sharding, Sharding, Sharding]:
+def sharding_choices(micro_batches: int, context: CostContext) -> tuple[Sharding, ...]:
     """Return the shardings that tables distinguish.
 
     Where whole gradients are kept over micro-batches, ZeRO-1 and ZeRO-2 store the same bytes, and under ZeRO-1 no layer waits
-    for a reduction. Where they are not, ZeRO-2 never stores whole gradients.
+    for a reduction. With one micro-batch, ZeRO-2 never stores whole gradients. Where it reduces them in each of several, it stores
+    less and takes longer.
     """
-    return Sharding.NONE, Sharding.ZERO1 if keeps_whole_gradients else Sharding.ZERO2, Sharding.ZERO3
+    if context.keeps_whole_gradients(micro_batches):
+        return Sharding.NONE, Sharding.ZERO1, Sharding.ZERO3
+    if micro_batches == 1:
+        return Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3
+    return tuple(Sharding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,9 +151,12 @@ class StageOptions:
 
     @cached_property
     def base_seconds(self) -> Array:
-        """Return [sharding, option, span] micro-batch seconds without recompute, all-gathers included."""
+        """Return [sharding, option, span] micro-batch seconds without recompute, with what replicas communicate in each."""
         base = self._slowest(self._option_cells.prefix_sums[0] + self._option_cells.prefix_sums[1])
-        found = np.stack([base, base, base + self._all_gather_overhead(base)])
+        reduced = base + self._reduction_overhead() if Sharding.ZERO2 in self.shardings else base
+        gathered = reduced + self._all_gather_overhead(base)
+        by_sharding = {Sharding.ZERO2: reduced, Sharding.ZERO3: gathered}
+        found = np.stack([by_sharding.get(one, base) for one in self.shardings])
         found[1:, self._data_degrees[:, 0] == 1] = np.inf
         return found
 
@@ -177,11 +180,28 @@ class StageOptions:
             exposed = exposed + overlapped_seconds(gather, np.minimum(gather, concurrent_compute), slowdown)
         return span_sums(prefix_sums(exposed), self.spans)
 
+    def _reduction_overhead(self) -> Array | float:
+        """Return [option, span] seconds that reducing gradients in every backward adds to a micro-batch.
+
+        The gradients of each piece between two cuts are reduced while its predecessor computes its backward.
+        """
+        context = self.replica_tables.problem.cost_context
+        if self.micro_batches == 1:
+            return 0.0
+        first, end = self.spans
+        single_cuts = np.flatnonzero(end == first + 1)
+        reduce = self._data_ring.reduce_scatter_seconds(
+            self.resident_values[:, single_cuts] * context.gradient_dtype.num_bytes
+        )
+        computes = np.hstack([np.zeros((len(reduce), 1)), self.backward_seconds[:, single_cuts[:-1]]])
+        slowdown = context.runtime.overlap_slowdown_ratio
+        return span_sums(prefix_sums(overlapped_seconds(reduce, np.minimum(reduce, computes), slowdown)), self.spans)
+
     @cached_property
     def shardings(self) -> tuple[Sharding, ...]:
         """Shardings that the tables distinguish."""
         context = self.replica_tables.problem.cost_context
-        return sharding_choices(keeps_whole_gradients=context.keeps_whole_gradients(self.micro_batches))
+        return sharding_choices(self.micro_batches, context)
 
     @cached_property
     def tail_seconds(self) -> Array:
