@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from trainwright import documents
-from trainwright.accelerators import best_format, estimate_profiles, with_names_of
+from trainwright.accelerators import best_format, estimate_profiles, names_of_same_sheet, with_names
 from trainwright.calibration import Fit, Trials, fit
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
@@ -58,7 +58,7 @@ def problem(
     return Problem(
         cluster=cluster,
         model=training.model,
-        profiles=with_names_of(profiles, names)
+        profiles=with_names(profiles, names_of_same_sheet(profiles, names))
         if profiles is not None
         else estimate_from_data_sheets(
             training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits

@@ -12,7 +12,7 @@ from trainwright.accelerators.number_formats import (
     format_choices,
     is_native,
 )
-from trainwright.accelerators.profile_names import names_of_same_sheet, with_names_of
+from trainwright.accelerators.profile_names import names_of_same_sheet, with_names
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.scaling_curves import Curve, curve_from, extrapolated
 
@@ -36,5 +36,5 @@ __all__ = [
     "machine",
     "machines",
     "names_of_same_sheet",
-    "with_names_of",
+    "with_names",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet, has_data_sheet
@@ -24,11 +24,10 @@ def names_of_same_sheet(profiles: Profiles, accelerators: Iterable[str]) -> dict
     return found
 
 
-def with_names_of(profiles: Profiles, accelerators: Iterable[str]) -> Profiles:
-    """Return the profiles, in which accelerators without any also have those of the other name of their data sheet."""
+def with_names(profiles: Profiles, same: Mapping[str, str]) -> Profiles:
+    """Return the profiles, in which each accelerator of `same` also has those of the name it is mapped to."""
     layers, too_large = list(profiles.layers), list(profiles.too_large)
-    same = names_of_same_sheet(profiles, accelerators)
     for name, profiled in same.items():
         layers += [replace(one, accelerator=name) for one in profiles.layers if one.accelerator == profiled]
         too_large += [replace(one, accelerator=name) for one in profiles.too_large if one.accelerator == profiled]
-    return replace(profiles, layers=tuple(layers), too_large=tuple(too_large)) if same else profiles
+    return replace(profiles, layers=tuple(layers), too_large=tuple(too_large))

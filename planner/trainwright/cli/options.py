@@ -13,11 +13,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import best_format, extrapolated, names_of_same_sheet, with_names_of
+from trainwright.accelerators import best_format, extrapolated
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, share_of
-from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
+from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning, of_cluster
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import WORDS, check_tensor_degree, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype, LayerList
@@ -182,13 +182,7 @@ class Inputs:
 
     @cached_property
     def _given_profiles(self) -> Profiles | None:
-        if self.profiles is None:
-            return None
-        found: Profiles = read(self.profiles, Profiles)
-        names = [one.name for one in self._cluster.accelerators]
-        for name, profiled in names_of_same_sheet(found, names).items():
-            note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
-        return with_names_of(found, names)
+        return None if self.profiles is None else of_cluster(read(self.profiles, Profiles), self._cluster)
 
     def _training(self, cluster: Cluster, limits: Limits) -> Training:
         """Return the training in a number format by name."""

@@ -1,4 +1,4 @@
-"""Check that profiles belong to a model, by layer kinds, their weights and their activations."""
+"""Match of profiles with a cluster, by data sheet, and with a model, by layer kinds, their weights and their activations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from trainwright.accelerators import names_of_same_sheet, with_names
+from trainwright.cli.output import note
 from trainwright.cli.plausibility import unit_warning
+from trainwright.cluster import Cluster
 from trainwright.documents import DocumentError
 from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, Profiles
@@ -36,6 +39,14 @@ def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, mod
             f"{file}: the model of {model_file} has layers of kind {_named(missing)}, but the profiles are of "
             f"{_named(profiled)}; give the profiles of this model, or leave --profiles out to estimate them"
         )
+
+
+def of_cluster(profiles: Profiles, cluster: Cluster) -> Profiles:
+    """Return the profiles under the names of the cluster's accelerators, with a note where a data sheet tells which."""
+    same = names_of_same_sheet(profiles, [one.name for one in cluster.accelerators])
+    for name, profiled in same.items():
+        note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
+    return with_names(profiles, same)
 
 
 def mismatch_warning(profiles: Profiles, training: Training) -> str | None:

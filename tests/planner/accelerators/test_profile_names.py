@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainwright.accelerators import with_names_of
+from trainwright.accelerators import names_of_same_sheet, with_names
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 
 LAYER = LayerProfile("T4", "block", 1, 1, 0.1, 0.2, 0.01, 10, 20)
@@ -31,6 +31,6 @@ def test_accelerators_without_profiles_take_those_of_their_data_sheet(
         tuple(replace(LAYER, accelerator=name) for name in profiled),
         too_large=tuple(LayerTooLarge(name, "block", 1, 8) for name in profiled),
     )
-    answer = with_names_of(given, named)
+    answer = with_names(given, names_of_same_sheet(given, named))
     assert [layer.accelerator for layer in answer.layers] == [one.accelerator for one in answer.too_large] == found
     assert {replace(layer, accelerator="") for layer in answer.layers} == {replace(LAYER, accelerator="")}
