@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated
 
@@ -88,19 +87,15 @@ def cluster(
     for given in machine:
         name, number = _counted(given)
         counts[name] = counts.get(name, 0) + number
-    for name in counts:
-        if known_machine(name).price_per_hour is None and _is_priced(known_machine(name).accelerator, counts):
+    found = {name: known_machine(name) for name in counts}
+    priced = {one.accelerator for one in found.values() if one.price_per_hour is not None}
+    for name, one in found.items():
+        if one.price_per_hour is None and one.accelerator in priced:
             note(
-                f"{known_machine(name).accelerator} has no price in this cluster, since {name} has none; --objective cost needs "
-                "price_per_hour of it, US dollars for one device"
+                f"{one.accelerator} has no price in this cluster, since {name} has none; --objective cost needs price_per_hour of "
+                "it, US dollars for one device"
             )
     show_document(cluster_of(counts), output, comment="Links and prices are from data sheets, not measured.")
-
-
-def _is_priced(accelerator: str, counts: Mapping[str, int]) -> bool:
-    """Return whether some machine with the accelerator has a price."""
-    found = map(known_machine, counts)
-    return any(one.accelerator == accelerator and one.price_per_hour is not None for one in found)
 
 
 def _counted(given: str) -> tuple[str, int]:
