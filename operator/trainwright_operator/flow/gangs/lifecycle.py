@@ -282,7 +282,7 @@ class _RunningGang:
             started_at=started_at,
             lacking=lacking,
             refused=refused,
-            owner_without_pod=owner_without_pod(self.launcher, self.places, self.pods),
+            owner_without_pod=owner_without_pod(self.launcher, self.places, self.placed),
         )
         if failure is not None and self._awaits_series_log():
             return GangStep(

@@ -129,11 +129,10 @@ def assigned_pods(
 
 
 def owner_without_pod(
-    launcher: Launcher, places: tuple[tuple[PodPlace, GangNode], ...], gang_pods: Iterable[PodFacts]
+    launcher: Launcher, places: Iterable[tuple[PodPlace, GangNode]], placed: Iterable[tuple[PodFacts | None, str]]
 ) -> str:
     """Return kind and name of the object that the first missing pod is to be created from; empty where none is missing."""
-    pairs = zip(places, assigned_pods(places, gang_pods), strict=True)
-    lacking = (place for (place, _), (pod, _) in pairs if pod is None)
+    lacking = (place for (place, _), (pod, _) in zip(places, placed, strict=True) if pod is None)
     return " ".join(next(map(launcher.pod_owner, lacking), ()))
 
 
