@@ -14,9 +14,10 @@ from trainwright.layer import Dtype
 from trainwright.plan import Sharding
 
 FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
+_LOADED_DIVIDED: Final = 'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh["tp"])'
 _TENSOR_REMARK: Final = (
-    'tp_size is ignored unless the model is loaded divided: from_pretrained(..., tp_plan="auto", '
-    'device_mesh=accelerator.torch_device_mesh["tp"]); check_tensor_degree(model) of trainwright_parallelism.py raises otherwise.'
+    f"tp_size is ignored unless the model is loaded divided: {_LOADED_DIVIDED}; check_tensor_degree(model) of "
+    "trainwright_parallelism.py raises otherwise."
 )
 PRECISION = {Dtype.FLOAT32: "no", Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
 
@@ -102,13 +103,13 @@ def accelerator():
 {check}'''
 
 
-_CHECK: Final = '''
+_CHECK: Final = f'''
 
 def check_tensor_degree(model):
     """Raise ValueError for a model that is not divided among tp_size devices; call it before prepare(), which does not divide it."""
     if not any(isinstance(one, DTensor) for one in model.parameters()):
         raise ValueError(
-            'load the model with from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh["tp"]): '
+            'load the model with {_LOADED_DIVIDED}: '
             "otherwise tp_size has no effect"
         )
 '''
