@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from exported_shapes import plans, shapes, started
+from exported_shapes import LLAMA, SHAPE, plans, shapes, started
 from hypothesis import given
 from property_tests import examples
 
@@ -25,21 +25,9 @@ from trainwright.exports.torchtitan import module_names
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan, Sharding
 from trainwright.runtime import Runtime
 
-SHAPE = UniformShape(
-    ends=(2, 5, 6),
-    tensor=1,
-    data=2,
-    rows=2,
-    micro_batches=4,
-    sharding=Sharding.NONE,
-    recomputed_blocks=0,
-    schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
-    devices=tuple(Device(node, slot) for node, slot in (("a", 1), ("a", 0), ("b", 0), ("b", 1), ("b", 2), ("a", 3))),
-)
-LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
 BERT = Model.of(
     Bert(layers=4, hidden_size=64, heads=4, sequence_length=32, intermediate_size=256, next_sentence=False),
     Dtype.FLOAT16,

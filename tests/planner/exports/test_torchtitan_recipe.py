@@ -8,28 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_shapes import started
+from exported_shapes import LLAMA, SHAPE, started
 
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS, ExportOrder, UniformShape
-from trainwright.families import Gpt, Llama, Moe
+from trainwright.families import Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 
-LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
-SHAPE = UniformShape(
-    ends=(6,),
-    tensor=1,
-    data=2,
-    rows=2,
-    micro_batches=4,
-    sharding=Sharding.NONE,
-    recomputed_blocks=0,
-    schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
-    devices=(Device("a", 0), Device("a", 1)),
-)
+ONE_STAGE = replace(SHAPE, ends=(6,), devices=(Device("a", 0), Device("a", 1)))
 
 
 def written(shape: UniformShape, model: Model | None = LLAMA, runtime: Runtime | None = None) -> dict[str, str]:
@@ -38,7 +27,7 @@ def written(shape: UniformShape, model: Model | None = LLAMA, runtime: Runtime |
 
 
 def test_launch_script_asks_for_the_tokenizer(tmp_path: Path) -> None:
-    script = written(SHAPE)["launch.sh"]
+    script = written(ONE_STAGE)["launch.sh"]
     with pytest.raises(subprocess.CalledProcessError) as refusal:
         started(script, "a", tmp_path)
     assert "HF_ASSETS: must be the folder of the tokenizer" in refusal.value.stderr
@@ -60,7 +49,7 @@ def test_launch_script_asks_for_the_tokenizer(tmp_path: Path) -> None:
 )
 def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Sharding, words: tuple[str, ...]) -> None:
     devices = tuple(Device("a", slot) for slot in range(2 * len(ends)))
-    recipe = written(replace(SHAPE, ends=ends, sharding=sharding, devices=devices))["trainwright_recipe.py"]
+    recipe = written(replace(ONE_STAGE, ends=ends, sharding=sharding, devices=devices))["trainwright_recipe.py"]
     assert all(word in recipe for word in (*words, "data_parallel_shard_degree=2", f"{sharding} (FSDP2)"))
 
 
@@ -76,7 +65,7 @@ def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Shar
     ],
 )
 def test_export_says_what_replicas_communicate_beyond_the_price(changes: dict[str, Any], words: str | None) -> None:
-    script = written(replace(SHAPE, **changes), runtime=Runtime())["launch.sh"]
+    script = written(replace(ONE_STAGE, **changes), runtime=Runtime())["launch.sh"]
     told = " ".join(script.replace("\n#", "").split())
     assert words is None or words in told
     assert ("predict" in told) == (words is not None)
@@ -90,4 +79,4 @@ def test_export_says_what_replicas_communicate_beyond_the_price(changes: dict[st
     ],
 )
 def test_recipe_says_which_model_torchtitan_lacks(family: Gpt | Moe, words: str) -> None:
-    assert f"torchtitan 0.3.0 {words}" in written(SHAPE, Model.of(family, Dtype.BFLOAT16))["trainwright_recipe.py"]
+    assert f"torchtitan 0.3.0 {words}" in written(ONE_STAGE, Model.of(family, Dtype.BFLOAT16))["trainwright_recipe.py"]

@@ -12,8 +12,23 @@ from random_plans import random_plan
 
 from trainwright.cluster import Device
 from trainwright.exports import UniformShape
+from trainwright.families import Llama
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding
 
+SHAPE = UniformShape(
+    ends=(2, 5, 6),
+    tensor=1,
+    data=2,
+    rows=2,
+    micro_batches=4,
+    sharding=Sharding.NONE,
+    recomputed_blocks=0,
+    schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
+    devices=tuple(Device(node, slot) for node, slot in (("a", 1), ("a", 0), ("b", 0), ("b", 1), ("b", 2), ("a", 3))),
+)
+LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
 plans = st.builds(
     random_plan,
     st.integers(0, 10**6),
