@@ -9,7 +9,7 @@ STORED = {(row["case"], row["search"]): row for row in golden.stored()}
 
 
 QUICK_AUTO_CASES = (0, 2, 30, 48, 86, 119)
-"""Of one to three types, memory to spare and none; the larger ones are for the nightly run."""
+"""Cases of `auto` that `make test` runs: one to three accelerator types, some short of memory. The others run nightly."""
 
 
 @pytest.mark.parametrize(
