@@ -1,4 +1,4 @@
-"""Launcher of a whole gang on one machine, without Kubernetes."""
+"""Launcher of a whole gang on one machine, without Kubernetes; the gang's nodes share the machine's GPUs."""
 
 from __future__ import annotations
 
@@ -79,11 +79,20 @@ def _start_processes(gang: Gang, task_path: str, secret: GangSecret, listener: s
                 "WORLD_SIZE": str(world),
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
+                **(host_of_its_own(node.name) if len(gang.nodes) > 1 else {}),
             }
             started = context.Process(target=_run_process, args=(task_path, secret, environment, listener), daemon=True)
             started.start()
             processes.append(_LocalProcess(Device(node.name, slot), started))
     return processes
+
+
+def host_of_its_own(name: str) -> dict[str, str]:
+    """Return the variables with which NCCL takes a process's machine for another than that of other names.
+
+    It then sends between them as between machines, through sockets, and lets them share a GPU, which it refuses within one.
+    """
+    return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def _run_process(task_path: str, secret: GangSecret, environment: dict[str, str], listener: socket.socket) -> None:
