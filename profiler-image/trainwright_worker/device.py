@@ -173,6 +173,40 @@ class Mark(Protocol):
     def query(self) -> bool:
         """Return whether the device has passed it."""
 
+    def synchronize(self) -> None:
+        """Wait until the device has passed it."""
+
+
+class RunAheadLimit:
+    """Limit of the operations that a process submits before its device has finished them.
+
+    A tensor that NCCL sent or received is not free for others when the process drops it, but once the device has passed
+    the message: a process that ran a whole iteration ahead would hold every boundary of it at once.
+
+    Args:
+        mark: marks the device's stream; None if the process does the operations itself.
+        most: number of unfinished operations with which the process goes on; with a forward and a backward of the device
+            ahead, those that take the process longer than the device do not stop it.
+    """
+
+    def __init__(self, mark: Callable[[], Mark] | None, most: int = 3) -> None:
+        self._mark, self._most = mark, most
+        self._marks: deque[Mark] = deque()
+
+    @classmethod
+    def of(cls, device: torch.device) -> RunAheadLimit:
+        return cls(_mark_stream if device.type == "cuda" else None)
+
+    def wait(self) -> None:
+        """Wait until the device has finished all but the last few operations."""
+        while len(self._marks) >= self._most:
+            self._marks.popleft().synchronize()
+
+    def mark(self) -> None:
+        """Record that an operation is submitted."""
+        if self._mark is not None:
+            self._marks.append(self._mark())
+
 
 class DeviceProgress:
     """Actions that the process has begun, and how many of them the device has.

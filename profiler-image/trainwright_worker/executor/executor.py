@@ -14,7 +14,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.timeline import Action
-from trainwright_worker.device import read_value
+from trainwright_worker.device import RunAheadLimit, read_value
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
@@ -96,6 +96,7 @@ class PlanExecutor:
         self.family_layers = make_family_layers(model)
         self.pacer = Pacer(active=context.emulation is not None)
         self.recorder = Recorder(self.device)
+        self.run_ahead = RunAheadLimit.of(self.device)
         self.stage_ranks = self.plan_ranks.stage_of(self.rank)
         self.pipeline = plan.pipelines[self.stage_ranks.pipeline]
         self.stage = StageBuilder(
@@ -208,6 +209,7 @@ class PlanExecutor:
         self._post_receive(self.order.own[0])
         for number, operation in enumerate(self.order.own):
             self.beat(str(operation))
+            self.run_ahead.wait()
             with self.recorder.action(Action.WAIT, operation.micro_batch):
                 boundary, waited_seconds = self._wait_for_boundary(operation)
             is_last = number + 1 == len(self.order.own)
@@ -218,6 +220,7 @@ class PlanExecutor:
                 self._forward(operation.micro_batch, boundary, waited_seconds, batch)
             else:
                 self._backward(operation.micro_batch, boundary, waited_seconds, is_last=is_last)
+            self.run_ahead.mark()
             if not is_last and not posts_ahead:
                 self._post_receive(self.order.own[number + 1])
         self._has_run = True
