@@ -11,7 +11,9 @@ from gpu_checks import (
     one_device_trials,
     plan_gangs,
     plan_ranks,
+    recomputed_dropout,
     several_gpus,
+    shared_gpu,
 )
 from gpu_checks.running import Check
 
@@ -19,9 +21,11 @@ CHECKS = (
     Check("ceilings", 60, ceilings.subjects),
     Check("block", 60, llama_block.subjects),
     Check("construction", 60, construction.subjects),
-    Check("layers", 120, family_layers.subjects),
+    Check("layers", 180, family_layers.subjects),
+    Check("dropout", 60, recomputed_dropout.subjects),
     Check("sheets", 180, data_sheet_layers.subjects),
-    Check("gang", 150, plan_gangs.subjects),
+    Check("gang", 120, plan_gangs.subjects),
+    Check("shared", 240, shared_gpu.subjects),
     Check("ranks", 300, plan_ranks.subjects),
     Check("trials", 240, one_device_trials.subjects),
     Check("several", 180, several_gpus.subjects),

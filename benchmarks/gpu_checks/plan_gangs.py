@@ -52,19 +52,24 @@ and 0.1 to 1.4 after weights change by 1e-6. Those of layers are compared by `fa
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
     """Yield the models on processes that share one device."""
-    yield from gang_subjects(hardware, "staged", 2 if hardware.small else PROCESSES)
+    yield from gang_subjects(hardware, "staged", 2 if hardware.small else PROCESSES, share_device=True)
 
 
-def gang_subjects(hardware: Hardware, backend: str, processes: int) -> Iterator[Subject]:
-    """Yield the models on this number of processes with a back end."""
-    names = ("gpt",) if hardware.small else tuple(MODELS)
+def gang_subjects(
+    hardware: Hardware, backend: str, processes: int, *, share_device: bool, names: tuple[str, ...] = tuple(MODELS)
+) -> Iterator[Subject]:
+    """Yield the models on this number of processes with a back end; they share one device or have one each."""
+    names = ("gpt",) if hardware.small else names
     cases = {name: _cases(name, MODELS[name], processes, hardware) for name in names}
     halves = ("bfloat16",) if hardware.small else ("bfloat16", "float16")
     cases |= {
         f"gpt, {dtype}": _cases("gpt", {**MODELS["gpt"], "dtype": dtype}, processes, hardware) for dtype in halves
     }
     subject = f"{len(cases)} models, {backend}, {processes} processes"
-    yield Subject(subject, partial(_compare, hardware, cases, backend, processes))
+    gang = {"GANG_WORLD": str(processes), "GANG_BACKEND": backend}
+    if share_device:
+        gang["GANG_DEVICE"] = str(hardware.device)
+    yield Subject(subject, partial(_compare, hardware, cases, gang))
 
 
 def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardware) -> list[dict[str, Any]]:
@@ -84,14 +89,11 @@ def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardwar
     ]
 
 
-def _compare(
-    hardware: Hardware, cases: dict[str, list[dict[str, Any]]], backend: str, processes: int
-) -> Iterator[Finding]:
+def _compare(hardware: Hardware, cases: dict[str, list[dict[str, Any]]], gang: dict[str, str]) -> Iterator[Finding]:
     """Run all plans in one gang, since starting one takes longer than most plans."""
     orders, result = hardware.folder / "cases.json", hardware.folder / "result.json"
     orders.write_text(json.dumps([case for some in cases.values() for case in some]), encoding="utf-8")
     result.unlink(missing_ok=True)
-    gang = {"GANG_WORLD": str(processes), "GANG_BACKEND": backend, "GANG_DEVICE": str(hardware.device)}
     run = subprocess.run(
         [sys.executable, str(GANG), str(orders), str(result)], check=False, capture_output=True, text=True,
         timeout=GANG_SECONDS, env={**os.environ, **gang},
@@ -99,7 +101,9 @@ def _compare(
     done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
     answers = {answer["name"]: answer for answer in done}
     for name, some in cases.items():
-        yield _finding(f"{name}, {len(some)} plans, {backend}", [answers.get(case["name"]) for case in some])
+        yield _finding(
+            f"{name}, {len(some)} plans, {gang['GANG_BACKEND']}", [answers.get(case["name"]) for case in some]
+        )
     if run.returncode != 0:
         raise RuntimeError(f"the gang ended after {len(done)} plans: {run.stderr.strip()[-300:]}")
 

@@ -31,7 +31,7 @@ def subjects(hardware: Hardware) -> Iterator[Subject]:
     yield Subject("links", machine.links)
     yield Subject("GPT-2 small, data 2", partial(machine.trial, "data 2", data=2))
     yield Subject("GPT-2 small, 2 stages", partial(machine.trial, "2 stages", data=1))
-    yield from gang_subjects(hardware, hardware.backend, count)
+    yield from gang_subjects(hardware, hardware.backend, count, share_device=False)
 
 
 @dataclass(frozen=True)

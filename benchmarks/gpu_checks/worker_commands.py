@@ -20,6 +20,8 @@ from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.worker_api import (
     FAILURE_MARKER,
     REPORT_MARKER,
+    Failure,
+    FailureReason,
     Gang,
     GangNode,
     ProfilingReport,
@@ -35,6 +37,17 @@ INSIDE = Port(5e-6, 100e9)
 """Links of predictions in which none matters, or none was measured."""
 
 
+def ended(process: subprocess.Popen[str]) -> tuple[WorkerReport | None, list[Failure]]:
+    """Wait for a worker's command. Returns its report, if it succeeded, and the failures that it told of otherwise."""
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS + 60)
+    said = [line.split(" ", 1) for line in output.splitlines() if " " in line]
+    reports = [body for marker, body in said if marker == REPORT_MARKER]
+    if process.returncode == 0 and reports:
+        return documents.loads(reports[-1], WorkerReport), []
+    failures = [documents.parse(json.loads(body), Failure) for marker, body in said if marker == FAILURE_MARKER]
+    return None, failures or [Failure(FailureReason.CRASHED, errors[-300:])]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommands:
     """Commands of the worker on this machine's devices."""
@@ -47,19 +60,24 @@ class WorkerCommands:
         return Gang((node,), backend=self.hardware.backend, deadline_seconds=DEADLINE_SECONDS)
 
     def report_of(self, task: WorkerTask) -> WorkerReport:
-        """Run `python -m trainwright_worker local`. Raises RuntimeError with the worker's own sentence if it fails."""
+        """Run a whole gang on this machine. Raises RuntimeError with the worker's own sentence if it fails."""
+        report, failures = ended(self.start(task, "local"))
+        if report is None:
+            raise RuntimeError(failures[-1].message)
+        return report
+
+    def start(self, task: WorkerTask, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start `python -m trainwright_worker` in a process group of its own."""
         path = self.hardware.folder / "order.json"
         path.write_text(documents.dumps(task), encoding="utf-8")
-        command = [sys.executable, "-m", "trainwright_worker", "local", "--order", str(path)]
-        run = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=DEADLINE_SECONDS + 60, env={**os.environ}
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            process_group=0,
         )
-        said = dict(line.split(" ", 1) for line in run.stdout.splitlines() if " " in line)
-        if run.returncode == 0:
-            report: WorkerReport = documents.loads(said[REPORT_MARKER], WorkerReport)
-            return report
-        failure = json.loads(said.get(FAILURE_MARKER, "{}"))
-        raise RuntimeError(failure.get("message") or run.stderr[-300:])
 
     def profile(
         self, model: Model, rows: Mapping[int, Iterable[int]], *, seconds_per_layer: float = 1.0

@@ -1,7 +1,7 @@
 """Eight processes of one gloo group on loopback, for programs that compare plans with one process.
 
-GANG_WORLD sets the number of processes, GANG_BACKEND the back end: with `nccl` each process has a GPU, with `staged` all
-share the device that GANG_DEVICE names.
+GANG_WORLD sets the number of processes, GANG_BACKEND the back end. All share the device that GANG_DEVICE names: with
+`staged` they need one, with `nccl` each has a GPU of its own without it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import torch
 import torch.distributed as dist
 
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.gang.local_launcher import host_of_its_own
 
 T = TypeVar("T")
 WORLD = int(os.environ.get("GANG_WORLD", "8"))
 BACKEND = os.environ.get("GANG_BACKEND", "gloo")
+SHARED_DEVICE = os.environ.get("GANG_DEVICE")
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -43,9 +45,9 @@ def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str)
 
 
 def device_of(rank: int) -> torch.device:
-    """Return the rank's own GPU with nccl, the shared device with staged, else the CPU."""
-    if BACKEND == staged_group.NAME:
-        return torch.device(os.environ["GANG_DEVICE"])
+    """Return the shared device if there is one, else with nccl the rank's own GPU, else the CPU."""
+    if SHARED_DEVICE:
+        return torch.device(SHARED_DEVICE)
     return torch.device("cuda", rank) if BACKEND == "nccl" else torch.device("cpu")
 
 
@@ -59,6 +61,8 @@ def join(rank: int, port: int) -> ProcessGroups:
     torch.set_num_threads(1)
     if BACKEND == staged_group.NAME:
         staged_group.register()
+    if BACKEND == "nccl" and SHARED_DEVICE:
+        os.environ.update(host_of_its_own(f"rank-{rank}"))
     if device_of(rank).type == "cuda":
         torch.cuda.set_device(device_of(rank))
         torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as on the CPU they are compared with
