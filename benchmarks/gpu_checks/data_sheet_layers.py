@@ -19,6 +19,7 @@ from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
 from trainwright.runtime import Runtime
+from trainwright_worker.layers.layer import Output
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -80,12 +81,16 @@ def _compare(subject: str, hardware: Hardware, family: Family, rows: int) -> Ite
 
 @cache
 def host_seconds_per_operator(hardware: Hardware) -> float:
-    """Time the forward of a block so small that the host alone bounds it."""
+    """Time the forward of a block so small that the host alone bounds it, between backwards as in training."""
     gpt = Gpt(1, 64, 4, 8, 64)
     model = Model.of(gpt, hardware.half)
     layer = make_family_layers(model).make(BLOCK, seed=0, shard=TensorShard(), shared={})
     layer.to(hardware.device, hardware.torch_half)
-    hidden = torch.randn(1, gpt.sequence_length, gpt.hidden_size, device=hardware.device, dtype=hardware.torch_half)
+    shape = 1, gpt.sequence_length, gpt.hidden_size
+    hidden, gradient = (torch.randn(shape, device=hardware.device, dtype=hardware.torch_half) for _ in range(2))
     hidden.requires_grad_()
-    (seconds,) = hardware.seconds_of(lambda: layer((hidden,), {}))
+    outputs: list[Output] = []
+    seconds, _ = hardware.seconds_of(
+        lambda: outputs.append(layer((hidden,), {})), lambda: outputs.pop().backward((gradient,))
+    )
     return seconds / len(model.kind_of(BLOCK).operators)

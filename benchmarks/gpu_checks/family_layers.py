@@ -13,7 +13,7 @@ from layer_runs import made, run
 from torch import Tensor
 
 from gpu_checks.findings import Finding, judged, skipped
-from gpu_checks.hardware import Hardware, attention_kernels
+from gpu_checks.hardware import Hardware, attention_kernels, kernels_before_ampere
 from gpu_checks.running import Subject
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
@@ -27,8 +27,8 @@ FEW_ROWS, MANY_ROWS = 2, 6
 LARGEST_ERROR = {Dtype.FLOAT32: 1e-3, Dtype.FLOAT16: 0.02, Dtype.BFLOAT16: 0.02}
 """Least limit of a gradient's error; a half format's limit is twice the CPU's own error in it, where that is more."""
 KEPT_TOLERANCE = 0.05
-LOSS_SCALE = 1024.0
-"""Factor that keeps small float16 gradients above zero."""
+LOSS_SCALE = 128.0
+"""Factor that keeps the small float16 gradients of a mean above zero, and larger ones below infinity."""
 
 
 def families(*, small: bool) -> tuple[Family, ...]:
@@ -50,18 +50,28 @@ def families(*, small: bool) -> tuple[Family, ...]:
 
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
-    """Yield every family in the native half format and in float32."""
+    """Yield every family in each format that the device computes natively, then those of attention as on older GPUs."""
     for family in families(small=hardware.small):
-        for dtype in (hardware.half, Dtype.FLOAT32):
+        for dtype in dict.fromkeys((hardware.half, Dtype.FLOAT16, Dtype.FLOAT32)):
             yield Subject(f"{family.family}, {dtype}", partial(findings_of_family, hardware, family, dtype))
+    if hardware.is_gpu:
+        for family in families(small=hardware.small):
+            if family.family in {"gpt", "llama", "moe", "t5"}:
+                name = f"{family.family}, float16 before Ampere"
+                yield Subject(name, partial(_findings_before_ampere, hardware, family, name))
 
 
-def findings_of_family(hardware: Hardware, family: Family, dtype: Dtype) -> Iterator[Finding]:
+def _findings_before_ampere(hardware: Hardware, family: Family, name: str) -> Iterator[Finding]:
+    with kernels_before_ampere():
+        yield from findings_of_family(hardware, family, Dtype.FLOAT16, name)
+
+
+def findings_of_family(hardware: Hardware, family: Family, dtype: Dtype, name: str = "") -> Iterator[Finding]:
     """Yield gradients, kept bytes and, if the family has any, the attention kernels."""
     model = Model.of(family, dtype)
     original, layers = made(Model.of(family)), make_family_layers(model)
     own = _copied(original, dtype, hardware.device)
-    subject = f"{family.family}, {dtype}"
+    subject = name or f"{family.family}, {dtype}"
     yield _gradients(f"{subject}: gradients", hardware, layers, model, original)
     yield from _kept_bytes(f"{subject}: kept bytes", hardware, layers, model, own)
     if kernels := attention_kernels(lambda: run(own, _rows(layers, own, ROWS, hardware.device, dtype))):
@@ -114,7 +124,6 @@ def _gradients_of(
     It computes in the second one.
     """
     rounded, dtype = dtypes
-    factor = LOSS_SCALE if dtype is Dtype.FLOAT16 else 1.0
     generator = torch.Generator().manual_seed(index)
 
     def draw(place: int) -> tuple[Tensor, ...]:
@@ -122,14 +131,14 @@ def _gradients_of(
         drawn = (torch.randn(ROWS, *shape, generator=generator) for shape in shapes)
         return tuple(value.to(TORCH_DTYPES[rounded]).to(device, TORCH_DTYPES[dtype]) for value in drawn)
 
+    layer.zero_grad()  # another layer may share its weights
     boundary = tuple(value.requires_grad_() for value in draw(index - 1))
     output = layer(boundary, _rows(family, [layer], ROWS, device, dtype))
-    # A loss is a mean over many elements, so its gradients need the scale.
-    output.backward(draw(index), factor if output.loss is not None else 1.0)
-    divisor = factor if output.loss is not None else 1.0
+    factor = LOSS_SCALE if dtype is Dtype.FLOAT16 and output.loss is not None else 1.0
+    output.backward(tuple(factor * gradient for gradient in draw(index)), factor)
     inputs = {f"input {number}": value for number, value in enumerate(boundary)}
     return {
-        name: value.grad.float().cpu() / divisor
+        name: value.grad.float().cpu() / factor
         for name, value in {**dict(layer.named_parameters()), **inputs}.items()
         if value.grad is not None
     }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from trainwright.accelerators import DataSheet, data_sheet, has_data_sheet
@@ -122,6 +125,14 @@ class Hardware:
             repetitions.append(marks)
         clock.synchronize()
         return [[clock.elapsed_seconds(*pair) for pair in pairwise(marks)] for marks in repetitions]
+
+
+@contextmanager
+def kernels_before_ampere() -> Iterator[None]:
+    """Let attention choose, while this holds, among the kernels that V100 and T4 have."""
+    turing = mock.patch.object(torch.cuda, "get_device_capability", return_value=(7, 5))
+    with turing, sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 ATTENTION = "aten::_scaled_dot_product_"

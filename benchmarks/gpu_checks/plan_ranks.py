@@ -19,6 +19,7 @@ from gpu_checks.running import Subject
 from gpu_checks.worker_commands import WorkerCommands
 from trainwright.cluster import Device
 from trainwright.families import Llama
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.profiles import Profiles
@@ -40,29 +41,43 @@ ITERATIONS = 3
 
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
-    """Yield the first rank of the first and of the last stage of every plan."""
-    bench = RankBench(hardware)
-    for name, plan in bench.plans.items():
-        stages = plan.pipelines[0].stages
-        for stage in dict.fromkeys((stages[0], stages[-1])):
-            rank = plan.devices.index(stage.devices[0])
-            yield Subject(f"{name}, rank {rank}", partial(bench.find, f"{name}, rank {rank}", plan, rank))
+    """Yield all plans in the native half format, and one in float16, whose gradients are scaled."""
+    yield from RankBench(hardware, hardware.half).subjects()
+    if hardware.half is not Dtype.FLOAT16:
+        yield from RankBench(hardware, Dtype.FLOAT16, only="zero3 8").subjects()
 
 
 @dataclass(frozen=True)
 class RankBench:
-    """Model, its profiles, and plans for eight devices of which one is at hand."""
+    """Model, its profiles, and plans for eight devices of which one is at hand.
+
+    Attributes:
+        only: name of the only plan; empty: all.
+    """
 
     hardware: Hardware
+    dtype: Dtype
+    only: str = ""
+
+    def subjects(self) -> Iterator[Subject]:
+        """Yield the first rank of the first and of the last stage of every plan."""
+        for name, plan in self.plans.items():
+            stages = plan.pipelines[0].stages
+            for stage in dict.fromkeys((stages[0], stages[-1])):
+                rank = plan.devices.index(stage.devices[0])
+                subject = f"{self.dtype} {name}, rank {rank}"
+                yield Subject(subject, partial(self.find, subject, plan, rank))
 
     @cached_property
     def model(self) -> Model:
         if self.hardware.small:
-            return Model.of(Llama(3, 64, 4, 32, 256, intermediate_size=128), self.hardware.half)
-        return Model.of(Llama(4, 4096, 32, 2048, 8192), self.hardware.half)
+            return Model.of(Llama(3, 64, 4, 32, 256, intermediate_size=128), self.dtype)
+        return Model.of(Llama(4, 4096, 32, 2048, 8192), self.dtype)
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
+        if self.only:
+            return (1,)
         return (1, 2) if self.hardware.small else (1, 2, 4)
 
     @cached_property
@@ -88,7 +103,7 @@ class RankBench:
             layers = len(self.model.layers)
             for seed in range(RANDOM_PLANS):
                 found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=self.degrees, devices=8)
-        return found
+        return {self.only: found[self.only]} if self.only else found
 
     def _uniform(
         self,

@@ -31,16 +31,33 @@ def test_program_measures_every_way_when_started_on_a_cpu(tmp_path: Path) -> Non
     command = [sys.executable, "benchmarks/gpu_checks", "--device", "cpu", "--small", "--write", str(table)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [*command, "--only", "ceilings", "block", "gang", "ranks"], check=False, capture_output=True, text=True,
+        [*command, "--only", "ceilings", "block", "dropout", "gang", "ranks"], check=False, capture_output=True, text=True,
         cwd=ROOT, env=environment,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads(table.with_suffix(".json").read_text(encoding="utf-8"))["findings"]
-    verdicts = {check: {one["verdict"] for one in found if one["check"] == check} for check in ("gang", "ranks")}
-    assert verdicts == {"gang": {"ok"}, "ranks": {"ok", "skipped"}}
+    checks = ("dropout", "gang", "ranks")
+    verdicts = {check: {one["verdict"] for one in found if one["check"] == check} for check in checks}
+    assert verdicts == {"dropout": {"ok"}, "gang": {"ok"}, "ranks": {"ok", "skipped"}}
     assert {one["verdict"] for one in found if one["check"] in {"ceilings", "block"}} == {"skipped"}
     lines = table.read_text(encoding="utf-8").splitlines()
     assert sum(line.startswith("| ") for line in lines) == len(found) + 2
+
+
+@pytest.mark.slow
+@pytest.mark.torch_processes
+@pytest.mark.timeout(300)
+def test_gangs_of_several_nodes_share_a_device(tmp_path: Path) -> None:
+    """On a CPU the gangs use gloo: plans agree, and a stopped process and a lost node are named."""
+    table = tmp_path / "table.md"
+    command = [sys.executable, "benchmarks/gpu_checks", "--device", "cpu", "--small", "--write", str(table)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, "--only", "shared"], check=False, capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(table.with_suffix(".json").read_text(encoding="utf-8"))["findings"]
+    assert [one["verdict"] for one in found].count("ok") == len(found) - 1  # no network is like the loopback
 
 
 def test_program_skips_with_one_sentence_when_torch_sees_no_gpu(
