@@ -13,14 +13,16 @@ from layer_runs import made, run
 from torch import Tensor
 
 from gpu_checks.findings import Finding, judged, skipped
-from gpu_checks.hardware import Hardware, attention_kernels, kernels_before_ampere
+from gpu_checks.hardware import Hardware, kernels_before_ampere
 from gpu_checks.running import Subject
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.profiles import STORES_SCORES
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.layers.layer import FamilyLayers, Layer, to_device
 from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.measure.attention_kernels import attention_kernels
 
 ROWS = 4
 FEW_ROWS, MANY_ROWS = 2, 6
@@ -197,4 +199,4 @@ def _attention(subject: str, hardware: Hardware, kernels: tuple[str, ...]) -> Fi
     expected = "not math, which stores all scores"
     if not hardware.is_gpu:
         return skipped(subject, "a CPU has kernels of its own", ", ".join(kernels), expected)
-    return judged(subject, ", ".join(kernels), expected, holds="math" not in kernels)
+    return judged(subject, ", ".join(kernels), expected, holds=STORES_SCORES not in kernels)

@@ -14,7 +14,6 @@ from unittest import mock
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 from trainwright.accelerators import DataSheet, data_sheet, has_data_sheet
 from trainwright.layer import Dtype
@@ -133,18 +132,3 @@ def kernels_before_ampere() -> Iterator[None]:
     turing = mock.patch.object(torch.cuda, "get_device_capability", return_value=(7, 5))
     with turing, sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         yield
-
-
-ATTENTION = "aten::_scaled_dot_product_"
-
-
-def attention_kernels(work: Callable[[], object]) -> tuple[str, ...]:
-    """Return the implementations of `scaled_dot_product_attention` that some work used: flash, efficient, cudnn, math.
-
-    Their operators have the same names on every device, so the profiler needs no access to the GPU's counters.
-    """
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded:
-        work()
-    names = {event.key for event in recorded.key_averages() if event.key.startswith(ATTENTION)}
-    kernels = {name.removeprefix(ATTENTION).removesuffix("_for_cpu").replace("attention", "") for name in names}
-    return tuple(sorted(kernel.strip("_") for kernel in kernels))

@@ -6,13 +6,15 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from trainwright.bounds import Bytes, Count, Ratio, Rows, Seconds
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, Ratio, Rows, Seconds
 from trainwright.document_kind import document
 
 MORE_THAN_ANY_DEVICE_BYTES: Final = 2**42
 """Activation bytes of a layer that did not fit: more than any device has, so that no plan counts on it."""
+STORES_SCORES: Final = "math"
+"""Kernel of PyTorch's fused attention that stores all scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class LayerProfile:
         relative_spread: (90th - 10th percentile) / median of forward plus backward.
         peak_bytes: peak while the layer was computed and updated alone: weights, gradients, optimizer state,
             activations and workspace; None if it was not measured.
+        attention: kernels of PyTorch's fused attention that the forward took on a GPU (`flash`, `cudnn`, `memory_efficient`,
+            `math`); empty on other devices and without attention.
     """
 
     accelerator: str
@@ -41,6 +45,7 @@ class LayerProfile:
     samples: Count = 1
     relative_spread: Ratio = 0.0
     peak_bytes: Bytes | None = None
+    attention: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.tensor_degree < 1:
@@ -133,6 +138,14 @@ class Profiles:
             for one in reversed(self.too_large)
             if not self.tensor_degrees(one.accelerator, one.kind)
         }
+
+    def kinds_that_store_scores(self) -> dict[str, tuple[str, ...]]:
+        """Return the kinds of layers whose attention stores all scores, by accelerator."""
+        found: dict[str, dict[str, None]] = {}
+        for layer in self.layers:
+            if STORES_SCORES in layer.attention:
+                found.setdefault(layer.accelerator, {})[layer.kind] = None
+        return {accelerator: tuple(kinds) for accelerator, kinds in found.items()}
 
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Interpolate a layer's cost between profiled row counts; beyond them the nearest segment continues.

@@ -78,6 +78,20 @@ def test_process_bytes_of_profiles_become_the_runtimes() -> None:
     assert documents.loads(stored, Runtime).process_bytes == (ProcessBytes("emulated-t4", 4 * 2**20),)
 
 
+def test_condition_names_the_layers_whose_attention_stores_all_scores() -> None:
+    def report(order):
+        found = report_of(order)
+        if not isinstance(order, ProfilingTask) or "t4" not in order.gang.nodes[0].accelerator:
+            return found
+        kernels = {"block": ("math",)}
+        layers = tuple(replace(layer, attention=kernels.get(layer.kind, ())) for layer in found.layers)
+        return replace(found, layers=layers)
+
+    world = World(spec=spec_of(search={"planner": "Amp"}), nodes=BOTH, report=report)
+    world.run(until=lambda: world.status.profiles_ref is not None)
+    assert world.condition("Profiled").message.endswith("; attention of block stores all scores on emulated-t4")
+
+
 def test_accelerator_is_omitted_when_a_layer_does_not_fit() -> None:
     world = world_lacking(*(on_t4("head", 1, degree) for degree in (1, 2, 4)))
     status = world.run()

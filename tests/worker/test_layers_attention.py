@@ -16,6 +16,7 @@ from trainwright.model import Model
 from trainwright_worker.layers import attention
 from trainwright_worker.layers.attention import AttentionKernel, attention_kernel, causal_attention
 from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.measure.attention_kernels import attention_kernels
 
 V100, T4, A100, L4, H100, RTX50 = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -143,3 +144,14 @@ def test_expanded_attention_calls_the_gpus_kernel_as_torch_declares_it() -> None
         gradients = function.backward(context, torch.empty_like(mixed))
         assert [one.shape for one in gradients] == [query.shape, key.shape, value.shape]
         assert {one.device.type for one in (mixed, *gradients)} == {"cuda"}
+
+
+@pytest.mark.parametrize(("is_biased", "kernels"), [(False, ("flash",)), (True, ("math",))])
+def test_kernels_of_attention_are_named_as_its_profile_states_them(is_biased: bool, kernels: tuple[str, ...]) -> None:
+    heads = torch.randn(1, 2, 4, 8)
+    bias = torch.zeros(2, 4, 4, requires_grad=True) if is_biased else None
+    assert attention_kernels(lambda: functional.scaled_dot_product_attention(heads, heads, heads, bias)) == kernels
+
+
+def test_work_without_attention_has_no_kernels() -> None:
+    assert attention_kernels(lambda: torch.zeros(2) + 1) == ()

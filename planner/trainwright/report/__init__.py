@@ -22,6 +22,7 @@ from trainwright.report.format_sentences import (
     format_sentences,
     slow_format_fields,
     slow_sentence,
+    stored_scores_sentences,
 )
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.iteration_chart import timeline
@@ -89,6 +90,7 @@ __all__ = [
     "slow_sentence",
     "stopped_fields",
     "stopped_sentences",
+    "stored_scores_sentences",
     "timeline",
     "trial_fields",
     "trial_table",

@@ -1,4 +1,4 @@
-"""Number format of an answer: why it was chosen, or what a slow one costs."""
+"""Number format of an answer: why it was chosen, what a slow one costs, and where no fast attention takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainwright.accelerators import PREFERRED, best_format, is_native
 from trainwright.cluster import Cluster
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
-from trainwright.search import Candidate
+from trainwright.search import Candidate, Problem
 from trainwright.search.format_search import FormatAnswer, SlowFormat
 
 
@@ -53,6 +53,19 @@ def slow_sentence(slow: SlowFormat, cluster: Cluster, used: Collection[str] | No
     other, batch = slow.other.estimate.iteration_seconds, slow.other.plan.global_batch_size
     rows = f" (of {batch} rows)" if batch != slow.rows else ""
     return f"{where}: {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}."
+
+
+def stored_scores_sentences(candidate: Candidate, problem: Problem) -> list[str]:
+    """Return a sentence for each accelerator of a candidate whose profiled attention stores all scores."""
+    stored = problem.profiles.kinds_that_store_scores()
+    used = _accelerators(candidate, problem.cluster)
+    names = short_names(problem.cluster)
+    return [
+        f"Attention of {' and '.join(stored[name])} stores all scores on {names[name]}: PyTorch has no faster kernel there for this number "
+        "format or width of a head."
+        for name in used
+        if name in stored
+    ]
 
 
 def format_fields(answer: FormatAnswer) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.layers.layer import Output
+from trainwright_worker.measure.attention_kernels import attention_kernels
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
 from trainwright_worker.measure.live_bytes import bytes_beside_tensors
 
@@ -138,6 +139,7 @@ def _profile(task: ProfilingTask, layer: LayerUnderTest, accelerator: str, watch
         samples=len(lap_times.forwards),
         relative_spread=relative_spread(lap_times.forward_backward),
         peak_bytes=layer.peak_bytes(),
+        attention=attention_kernels(layer.forward) if layer.device.type == "cuda" else (),
     )
 
 

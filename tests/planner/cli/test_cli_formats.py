@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from trainwright.accelerators import cluster_of
+from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cli import app
 from trainwright.documents import dumps
+from trainwright.families import Gpt
 from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.profiles import Profiles
 from trainwright.report import slow_sentence
 from trainwright.search.format_search import SlowFormat
 
@@ -24,6 +27,7 @@ global_batch_size: 32
 """
 SHORT_MODEL = MODEL.replace("sequence_length: 512", "sequence_length: 16").replace("size: 32", "size: 4")
 """Model whose state takes most of its memory, so that float32 fits where a half format does not."""
+A100 = "NVIDIA-A100-SXM4-40GB"
 NAMED = "bfloat16 is emulated on V100 and T4: "
 
 
@@ -43,6 +47,17 @@ def answer(*arguments: Any, **changes: str) -> Any:
 
 def words(result: Result) -> str:
     return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(("kernel", "says"), [("math", True), ("memory_efficient", False)])
+def test_plan_names_layers_whose_measured_attention_stores_all_scores(tmp_path: Path, kernel: str, says: bool) -> None:
+    model = Model.of(Gpt(4, 1024, 8, 512, 8192), Dtype.BFLOAT16)
+    estimated = estimate_profiles(model, [A100], tensor_degrees=(1, 2, 4), rows=(1, 2, 4))
+    layers = tuple(replace(one, attention=(kernel,) if one.kind == "block" else ()) for one in estimated.layers)
+    (tmp_path / "profiles.json").write_text(dumps(Profiles(layers)))
+    given = ("--planner=megatron", f"--profiles={tmp_path / 'profiles.json'}")
+    shown = words(call(tmp_path, "plan", *given, machines="ampere", dtype="bfloat16"))
+    assert ("Attention of block stores all scores on A100" in shown) == says
 
 
 @pytest.mark.parametrize(("machines", "dtype"), [("mixed", "float16"), ("ampere", "bfloat16")])

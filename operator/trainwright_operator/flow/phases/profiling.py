@@ -249,9 +249,22 @@ def _store_profiles(
     return Done(
         replace(findings, profiles=kept),
         explain(
-            Reason.PROFILED, profiles=len(layers), accelerators=accelerators + chosen, lacking=lacking, reused=reused
+            Reason.PROFILED,
+            profiles=len(layers),
+            accelerators=accelerators + chosen,
+            lacking=lacking,
+            scores="".join(_describe_stored_scores(found) for _, found in kept),
+            reused=reused,
         ),
         status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
+    )
+
+
+def _describe_stored_scores(kept: Profiles) -> str:
+    """Return a clause on the layers whose attention stores all scores, or an empty string."""
+    stored = kept.kinds_that_store_scores()
+    return "".join(
+        f"; attention of {' and '.join(kinds)} stores all scores on {name}" for name, kinds in stored.items()
     )
 
 
