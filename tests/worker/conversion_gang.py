@@ -96,6 +96,8 @@ def train_with_torch(case: Case, model: Model, rank: int, given: Path, kept: Pat
     for block in module.layers[1:-1]:
         fully_shard(block)
     fully_shard(module)
+    for one in (*module.layers[1:-1], module):
+        one.set_force_sum_reduction_for_comms(True)  # gloo of torch 2.8 takes an average for a sum
     optimizer = optimizer_of(case, list(module.parameters()))
     weights, state = get_state_dict(module, optimizer)
     dcp.load({"model": weights, "optim": {"state": state["state"]}}, checkpoint_id=given)
