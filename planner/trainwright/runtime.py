@@ -106,6 +106,8 @@ class Runtime:
             not about boundaries that stay divided along the sequence, of which each rank sends its slice.
         reduces_every_micro_batch: under zero2 and zero3 replicas reduce gradients in the backward of every micro-batch and
             keep their shard (FSDP without `no_sync`), instead of whole gradients until the last one.
+        syncs_every_micro_batch: replicas of a pipeline of one stage reduce gradients in the backward of every micro-batch, sharded
+            or not, and under zero2 gather weights in its forward (FSDP2 and DDP without `no_sync`).
         kernels: of operators other than matrix products, where profiles are estimated from data sheets.
         attention_library: of fused attention, where profiles are estimated from data sheets.
         host_seconds_per_operator: of the process to issue the forward of one operator, where profiles are estimated from
@@ -152,6 +154,7 @@ class Runtime:
     sequence_parallel: bool = True
     keeps_gathered_weights: bool = True
     gathers_inputs_again: bool = False
+    syncs_every_micro_batch: bool = False
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):

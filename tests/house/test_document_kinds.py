@@ -43,6 +43,7 @@ NEWER = {
     "host_seconds_per_operator": [3e-5],
     "selective_recompute": [None],
     "gathers_inputs_again": [False],
+    "syncs_every_micro_batch": [False],
     "keeps_gathered_weights": [True],
     "sequence_parallel": [True],
     "skipped_updates": [0],

@@ -83,7 +83,7 @@ class PlanLayout:
         groups = {}
         for key, stage in self.layouts.items():
             runs = self.plan.pipelines[key[0]].stages[key[1]].layers
-            groups[key] = [s.data_groups for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3]
+            groups[key] = [s.data_groups for s, run in zip(stage, runs, strict=True) if self.gathers_for_passes(run)]
         return self._concurrent_rings(groups)
 
     def _concurrent_rings(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> ConcurrentRings:
@@ -115,6 +115,18 @@ class PlanLayout:
                     for layer in range(run.first, run.end):
                         shardings.setdefault(layer, set()).add(way)
         return frozenset(layer for layer, found in shardings.items() if len(found) > 1)
+
+    @cached_property
+    def syncs_every_micro_batch(self) -> bool:
+        """Is True if replicas communicate in every micro-batch, whatever they shard."""
+        is_staged = any(len(pipeline.stages) > 1 for pipeline in self.plan.pipelines)
+        return self.context.runtime.syncs_every_micro_batch and not is_staged
+
+    def gathers_for_passes(self, run: LayerRun) -> bool:
+        """Return whether a run's replicas all-gather weights for passes: under zero3 for all, else for forwards alone."""
+        if run.data == 1:
+            return False
+        return run.sharding is Sharding.ZERO3 or (run.sharding is Sharding.ZERO2 and self.syncs_every_micro_batch)
 
     def overlaps_gradient_sync(self, run: LayerRun) -> bool:
         """Return whether the run's gradients are reduced during the last backward.

@@ -47,9 +47,13 @@ class _RunCosts:
     reduce_seconds: Mapping[str, float]
 
     def gather_seconds(self, kind: str, *, is_first_pass: bool) -> float:
-        """Return the seconds of gathering a layer's weights for a pass; 0 if they are not sharded or still gathered."""
+        """Return the seconds of gathering a layer's weights for a forward; 0 if they are not sharded or still gathered."""
         is_gathered = self.run.keep_gathered_weights and not is_first_pass
         return 0.0 if is_gathered else self.all_gather_seconds.get(kind, 0.0)
+
+    def backward_gather_seconds(self, kind: str) -> float:
+        """Return the seconds of gathering a layer's weights for a backward, which zero2 has kept since the forward."""
+        return self.gather_seconds(kind, is_first_pass=False) if self.run.sharding is Sharding.ZERO3 else 0.0
 
 
 _TermsByKind = dict[str, LayerTerms[float]]
@@ -101,7 +105,7 @@ class _StageTimesBuilder:
         context = self.context
         kinds = context.kind_counts(run.first, run.end)
         gathers: dict[str, float] = {}
-        if run.sharding is Sharding.ZERO3 and run.data > 1:
+        if self.plan_layout.gathers_for_passes(run):
             collective = context.collectives.under_load(layout.data_groups, self.plan_layout.all_gather_rings)
             sizes = {
                 kind.name: context.parameters_per_rank(kind, run.tensor) * context.model.dtype.num_bytes
@@ -157,7 +161,8 @@ class _StageTimesBuilder:
     def _reduces_always(self, part: _RunCosts) -> bool:
         """Return whether gradients are reduced in the backward of every micro-batch."""
         shards = part.run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
-        return shards and bool(part.reduce_seconds) and self.context.runtime.reduces_every_micro_batch
+        always = (shards and self.context.runtime.reduces_every_micro_batch) or self.plan_layout.syncs_every_micro_batch
+        return always and bool(part.reduce_seconds)
 
     @property
     def _slowdown(self) -> float:
@@ -228,7 +233,7 @@ class _StageTimesBuilder:
         for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
             run, steps = part.run, {}
             for name, one in seconds.items():
-                gather = part.gather_seconds(name, is_first_pass=False)
+                gather = part.backward_gather_seconds(name)
                 reduce = part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0
                 waits = reduce > 0 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)

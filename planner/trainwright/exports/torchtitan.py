@@ -51,7 +51,7 @@ class Torchtitan:
 
 
 def _communication_remarks(order: ExportOrder) -> Iterator[str]:
-    """Say what replicas communicate otherwise than predictions count it."""
+    """Say what replicas communicate otherwise than predictions count it, or than would be best."""
     shape = order.shape
     stages, batches = len(shape.ends), shape.micro_batches
     if shape.data == 1:
@@ -60,11 +60,8 @@ def _communication_remarks(order: ExportOrder) -> Iterator[str]:
         yield "Stages reduce gradients after the last backward; the prediction is of a reduction during it."
     elif stages == 1 and batches > 1 and shape.sharding is Sharding.NONE:
         yield (
-            f"torchtitan reduces gradients in each of {batches} micro-batches; predictions count one reduction. zero2 communicates as much, "
-            "and takes less memory."
+            f"torchtitan reduces gradients in each of {batches} micro-batches. zero2 communicates as much, and takes less memory."
         )
-    elif stages == 1 and batches > 1 and shape.sharding is Sharding.ZERO2:
-        yield f"torchtitan gathers weights again in each of {batches} micro-batches; predictions count one all-gather."
 
 
 def module_names(shape: UniformShape) -> list[list[str]]:

@@ -74,6 +74,34 @@ def test_only_sharded_gradients_are_reduced_in_every_micro_batch(
     assert cost(problem, plan, reduces_every_micro_batch=True) == cost(problem, plan)
 
 
+@pytest.mark.parametrize("sharding", Sharding)
+def test_syncing_in_every_micro_batch_repeats_what_replicas_communicate(
+    problem: Problem, make_plan: MakePlan, sharding: Sharding
+) -> None:
+    plan = sharded(make_plan(problem, [14], data=4, rows=1), sharding)
+    batches = plan.pipelines[0].micro_batches
+    once, every = (
+        cost(problem, plan, reduces_every_micro_batch=True, syncs_every_micro_batch=each) for each in (False, True)
+    )
+    assert every.memory_by_device == once.memory_by_device
+    seconds = every.iteration_seconds - once.iteration_seconds
+    if sharding is Sharding.ZERO3:
+        assert seconds == 0
+        return
+    model = problem.model
+    values = 4 * model.parameters
+    gathered = 4 * sum(model.kind_of(layer).parameters for layer in range(len(model.layers)))  # tied weights twice
+    repeated = {Sharding.NONE: 2 * values, Sharding.ZERO1: values, Sharding.ZERO2: gathered}[sharding]
+    slow_link_seconds = (batches - 1) * repeated * 3 / 4 / 1e6  # a ring of four devices, which computation hardly hides
+    assert seconds == pytest.approx(slow_link_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2])
+def test_stages_sync_after_the_last_micro_batch(problem: Problem, make_plan: MakePlan, sharding: Sharding) -> None:
+    plan = sharded(make_plan(problem, [7, 7], data=2, rows=1), sharding)
+    assert cost(problem, plan, syncs_every_micro_batch=True) == cost(problem, plan)
+
+
 @pytest.mark.parametrize(
     ("reduces", "micro_batches", "choices"),
     [
