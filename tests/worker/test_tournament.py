@@ -68,8 +68,27 @@ def test_every_two_slots_of_a_node_meet(make) -> None:
 
 
 def test_every_slot_of_a_node_meets_the_same_slot_of_another(make) -> None:
+    assert inter_node_rounds(make.gang(2, 2), [[(0, 1)]]) == [[(0, 2)], [(1, 3)]]
+
+
+def test_slots_of_the_smaller_node_recur_until_every_slot_of_the_larger_has_met_one(make) -> None:
     gang = make.gang(2, 3, 1)
-    assert inter_node_rounds(gang, [[(0, 1)], [(0, 2)]]) == [[(0, 2)], [(1, 3)], [(0, 5)]]
+    assert inter_node_rounds(gang, [[(0, 1)], [(0, 2)]]) == [[(0, 2)], [(1, 3)], [(0, 4)], [(0, 5)], [(1, 5)]]
+    # Either of the two nodes may be the larger one.
+    assert inter_node_rounds(make.gang(8, 4), [[(0, 1)]]) == [[(slot, 8 + slot % 4)] for slot in range(8)]
+    assert inter_node_rounds(make.gang(4, 8), [[(0, 1)]]) == [[(slot % 4, 4 + slot)] for slot in range(8)]
+    assert inter_node_rounds(make.gang(8, 1), [[(0, 1)]]) == [[(slot, 8)] for slot in range(8)]
+
+
+@given(st.lists(st.integers(1, 8), min_size=2, max_size=8))
+def test_every_slot_meets_every_other_node_in_rounds_of_disjoint_pairs(make, slots: list[int]) -> None:
+    rounds = inter_node_rounds(make.gang(*slots), round_robin_rounds(len(slots)))
+    for pairs in rounds:
+        assert len({rank for pair in pairs for rank in pair}) == 2 * len(pairs)
+    node_of_rank = [node for node, count in enumerate(slots) for _ in range(count)]
+    met = {(rank, node_of_rank[a + b - rank]) for pairs in rounds for a, b in pairs for rank in (a, b)}
+    expected = {(rank, node) for rank, own in enumerate(node_of_rank) for node in range(len(slots)) if node != own}
+    assert met == expected
 
 
 def test_slots_take_turns_when_there_are_many_rounds_of_nodes(make) -> None:
@@ -81,9 +100,16 @@ def test_slots_take_turns_when_there_are_many_rounds_of_nodes(make) -> None:
     assert all(a % 4 == b % 4 for pairs in rounds for a, b in pairs)
 
 
+def test_slots_of_unequal_nodes_take_turns_within_the_limit_of_rounds(make) -> None:
+    gang = make.gang(*[8, 4] * 16)
+    rounds = inter_node_rounds(gang, round_robin_rounds(32))
+    assert len(rounds) == 31 * 2
+    assert {rank for pairs in rounds for pair in pairs for rank in pair} == set(range(16 * 12))
+
+
 def test_emulated_nodes_meet_by_their_first_slots(make) -> None:
-    gang = replace(make.gang(2, 2), emulations=(("emulated-x", Emulation(1e9, 0.01, 1e9)),))
-    assert inter_node_rounds(gang, [[(0, 1)]]) == [[(0, 2)]]
+    gang = replace(make.gang(2, 4, 1), emulations=(("emulated-x", Emulation(1e9, 0.01, 1e9)),))
+    assert inter_node_rounds(gang, [[(0, 1)], [(0, 2)], [(1, 2)]]) == [[(0, 2)], [(0, 6)], [(2, 6)]]
 
 
 @pytest.mark.parametrize("bytes_per_second", [2e7, 1e9, 5e10, 4e11])

@@ -53,23 +53,30 @@ def inter_node_rounds(gang: Gang, node_rounds: Sequence[Iterable[Pair]]) -> list
     """Return rounds of disjoint rank pairs for rounds of node pairs, one pair of each two nodes at a time.
 
     Slots are paired in order, since a slot's NIC is most often the same on every node, and one after another, since two may
-    share a NIC. With many rounds of nodes each takes some of the slots, in turn. Emulated slots share their node's link, so
-    the first one shows it.
+    share a NIC. Those of the node with fewer slots recur until every slot of the other has been paired. With many rounds of
+    nodes each takes some of the slots, in turn. Emulated slots share their node's link, so the first one shows it.
     """
     first_ranks = _first_ranks(gang)
     most_slots = 1 if gang.is_emulated else max(_MAX_INTER_NODE_ROUNDS // max(len(node_rounds), 1), 1)
     rounds = []
     for number, node_pairs in enumerate(node_rounds):
-        slots_of_pair = []
-        for a, b in node_pairs:
-            common = 1 if gang.is_emulated else min(len(gang.nodes[a].slots), len(gang.nodes[b].slots))
-            slots = [(number * most_slots + step) % common for step in range(min(common, most_slots))]
-            slots_of_pair.append((first_ranks[a], first_ranks[b], slots))
+        slot_pairs = [
+            _slot_pairs(gang, first_ranks, node_pair, first_step=number * most_slots, most=most_slots)
+            for node_pair in node_pairs
+        ]
         rounds += [
-            [(a + slots[step], b + slots[step]) for a, b, slots in slots_of_pair if step < len(slots)]
-            for step in range(max((len(slots) for _, _, slots in slots_of_pair), default=0))
+            [pairs[step] for pairs in slot_pairs if step < len(pairs)]
+            for step in range(max((len(pairs) for pairs in slot_pairs), default=0))
         ]
     return rounds
+
+
+def _slot_pairs(gang: Gang, first_ranks: Sequence[int], node_pair: Pair, *, first_step: int, most: int) -> list[Pair]:
+    """Return up to `most` rank pairs of two nodes from `first_step` on, without one twice."""
+    (a, b), (slots_a, slots_b) = node_pair, (len(gang.nodes[node].slots) for node in node_pair)
+    steps = 1 if gang.is_emulated else max(slots_a, slots_b)
+    taken = [(first_step + number) % steps for number in range(min(steps, most))]
+    return [(first_ranks[a] + step % slots_a, first_ranks[b] + step % slots_b) for step in taken]
 
 
 def all_slot_rounds(gang: Gang, node_rounds: Iterable[Iterable[Pair]]) -> list[list[Pair]]:
