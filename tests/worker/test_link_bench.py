@@ -12,6 +12,7 @@ from trainwright.cluster import Device, Emulation, Link
 from trainwright.worker_api import LinkReport, LinkTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets, message_numel
+from trainwright_worker.measure.link_bench import TimedMessage, fitted_bandwidth
 from trainwright_worker.measure.pair_rounds import all_slot_rounds
 from trainwright_worker.measure.slot_streams import SlotStream, links_with_all_slots
 from trainwright_worker.validation import check_task
@@ -152,3 +153,39 @@ def test_rounds_of_all_slots_pair_the_common_slots_of_nodes_that_have_several(ma
     gang = make.gang(2, 3, 1, 2)
     rounds = all_slot_rounds(gang, [[(0, 1), (2, 3)], [(0, 2)], [(0, 3), (1, 2)]])
     assert rounds == [[(0, 2), (1, 3)], [(0, 6), (1, 7)]]
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("bytes_per_second", [1e8, 7e9, 5e10])
+def test_bandwidth_is_that_of_times_without_scatter(bytes_per_second: float) -> None:
+    latency, large_bytes = 2e-5, round(bytes_per_second * 0.006)
+    small, large = (TimedMessage(n, 2 * latency + n / bytes_per_second) for n in (large_bytes // 4, large_bytes))
+    for is_emulated in (False, True):
+        found = fitted_bandwidth(small, large, latency, is_emulated=is_emulated)
+        assert found == pytest.approx(bytes_per_second, rel=1e-6)
+
+
+def test_scatter_makes_no_link_faster_than_its_largest_message() -> None:
+    # 7 GB/s; stalls bring the small messages' median within 1 ms of the large ones'.
+    small, large = TimedMessage(10 * MIB, 6.3e-3), TimedMessage(40 * MIB, 7e-3)
+    slope = 30 * MIB / 0.7e-3
+    assert fitted_bandwidth(small, large, 2e-5, is_emulated=False) == pytest.approx(40 * MIB / 6.96e-3)
+    assert fitted_bandwidth(small, large, 2e-5, is_emulated=True) == pytest.approx(slope)
+    # The median may be less than the one time of 5 ms that ended the growth.
+    small, large = TimedMessage(10 * MIB, 4.2e-3), TimedMessage(40 * MIB, 4.9e-3)
+    assert fitted_bandwidth(small, large, 2e-5, is_emulated=False) == pytest.approx(40 * MIB / 4.86e-3)
+    # A latency that fills the whole time says nothing of the bytes.
+    assert fitted_bandwidth(small, large, 3.5e-3, is_emulated=False) == pytest.approx(slope)
+
+
+def test_start_up_bounds_no_bandwidth_when_messages_are_short() -> None:
+    # 256 MiB over NVLink: 0.6 ms, and 0.1 ms of start-up.
+    small, large = (TimedMessage(n, 1e-4 + n / 4.5e11) for n in (64 * MIB, 256 * MIB))
+    assert fitted_bandwidth(small, large, 1e-5, is_emulated=False) == pytest.approx(4.5e11)
+
+
+def test_slope_stays_when_it_is_below_the_bound() -> None:
+    small, large = TimedMessage(10 * MIB, 1.5e-3), TimedMessage(40 * MIB, 9e-3)
+    assert fitted_bandwidth(small, large, 2e-5, is_emulated=False) == pytest.approx(30 * MIB / 7.5e-3)

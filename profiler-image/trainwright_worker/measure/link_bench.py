@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -35,6 +36,19 @@ _MAX_DIRECTION_SECONDS = 4.0
 """Maximum seconds of one direction's bandwidth benchmark: slow links get fewer repeats."""
 _MIN_DIRECTION_SECONDS = 0.2
 """Minimum seconds of one direction's benchmark, up to 10 × the task's repeats: fast links scatter more."""
+_MIN_BOUNDING_SECONDS = 0.0025
+"""Minimum seconds of a message that bounds the bandwidth: half of what `pair_channel` grows messages to.
+
+The one time that ended the growth was at least 5 ms; the median of the benchmark may be less.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedMessage:
+    """Size of a message, and the median seconds until its receiver's reply."""
+
+    message_bytes: int
+    seconds: float
 
 
 def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog) -> LinkReport:
@@ -134,7 +148,7 @@ def _measure_latency(channel: PairChannel, *, starts: bool) -> float:
 
 
 def _measure_bandwidth(task: LinkTask, channel: PairChannel, latency: float) -> float:
-    """Return bytes per second to the peer: β = (n2 - n1) / (t2 - t1) over the two largest message sizes.
+    """Return bytes per second to the peer, by the times of the two largest message sizes.
 
     A token bucket lets the first bytes pass unshaped, so an untimed large message drains it before each timed one; its
     refill during a reply is the same for both sizes and cancels out. The sender decides sizes and repeats for both ends, by
@@ -150,11 +164,28 @@ def _measure_bandwidth(task: LinkTask, channel: PairChannel, latency: float) -> 
         small_times.append(channel.send_and_confirm(small))
         channel.send_and_confirm(large)
         large_times.append(channel.send_and_confirm(large))
-    large_seconds = statistics.median(large_times)
-    difference = large_seconds - statistics.median(small_times)
+    return fitted_bandwidth(
+        TimedMessage(small, statistics.median(small_times)),
+        TimedMessage(large, statistics.median(large_times)),
+        latency,
+        is_emulated=task.gang.is_emulated,
+    )
+
+
+def fitted_bandwidth(small: TimedMessage, large: TimedMessage, latency: float, *, is_emulated: bool) -> float:
+    """Return bytes per second: β = (n2 - n1) / (t2 - t1), on real devices at most n2 / (t2 - 2 latency).
+
+    The difference of two scattering times has no lower bound, so β alone has no upper one. The bound takes start-up beyond the
+    latency for transfer, of which a message of several milliseconds has little. Messages of emulated devices may be short.
+    """
+    difference = large.seconds - small.seconds
+    payload_seconds = large.seconds - 2 * latency
     if difference <= 0:  # below the clock's scatter: too fast for the size to show
-        return large / max(large_seconds - 2 * latency, large_seconds / 2)
-    return (large - small) / difference
+        return large.message_bytes / max(payload_seconds, large.seconds / 2)
+    slope = (large.message_bytes - small.message_bytes) / difference
+    if is_emulated or large.seconds < _MIN_BOUNDING_SECONDS or payload_seconds <= 0:
+        return slope
+    return min(slope, large.message_bytes / payload_seconds)
 
 
 def _receive_bandwidth_messages(task: LinkTask, channel: PairChannel) -> None:
