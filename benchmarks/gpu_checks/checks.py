@@ -23,10 +23,10 @@ CHECKS = (
     Check("construction", 60, construction.subjects),
     Check("layers", 180, family_layers.subjects),
     Check("dropout", 60, recomputed_dropout.subjects),
-    Check("sheets", 180, data_sheet_layers.subjects),
+    Check("sheets", 120, data_sheet_layers.subjects),
     Check("gang", 120, plan_gangs.subjects),
-    Check("shared", 240, shared_gpu.subjects),
+    Check("shared", 200, shared_gpu.subjects),
     Check("ranks", 300, plan_ranks.subjects),
     Check("trials", 240, one_device_trials.subjects),
-    Check("several", 180, several_gpus.subjects),
+    Check("several", 120, several_gpus.subjects),
 )

@@ -60,10 +60,9 @@ class RankBench:
     only: str = ""
 
     def subjects(self) -> Iterator[Subject]:
-        """Yield the first rank of the first and of the last stage of every plan."""
+        """Yield the first rank of the first and of the last stage of every plan, which may be of different pipelines."""
         for name, plan in self.plans.items():
-            stages = plan.pipelines[0].stages
-            for stage in dict.fromkeys((stages[0], stages[-1])):
+            for stage in dict.fromkeys((plan.pipelines[0].stages[0], plan.pipelines[-1].stages[-1])):
                 rank = plan.devices.index(stage.devices[0])
                 subject = f"{self.dtype} {name}, rank {rank}"
                 yield Subject(subject, partial(self.find, subject, plan, rank))

@@ -9,6 +9,7 @@ from gpu_checks.findings import Finding, judged, predicted, skipped
 from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
 from gpu_checks.worker_commands import INSIDE, NODE, WorkerCommands
 from trainwright.cluster import Device, Port
+from trainwright.cost.estimate import Estimate
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.worker_api import TrialReport, TrialTask
@@ -36,6 +37,14 @@ def trial_findings(name: str, hardware: Hardware, model: Model, plan: Plan, insi
     commands = WorkerCommands(hardware)
     rows = {rows for stage in plan.pipelines[0].stages for run in stage.layers for rows in run.rows}
     estimate = commands.predict(plan, model, *commands.profile(model, {1: rows}), inside)
+    yield from predicted_trial_findings(name, hardware, model, plan, estimate)
+
+
+def predicted_trial_findings(
+    name: str, hardware: Hardware, model: Model, plan: Plan, estimate: Estimate
+) -> Iterator[Finding]:
+    """Train and compare with an estimate; the seconds come first."""
+    commands = WorkerCommands(hardware)
     if estimate.peak_memory_bytes > MEMORY_SHARE * hardware.memory_bytes:
         needed, total = (f"{value / 2**30:.1f} GiB" for value in (estimate.peak_memory_bytes, hardware.memory_bytes))
         yield skipped(name, f"it needs {needed} of the device's {total}")

@@ -128,7 +128,9 @@ def _slow_words(found: FormatAnswer) -> str:
         return ""
     from trainwright.report import slow_sentence  # noqa: PLC0415 - tables are slow to import, and rarely needed
 
-    return slow_sentence(found.slow, found.problem.cluster).removesuffix(".")
+    cluster = found.problem.cluster
+    used = {cluster.node(node).accelerator for node in found.candidates[0].plan.nodes}
+    return slow_sentence(found.slow, cluster, used).removesuffix(".")
 
 
 def _problems(request: PlanningRequest) -> list[Problem]:

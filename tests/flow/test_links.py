@@ -229,7 +229,9 @@ def test_overlap_slowdown_is_measured_on_real_devices_and_used_by_the_search() -
     emulated = World()
     assert not order_of(emulated, "links").overlap
     world = World(nodes=(node("n1", "Tesla-T4"), node("n2", "Tesla-T4")), spec=spec_of(trials={"topK": 0}))
-    assert order_of(world, "links").overlap
+    order = order_of(world, "links")
+    assert order.overlap
+    assert order.overlap_dtype is model_from_spec(world.spec).dtype
     asked = []
     for _ in range(300):
         asked += [action.request for action in world.step() if isinstance(action, StartPlanner)]

@@ -184,6 +184,15 @@ def test_status_states_the_price_of_a_format_that_is_emulated() -> None:
     assert "emulated" not in Recorded("float16", V100, T4, trials={"topK": 0}).condition("Planned").message
 
 
+def test_status_says_when_the_plan_leaves_out_those_that_emulate() -> None:
+    world = Recorded("bfloat16", A100, T4, runs=False, trials={"topK": 0}, model={"gpt": LARGER})
+    world.run()
+    message = world.condition("Planned").message
+    used = {node for trial in world.planned.trials[:1] for node in trial.plan.nodes}
+    assert "; bfloat16 is emulated on T4" in message
+    assert (", which the plan leaves out" in message) == (used == {"n1"})
+
+
 def test_names_of_stored_plans_do_not_depend_on_the_former_default() -> None:
     names = {dtype: Names.of("demo", "uid-1", spec_of(training={"globalBatchSize": 8, "dtype": dtype})).base
              for dtype in ("auto", "float32", "float16", "bfloat16")}  # fmt: skip

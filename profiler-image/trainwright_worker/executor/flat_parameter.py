@@ -201,7 +201,10 @@ class FlatParameter:
                 weight.parameter.grad = view
 
     def accumulate_gradients(self, *, contributes: bool = True) -> None:
-        """Accumulate or drop the gradients that a backward left in the parameters; no-op if autograd accumulates in place."""
+        """Accumulate or drop the gradients that a backward left in the parameters; no-op if autograd accumulates in place.
+
+        One addition for each weight: torch's addition of many tensors at once is one kernel only if all have one dtype.
+        """
         if self.accumulates_in_place:
             return
         for weight, view in zip(self.weights, self._gradient_views, strict=True):
