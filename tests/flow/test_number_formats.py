@@ -184,6 +184,21 @@ def test_status_states_the_price_of_a_format_that_is_emulated() -> None:
     assert "emulated" not in Recorded("float16", V100, T4, trials={"topK": 0}).condition("Planned").message
 
 
+@pytest.mark.parametrize(("speedup", "says"), [(0.8, True), (8.0, False)])
+def test_condition_names_a_format_that_measured_products_show_to_be_emulated(speedup: float, says: bool) -> None:
+    def report(task: WorkerTask) -> Any:
+        found = report_of(task)
+        return dataclasses.replace(found, format_speedup=speedup) if isinstance(found, ProfilingReport) else found
+
+    training = {"globalBatchSize": 8, "dtype": "bfloat16"}
+    world = World(
+        spec=spec_of(training=training, trials={"topK": 0}), nodes=(node("n1", "Unlisted-GPU"),), report=report
+    )
+    world.run(until=lambda: world.status.profiles_ref is not None)
+    told = "matrix products in bfloat16 are 0.8 times as fast as in float32 on Unlisted-GPU, which emulates them"
+    assert (told in world.condition("Profiled").message) == says
+
+
 def test_status_says_when_the_plan_leaves_out_those_that_emulate() -> None:
     world = Recorded("bfloat16", A100, T4, runs=False, trials={"topK": 0}, model={"gpt": LARGER})
     world.run()

@@ -190,11 +190,13 @@ class ProfilingReport:
     Attributes:
         out_of_memory: smallest row count of each kind that did not fit; larger ones were not tried.
         process_bytes: what the process held on its GPU besides tensors; None on other devices.
+        format_speedup: how many times as fast matrix products were as in float32, on a GPU, in a half format; else None.
     """
 
     layers: tuple[LayerProfile, ...]
     out_of_memory: tuple[LayerTooLarge, ...] = ()
     process_bytes: Bytes | None = None
+    format_speedup: Annotated[Ratio | None, OMITTED_DEFAULT] = None
     kind: Literal["profile"] = "profile"
 
 

@@ -21,6 +21,7 @@ from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.layers.layer import Output
 from trainwright_worker.measure.attention_kernels import attention_kernels
+from trainwright_worker.measure.format_speedup import format_speedup
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
 from trainwright_worker.measure.live_bytes import bytes_beside_tensors
 
@@ -104,7 +105,9 @@ def profile_layers(
                 report_writer.write_progress(
                     number * len(rows) + row_index + 1, len(kinds) * len(rows), "layer profiles"
                 )
-    return ProfilingReport(tuple(profiles), tuple(too_large), bytes_beside_tensors(device))
+    watchdog.beat(f"timing matrix products in {task.model.dtype}")
+    held, speedup = bytes_beside_tensors(device), format_speedup(task.model.dtype, device)
+    return ProfilingReport(tuple(profiles), tuple(too_large), held, speedup)
 
 
 def profile_if_it_fits(

@@ -42,6 +42,8 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 MAX_CONCURRENT_PROFILES: Final = 2
 """Limit on concurrent runs: more would barely save time and would occupy devices that others could use."""
 _MAX_NAMED: Final = 3
+_LEAST_SPEEDUP: Final = 1.5
+"""Ratio to float32's rate below which a half format is not computed natively: units for it are at least twice as fast."""
 
 
 class ProfilingRun(NamedTuple):
@@ -59,6 +61,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     measured: dict[Dtype, list[LayerProfile]] = {dtype: [] for dtype in formats}
     too_large: dict[Dtype, list[LayerTooLarge]] = {dtype: [] for dtype in formats}
     process_bytes: dict[str, int] = {}
+    speedups: dict[tuple[Dtype, str], float] = {}
     open_runs: list[ProfilingRun] = []
     for one in needed:
         dtype, run = one.dtype, one.run
@@ -74,6 +77,8 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
             if result.report.process_bytes is not None:
                 largest = max(result.report.process_bytes, process_bytes.get(run.accelerator, 0))
                 process_bytes[run.accelerator] = largest
+            if result.report.format_speedup is not None:
+                speedups[dtype, run.accelerator] = result.report.format_speedup
     if open_runs:
         return _advance_runs(context, findings.discovery, open_runs, total=len(needed))
     try:
@@ -85,7 +90,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     held = tuple(ProcessBytes(*one) for one in process_bytes.items())
     links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=held))
     reused = describe_reuse(stored for one in needed for stored in stored_profiles(context, findings.discovery, one))
-    return _store_profiles(context, replace(findings, links=links), profiles, reused)
+    return _store_profiles(context, replace(findings, links=links), profiles, _describe_slow_formats(speedups) + reused)
 
 
 def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list[ProfilingRun]:
@@ -228,9 +233,12 @@ def _task(context: ReconcileContext, discovery: DiscoveredDevices, one: Profilin
 
 
 def _store_profiles(
-    context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles], reused: str
+    context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles], remarks: str
 ) -> PhaseResult:
-    """Store the profiles of each number format in a ConfigMap, the first one's under the name of all former versions."""
+    """Store the profiles of each number format in a ConfigMap, the first one's under the name of all former versions.
+
+    `remarks`: clauses on how they were measured.
+    """
     names = {dtype: context.names.profiles_in(dtype) if number else context.names.profiles
              for number, dtype in enumerate(profiles)}  # fmt: skip
     stored = {dtype: context.stored_document(name, Profiles) for dtype, name in names.items()}
@@ -254,9 +262,18 @@ def _store_profiles(
             accelerators=accelerators + chosen,
             lacking=lacking,
             scores="".join(_describe_stored_scores(found) for _, found in kept),
-            reused=reused,
+            remarks=remarks,
         ),
         status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
+    )
+
+
+def _describe_slow_formats(speedups: Mapping[tuple[Dtype, str], float]) -> str:
+    """Return a clause on the half formats that measured devices do not compute natively, or an empty string."""
+    return "".join(
+        f"; matrix products in {dtype} are {speedup:.1f} times as fast as in float32 on {accelerator}, which emulates them"
+        for (dtype, accelerator), speedup in speedups.items()
+        if speedup < _LEAST_SPEEDUP
     )
 
 
