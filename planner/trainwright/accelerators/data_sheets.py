@@ -79,7 +79,7 @@ class Figure:
     note: str | None = None
 
 
-AttentionKernel = Literal["flash", "memory_efficient", "math"]
+AttentionKernel = Literal["cudnn", "flash", "memory_efficient", "math"]
 """Kernels of PyTorch's fused attention; `math` stores the scores, the others never do."""
 
 
