@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gang_answers import answers_of
 from nightly import covering
-from plan_cases import GPT, OTHERS, case
-from random_plans import feature_pairs
+from plan_cases import GPT, OTHERS, model_of, plan_of
+from random_plans import feature_pairs, in_sequence_parallel
 from torch.utils import backend_registration
 
 from trainwright import documents
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Schedule
 from trainwright.training import Training
 from trainwright_worker.layers.custom_description import describe
 
@@ -29,58 +33,131 @@ pytestmark = [
 WALK = Path(__file__).with_name("device_walk.py")
 FAMILIES = {**GPT, **{name: model[name] for name, model in OTHERS.items()}}
 PLANS_OF_EACH = 23
+SEEDS_OF_EACH = {**dict.fromkeys(FAMILIES, 250), "gpt": 2000}
+"""Plans that the quick ones are chosen from: more of GPT, since a tensor degree of 8 is its alone, and rare."""
 
-
-def candidate(family: str, given: dict, number: int, seed: int, *, devices: int = 8) -> dict:
-    """Return a case with one or two micro-batches per pipeline, since all are alike here."""
-    model = {**given, "dtype": ("float16", "bfloat16")[number % 2]}
-    is_sequence_parallel = number // 2 % 2 == 0
-    found = case(f"{family}-{number}", model, seed, devices, sequence_parallel=is_sequence_parallel)
-    pipelines = found["plan"]["pipelines"]
-    for pipeline in pipelines:
-        pipeline["micro_batches"] = min(1 + number % 2, pipeline["micro_batches"])
-    rows = sum(pipeline["micro_batches"] * pipeline["micro_batch_size"] for pipeline in pipelines)
-    found["plan"]["global_batch_size"] = rows
-    return found
-
-
-CASES = [
-    candidate(family, {family: given}, number, 7000 + 100 * place + number)
-    for place, (family, given) in enumerate(FAMILIES.items())
-    for number in range(PLANS_OF_EACH)
-]
-
-
-def pairs_of(one: dict) -> set[Hashable]:
-    """Return every pair of features, with the family, number format and sequence parallelism, and those within a run."""
-    (family,) = (key for key in one["model"] if key != "dtype")
-    plan = documents.parse(one["plan"], Plan)
-    is_sequence_parallel = plan.stages[0].layers[0].sequence_parallel
-    return feature_pairs(plan, family, one["model"]["dtype"], f"sequence parallel {is_sequence_parallel}")
-
-
-TOGETHER = (("gpt", "llama", "bert"), ("t5", "moe", "vit"), ("swin", "wide_resnet", "trans_gan"))
+TOGETHER = (("gpt", "llama"), ("bert", "moe", "vit"), ("t5", "trans_gan"), ("swin", "wide_resnet"))
 """Families whose cases one process runs."""
 
-QUICK = {one["name"] for one in covering(CASES, pairs_of)}
+
+@dataclass(frozen=True)
+class Candidate:
+    """A random plan of a model, and what varies with its number."""
+
+    family: str
+    given: dict[str, Any]
+    number: int
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.number}"
+
+    @property
+    def dtype(self) -> str:
+        return ("float16", "bfloat16")[self.number % 2]
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        return self.number // 2 % 2 == 0
+
+    @property
+    def walked_plan(self) -> Plan:
+        """The plan with one micro-batch per pipeline, or up to two in one of five plans, since all are alike here."""
+        most = 2 if self.number % 5 == 2 else 1
+        plan = in_sequence_parallel(self.plan) if self.is_sequence_parallel else self.plan
+        pipelines = tuple(replace(one, micro_batches=min(most, one.micro_batches)) for one in plan.pipelines)
+        rows = sum(one.micro_batches * one.micro_batch_size for one in pipelines)
+        return replace(plan, pipelines=pipelines, global_batch_size=rows)
+
+    @property
+    def end_ranks(self) -> set[int]:
+        """The first and the last rank of every stage."""
+        ranks = {device: rank for rank, device in enumerate(self.plan.devices)}
+        return {ranks[device] for stage in self.plan.stages for device in (stage.devices[0], stage.devices[-1])}
+
+    @property
+    def other_ranks(self) -> set[int]:
+        return set(range(len(self.plan.devices))) - self.end_ranks
+
+    def case(self, ranks: set[int]) -> dict[str, Any]:
+        """Return the case of `device_walk.py` for some ranks."""
+        plan = json.loads(documents.dumps(self.walked_plan))
+        model = {**self.given, "dtype": self.dtype}
+        return {"name": self.name, "plan": plan, "model": model, "ranks": sorted(ranks)}
+
+    def pairs(self) -> set[Hashable]:
+        """Return every pair of features, family, number format and sequence parallelism, and those within a run.
+
+        Several micro-batches, which pass from stage to stage, are combined with the schedule alone.
+        """
+        found = feature_pairs(self.plan, self.family, self.dtype, f"sequence parallel {self.is_sequence_parallel}")
+        if any(one.micro_batches > 1 and len(one.stages) > 1 for one in self.walked_plan.pipelines):
+            found.add(("several micro-batches", self.plan.schedule.value))
+        return found
 
 
-def test_quick_plans_are_forty_and_more_than_two_hundred_in_all_are_walked() -> None:
-    assert len(QUICK) <= 40
-    assert len(CASES) >= 200
-    assert {one["model"]["dtype"] for one in CASES if one["name"] in QUICK} == {"float16", "bfloat16"}
+@cache
+def candidates() -> list[Candidate]:
+    """Return the plans that the quick ones are chosen from, those with the fewest ranks to walk first."""
+    models = {family: model_of({family: fields}) for family, fields in FAMILIES.items()}
+    found = [
+        Candidate(family, {family: fields}, number, plan_of(models[family], 7000 + 10_000 * place + number))
+        for place, (family, fields) in enumerate(FAMILIES.items())
+        for number in range(SEEDS_OF_EACH[family])
+    ]
+    return sorted(found, key=lambda one: len(one.end_ranks))
+
+
+@cache
+def quick_plans() -> list[Candidate]:
+    """Return plans that have every pair of features that the candidates have."""
+    return covering(candidates(), Candidate.pairs)
+
+
+@cache
+def nightly_plans() -> list[Candidate]:
+    """Return the quick plans, and the first of every family."""
+    quick = {one.name for one in quick_plans()}
+    return [one for one in candidates() if one.number < PLANS_OF_EACH or one.name in quick]
+
+
+def require_no_problems(folder: Path, asked: list[dict[str, Any]]) -> None:
+    answers = answers_of(WALK, folder, asked)
+    assert answers.keys() == {one["name"] for one in asked}
+    assert all(answer["steps"] > 0 for answer in answers.values())
+    assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
+
+
+def test_quick_plans_cover_every_pair_of_features() -> None:
+    every = set().union(*(one.pairs() for one in candidates()))
+    assert set().union(*(one.pairs() for one in quick_plans())) == every
+    assert {("gpt", "tensor degree 8"), ("float16", "tensor degree 8"), ("bfloat16", "tensor degree 8")} <= every
+    assert {("several micro-batches", schedule.value) for schedule in Schedule} <= every
+    assert len(quick_plans()) <= 40
+
+
+def test_more_than_two_hundred_plans_of_every_family_are_walked_nightly() -> None:
+    assert len(nightly_plans()) >= 200
+    assert {one.name for one in quick_plans()} <= {one.name for one in nightly_plans()}
     assert sorted(itertools.chain(*TOGETHER)) == sorted(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    "is_quick", [pytest.param(True, id="quick"), pytest.param(False, id="all", marks=pytest.mark.slow)]
-)
 @pytest.mark.parametrize("families", TOGETHER, ids="-".join)
-def test_every_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...], *, is_quick: bool) -> None:
-    asked = [one for one in CASES if one["model"].keys() & set(families)]
-    answers = answers_of(WALK, tmp_path, [one for one in asked if (one["name"] in QUICK) == is_quick])
-    assert all(answer["steps"] > 0 for answer in answers.values())
-    assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
+def test_end_ranks_of_quick_plans_keep_to_their_device(tmp_path: Path, families: tuple[str, ...]) -> None:
+    require_no_problems(tmp_path, [one.case(one.end_ranks) for one in quick_plans() if one.family in families])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("families", TOGETHER, ids="-".join)
+def test_every_other_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...]) -> None:
+    quick = {one.name for one in quick_plans()}
+    asked = [
+        one.case(one.other_ranks if one.name in quick else one.end_ranks | one.other_ranks)
+        for one in nightly_plans()
+        if one.family in families
+    ]
+    require_no_problems(tmp_path, [case for case in asked if case["ranks"]])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +166,6 @@ def test_every_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...
 def test_every_rank_of_a_custom_model_keeps_to_its_device(tmp_path: Path, number: int) -> None:
     custom = describe(("outside_models:resnet18", "outside_models:distilbert")[number])
     given = {"custom": documents.dump(Training(1, custom=custom))["custom"]}
-    cases = [candidate("custom", given, number, 7900 + number, devices=4)]
-    answers = answers_of(WALK, tmp_path, cases)
-    assert all(answer["steps"] > 0 for answer in answers.values())
-    assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
+    plan = plan_of(model_of(given), 7900 + number, devices=4)
+    one = Candidate("custom", given, number, plan)
+    require_no_problems(tmp_path, [one.case(one.end_ranks | one.other_ranks)])

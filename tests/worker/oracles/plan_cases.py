@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from random_plans import feature_pairs, in_sequence_parallel, random_plan
 
 from trainwright import documents
+from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.training import Training
 
@@ -49,11 +50,20 @@ OTHERS = {
 }  # fmt: skip
 
 
+def model_of(given: dict) -> Model:
+    """Return the model that the fields of a training document give, in float32 unless they say otherwise."""
+    return documents.parse({"dtype": "float32", **given, "global_batch_size": 1}, Training).model
+
+
+def plan_of(model: Model, seed: int, devices: int = 8) -> Plan:
+    """Return a random plan of a model with the tensor degrees that the model allows."""
+    degrees = tuple(degree for degree in (1, 2, 4, 8) if model.max_tensor_degree % degree == 0)
+    return random_plan(seed, layers=len(model.layers), tensor_degrees=degrees, devices=devices)
+
+
 def case(name: str, model: dict, seed: int, devices: int = 8, *, sequence_parallel: bool = False, **fields) -> dict:
     """Return a case of `equivalence_gang.py`: a random plan of a model, and further fields."""
-    built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
-    degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
-    plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=devices)
+    plan = plan_of(model_of(model), seed, devices)
     plan = in_sequence_parallel(plan) if sequence_parallel else plan
     return {"name": name, "plan": json.loads(documents.dumps(plan)), "model": model, **fields}
 
