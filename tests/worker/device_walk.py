@@ -1,8 +1,8 @@
 """Walk of every rank of some plans on a device that is not the CPU, without one: tensors have a device, but no values.
 
 Run as a program: `python device_walk.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with `name`,
-`plan`, `model` and `ranks`; the result is a list of equal length: what went wrong, by step. An operation on tensors of
-different devices fails, as on a GPU. Collectives change nothing, and one process is each of those ranks in turn.
+`plan` and `model`; the result is a list of equal length: what went wrong, by step. An operation on tensors of different
+devices fails, as on a GPU. Collectives change nothing, and one process is each of the ranks in turn.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def profile(model: Model, kind: str, tensor_degree: int) -> None:
 Step = tuple[str, Callable[[], None]]
 
 
-def steps(plan: Plan, model: Model, ranks: list[int]) -> Iterator[Step]:
+def steps(plan: Plan, model: Model) -> Iterator[Step]:
     """Yield what a case runs, by name."""
-    for rank in ranks:
+    for rank in range(len(plan.devices)):
         yield f"rank {rank}", partial(run_rank, plan, model, rank)
     degrees = {run.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
     for degree in sorted(degrees):
@@ -173,7 +173,7 @@ def main(cases_file: str, result: str) -> None:
     for case in json.loads(Path(cases_file).read_text(encoding="utf-8")):
         model = documents.parse({**case["model"], "global_batch_size": 1}, Training).model
         plan = documents.parse(case["plan"], Plan)
-        walked = steps(plan, model, case["ranks"])
+        walked = steps(plan, model)
         found = {name: problem_of(step) for name, step in walked if name not in profiled}
         profiled |= {name for name in found if "profile" in name}
         problems = {name: problem for name, problem in found.items() if problem is not None}

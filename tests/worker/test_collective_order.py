@@ -134,7 +134,7 @@ def many() -> Series:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(quick, marks=pytest.mark.timeout(300)),
+        pytest.param(quick, marks=pytest.mark.timeout(600)),
         pytest.param(many, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
 )
