@@ -8,7 +8,7 @@ from functools import partial
 from gpu_checks import hugging_face_models
 from gpu_checks.hardware import Hardware
 from gpu_checks.running import Subject
-from gpu_checks.whole_trials import trial_findings, uniform_plan
+from gpu_checks.whole_trials import here, trial_findings, uniform_plan
 from trainwright.families import Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -27,7 +27,7 @@ def subjects(hardware: Hardware) -> Iterator[Subject]:
     ):
         for dtype in dtypes:
             model = Model.of(family, dtype)
-            plan = uniform_plan(len(model.layers), devices=1, data=1, rows=ROWS, micro_batches=MICRO_BATCHES)
+            plan = uniform_plan(len(model.layers), here(1), rows=ROWS, micro_batches=MICRO_BATCHES)
             yield Subject(f"{dtype} {name}", partial(trial_findings, name, hardware, model, plan))
         theirs = f"{hardware.half} {name} of Hugging Face, {ROWS * MICRO_BATCHES} rows"
         yield Subject(theirs, partial(hugging_face_models.find, theirs, hardware, family, (ROWS, MICRO_BATCHES)))

@@ -91,21 +91,27 @@ def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardwar
 
 def _compare(hardware: Hardware, cases: dict[str, list[dict[str, Any]]], gang: dict[str, str]) -> Iterator[Finding]:
     """Run all plans in one gang, since starting one takes longer than most plans."""
-    orders, result = hardware.folder / "cases.json", hardware.folder / "result.json"
-    orders.write_text(json.dumps([case for some in cases.values() for case in some]), encoding="utf-8")
-    result.unlink(missing_ok=True)
-    run = subprocess.run(
-        [sys.executable, str(GANG), str(orders), str(result)], check=False, capture_output=True, text=True,
-        timeout=GANG_SECONDS, env={**os.environ, **gang},
-    )  # fmt: skip
-    done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
+    done, failure = run_gang(GANG, hardware, json.dumps([case for some in cases.values() for case in some]), gang)
     answers = {answer["name"]: answer for answer in done}
     for name, some in cases.items():
         yield _finding(
             f"{name}, {len(some)} plans, {gang['GANG_BACKEND']}", [answers.get(case["name"]) for case in some]
         )
-    if run.returncode != 0:
-        raise RuntimeError(f"the gang ended after {len(done)} plans: {run.stderr.strip()[-300:]}")
+    if failure:
+        raise RuntimeError(f"the gang ended after {len(done)} plans: {failure}")
+
+
+def run_gang(program: Path, hardware: Hardware, orders: str, gang: dict[str, str]) -> tuple[list[Any], str]:
+    """Run a program of `eight_processes` on its orders. Returns what it wrote, empty if nothing, and how it failed, empty if not."""
+    given, result = hardware.folder / "orders.json", hardware.folder / "result.json"
+    given.write_text(orders, encoding="utf-8")
+    result.unlink(missing_ok=True)
+    run = subprocess.run(
+        [sys.executable, str(program), str(given), str(result)], check=False, capture_output=True, text=True,
+        timeout=GANG_SECONDS, env={**os.environ, **gang},
+    )  # fmt: skip
+    found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
+    return found, run.stderr.strip()[-300:] or f"code {run.returncode}" if run.returncode else ""
 
 
 def _finding(subject: str, answers: list[dict[str, Any] | None]) -> Finding:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,12 +15,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpu_checks.findings import Finding, predicted, skipped
 from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
 from gpu_checks.running import Subject
+from gpu_checks.whole_trials import uniform_plan
 from gpu_checks.worker_commands import WorkerCommands
 from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage, split_rows
+from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.profiles import Profiles
 from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
@@ -92,37 +92,30 @@ class RankBench:
     def plans(self) -> dict[str, Plan]:
         """Return one plan of each kind, and some random ones."""
         found = {
-            "data 8": self._uniform(1, 1, 8),
-            "zero3 8": self._uniform(1, 1, 8, sharding=Sharding.ZERO3),
-            "tensor 2, data 2, 2 stages, zero1": self._uniform(2, 2, 2, sharding=Sharding.ZERO1),
-            "data 2, 4 stages, gpipe, recompute": self._uniform(4, 1, 2, Schedule.GPIPE, recompute=True),
+            "data 8": self._uniform(data=8),
+            "zero3 8": self._uniform(data=8, sharding=Sharding.ZERO3),
+            "tensor 2, data 2, 2 stages, zero1": self._uniform(data=2, tensor=2, sharding=Sharding.ZERO1),
+            "data 2, 4 stages, gpipe, recompute": replace(
+                self._uniform(data=2, recompute=True), schedule=Schedule.GPIPE
+            ),
         }
         if not self.hardware.small:
-            found["tensor 4, data 2, zero2"] = self._uniform(1, 4, 2, sharding=Sharding.ZERO2)
+            found["tensor 4, data 2, zero2"] = self._uniform(data=2, tensor=4, sharding=Sharding.ZERO2)
             layers = len(self.model.layers)
             for seed in range(RANDOM_PLANS):
                 found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=self.degrees, devices=8)
         return {self.only: found[self.only]} if self.only else found
 
-    def _uniform(
-        self,
-        stages: int,
-        tensor: int,
-        data: int,
-        schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD,
-        **strategy: Sharding | bool,
-    ) -> Plan:
-        layers, size = len(self.model.layers), tensor * data
-        cuts = [round(stage * layers / stages) for stage in range(stages + 1)]
-        rows = split_rows(ROWS, data)
-        made = tuple(
-            Stage(
-                DEVICES[stage * size : (stage + 1) * size],
-                (LayerRun(first, end - first, tensor, data, rows, **strategy),),  # type: ignore[arg-type]
-            )
-            for stage, (first, end) in enumerate(pairwise(cuts))
+    def _uniform(self, *, data: int, tensor: int = 1, **strategy: Sharding | bool) -> Plan:
+        return uniform_plan(
+            len(self.model.layers),
+            DEVICES,
+            rows=ROWS,
+            micro_batches=MICRO_BATCHES,
+            data=data,
+            tensor=tensor,
+            **strategy,
         )
-        return Plan(layers, ROWS * MICRO_BATCHES, (Pipeline(MICRO_BATCHES, ROWS, made),), schedule)
 
     def find(self, subject: str, plan: Plan, rank: int) -> Iterator[Finding]:
         """Run a rank's iterations, whose collectives return at once, and compare them with the prediction."""

@@ -10,7 +10,7 @@ from gpu_checks.findings import Finding, judged, skipped
 from gpu_checks.hardware import Hardware
 from gpu_checks.plan_gangs import gang_subjects
 from gpu_checks.running import Subject
-from gpu_checks.whole_trials import predicted_trial_findings, trial_findings, uniform_plan
+from gpu_checks.whole_trials import here, predicted_trial_findings, trial_findings, uniform_plan
 from gpu_checks.worker_commands import NETWORK, NODE, WorkerCommands
 from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.families import Gpt
@@ -71,7 +71,7 @@ class Machine:
         """Try GPT-2 small on two devices, predicted from the measured link."""
         gpt = Gpt(2, 64, 4, 32, 256) if self.hardware.small else Gpt(12, 768, 12, 1024, 50257)
         model = Model.of(gpt, self.hardware.half)
-        plan = uniform_plan(len(model.layers), devices=2, data=data, rows=ROWS, micro_batches=MICRO_BATCHES)
+        plan = uniform_plan(len(model.layers), here(2), data=data, rows=ROWS, micro_batches=MICRO_BATCHES)
         yield from trial_findings(f"GPT-2 small, {way}", self.hardware, model, plan, self._inside)
 
     def demo(self) -> Iterator[Finding]:

@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 from gpu_checks.findings import Finding, judged, skipped
 from gpu_checks.gang_memory import findings_of_pipelines
 from gpu_checks.hardware import Hardware
 from gpu_checks.plan_gangs import PROCESSES, gang_subjects
 from gpu_checks.running import Subject
+from gpu_checks.whole_trials import uniform_plan
 from gpu_checks.worker_commands import WorkerCommands, ended
 from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import Plan, Sharding
 from trainwright.worker_api import (
     NODE_NAME_VARIABLE,
     PROGRESS_MARKER,
@@ -81,17 +81,15 @@ class SharedGangs:
 
     def plan(self, devices: tuple[Device, ...], *, data: int = 1, tensor: int = 1, sharding: Sharding) -> Plan:
         """Return a plan of equal stages."""
-        layers, size = len(self.model.layers), data * tensor
-        stages = len(devices) // size
-        cuts = [round(stage * layers / stages) for stage in range(stages + 1)]
-        made = tuple(
-            Stage(
-                devices[number * size : (number + 1) * size],
-                (LayerRun(first, end - first, tensor, data, split_rows(ROWS, data), sharding=sharding),),
-            )
-            for number, (first, end) in enumerate(pairwise(cuts))
+        return uniform_plan(
+            len(self.model.layers),
+            devices,
+            rows=ROWS,
+            micro_batches=MICRO_BATCHES,
+            data=data,
+            tensor=tensor,
+            sharding=sharding,
         )
-        return Plan(layers, ROWS * MICRO_BATCHES, (Pipeline(MICRO_BATCHES, ROWS, made),))
 
     def plans(self) -> Iterator[Finding]:
         """Train by several plans, whose ranks draw their own parts of the same weights, and compare the losses."""

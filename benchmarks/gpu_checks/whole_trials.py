@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from gpu_checks.findings import Finding, judged, predicted, skipped
 from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
@@ -11,23 +12,38 @@ from gpu_checks.worker_commands import INSIDE, NODE, WorkerCommands
 from trainwright.cluster import Device, Port
 from trainwright.cost.estimate import Estimate
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
 from trainwright.worker_api import TrialReport, TrialTask
 
 MEMORY_SHARE = 0.9
 """Share of the memory above which a prediction is not tried."""
 
 
-def uniform_plan(layers: int, *, devices: int, data: int, rows: int, micro_batches: int) -> Plan:
-    """Return a plan of equal stages on the slots of one node."""
-    stages = devices // data
+def here(count: int) -> tuple[Device, ...]:
+    """Return the first devices of this machine."""
+    return tuple(Device(NODE, slot) for slot in range(count))
+
+
+def uniform_plan(  # noqa: PLR0913 - what such a plan states
+    layers: int,
+    devices: Sequence[Device],
+    *,
+    rows: int,
+    micro_batches: int,
+    data: int = 1,
+    tensor: int = 1,
+    **strategy: Sharding | bool,
+) -> Plan:
+    """Return a plan of equal stages, each with these degrees, under 1F1B; `strategy` are other fields of its runs of layers."""
+    size = data * tensor
+    stages = len(devices) // size
     cuts = [round(stage * layers / stages) for stage in range(stages + 1)]
     made = tuple(
         Stage(
-            tuple(Device(NODE, slot) for slot in range(number * data, (number + 1) * data)),
-            (LayerRun(cuts[number], cuts[number + 1] - cuts[number], 1, data, split_rows(rows, data)),),
+            tuple(devices[number * size : (number + 1) * size]),
+            (LayerRun(first, end - first, tensor, data, split_rows(rows, data), **strategy),),  # type: ignore[arg-type]
         )
-        for number in range(stages)
+        for number, (first, end) in enumerate(pairwise(cuts))
     )
     return Plan(layers, rows * micro_batches, (Pipeline(micro_batches, rows, made),))
 
