@@ -195,7 +195,7 @@ class RunAheadLimit:
 
     @classmethod
     def of(cls, device: torch.device) -> RunAheadLimit:
-        return cls(_mark_stream if device.type == "cuda" else None)
+        return cls(_stream_marker(device))
 
     def wait(self) -> None:
         """Wait until the device has finished all but the last few operations."""
@@ -226,7 +226,7 @@ class DeviceProgress:
 
     @classmethod
     def of(cls, device: torch.device, beat: Callable[[str], None]) -> DeviceProgress:
-        return cls(beat, _mark_stream if device.type == "cuda" else None)
+        return cls(beat, _stream_marker(device))
 
     def beat(self, doing: str) -> None:
         """Record that an action begins."""
@@ -242,6 +242,11 @@ class DeviceProgress:
             return ""
         reached = marks[pending - 1][0] if pending else "an earlier action"
         return f"its device is at: {reached}; {len(marks) - pending} later actions wait, first: {marks[pending][0]}"
+
+
+def _stream_marker(device: torch.device) -> Callable[[], Mark] | None:
+    """Return what marks the device's stream; None if the process does the work itself."""
+    return _mark_stream if device.type == "cuda" else None
 
 
 def _mark_stream() -> Mark:

@@ -47,9 +47,6 @@ class Mark:
     def query(self) -> bool:
         return self.number <= self.stream.passed
 
-    def synchronize(self) -> None:
-        self.stream.passed = max(self.stream.passed, self.number)
-
 
 @pytest.mark.parametrize(
     ("passed", "text"),

@@ -35,9 +35,6 @@ class Mark:
     stream: LazyStream
     number: int
 
-    def query(self) -> bool:
-        return self.number <= self.stream.finished
-
     def synchronize(self) -> None:
         self.stream.finished = max(self.stream.finished, self.number)
         self.stream.waits.append(self.number)

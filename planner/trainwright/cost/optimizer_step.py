@@ -118,10 +118,8 @@ def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
     """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them."""
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
     for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
-        gathers_after_update = run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and not plan_times.gathers_for_passes(
-            run
-        )
-        if gathers_after_update and run.data > 1:
+        updates_shards = run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1
+        if updates_shards and not plan_times.gathers_for_passes(run):
             collective = context.collectives.all_reduce(layout.data_groups)
             total += collective.all_gather_seconds(values * context.model.dtype.num_bytes)
     return total
