@@ -62,8 +62,8 @@ class JobSpec(ApiModel):
     MASTER_PORT are set as launch.sh needs them; in trials TRAINWRIGHT_ITERATIONS is the number of iterations to run, and a
     job that runs more is stopped."""
     pod_template: Annotated[PodTemplate, Field(json_schema_extra=without_default)] = PodTemplate()
-    """What is merged into the job's pods, for example volumes with the data set, instead of worker.podTemplate. The tolerations
-    of worker.podTemplate are added, since nodes are chosen by them."""
+    """Fields that are merged into the job's pods, for example volumes with the data set. It replaces worker.podTemplate, of
+    which only the tolerations are kept, since nodes are chosen by them."""
 
 
 class FrameworkSpec(JobSpec):
