@@ -12,8 +12,8 @@ SERIAL = (cluster or apiserver or torch_processes)
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
 TITAN = torchtitan==0.3.0  # what the exports name
-# Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
-SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
+# Gradients of plans against one process, devices and order of collectives of their ranks, checkpoints, profiles, trials, torchrun, all ends of a gang.
+SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py device_placement.py collective_order.py layers_attention.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
 .PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
@@ -49,8 +49,8 @@ test-releases: venv  ## The worker on the oldest and the newest release of torch
 	  TORCH=$$release deploy/development/venv.sh && .venv-$$release/bin/python -m pytest -m "not slow" $(SMOKE) || exit 1; \
 	done
 
-test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md: write the table; skipped where there are none)
-	PYTHONPATH=planner:profiler-image:benchmarks:tests/worker/oracles $(PYTHON) benchmarks/gpu_checks $(if $(WRITE),--write $(WRITE))
+test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md: write the table; OPTIONS=--help: others; skipped where there are none)
+	PYTHONPATH=planner:profiler-image:benchmarks:tests/worker/oracles $(PYTHON) benchmarks/gpu_checks $(if $(WRITE),--write $(WRITE)) $(OPTIONS)
 
 bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
 	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
 from gpu_checks.running import Subject
 from gpu_checks.whole_trials import uniform_plan
 from gpu_checks.worker_commands import WorkerCommands
+from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.layer import Dtype
@@ -27,6 +30,7 @@ from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
 from trainwright.runtime import Runtime
 from trainwright.timeline import Moment
+from trainwright.training import Optimizer, RequestedDtype, Training
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
@@ -42,84 +46,113 @@ ITERATIONS = 3
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
     """Yield all plans in the native half format, and one in float16, whose gradients are scaled."""
-    yield from RankBench(hardware, hardware.half).subjects()
+    yield from RankBench(hardware, _llama(hardware.half, small=hardware.small), _plans(hardware)).subjects()
     if hardware.half is not Dtype.FLOAT16:
-        yield from RankBench(hardware, Dtype.FLOAT16, only="zero3 8").subjects()
+        zero3 = {"zero3 8": _plans(hardware)["zero3 8"]}
+        yield from RankBench(hardware, _llama(Dtype.FLOAT16, small=hardware.small), zero3).subjects()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlan:
+    """Plan and training of two documents.
+
+    Attributes:
+        ranks: those to check; empty: the first of the first and of the last stage.
+    """
+
+    name: str
+    plan: Plan
+    training: Training
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def read(cls, plan_file: Path, model_file: Path, ranks: Sequence[int]) -> GivenPlan:
+        """Read the documents. Raises OSError, or ValueError with one sentence."""
+        plan: Plan = documents.loads(plan_file.read_bytes(), Plan, source=str(plan_file))
+        training: Training = documents.loads(model_file.read_bytes(), Training, source=str(model_file))
+        layers = len(training.family.stack(training.attention).layers)
+        if plan.model_layers != layers:
+            raise ValueError(
+                f"{plan_file}: the plan is for a model of {plan.model_layers} layers, but that of {model_file} has {layers}; "
+                "give the model that the plan was made for"
+            )
+        for rank in ranks:
+            if not 0 <= rank < len(plan.devices):
+                raise ValueError(f"--rank: the plan has ranks 0 to {len(plan.devices) - 1}, got {rank}")
+        return cls(plan_file.stem, plan, training, tuple(ranks))
+
+    def subjects(self, hardware: Hardware) -> Iterator[Subject]:
+        """Yield the ranks, in the device's half format unless the training names one."""
+        training = self.training
+        if training.dtype is RequestedDtype.AUTO:
+            training = training.in_format(hardware.half)
+        bench = RankBench(hardware, training.model, {self.name: self.plan}, training.optimizer, self.ranks)
+        yield from bench.subjects()
+
+
+def _llama(dtype: Dtype, *, small: bool) -> Model:
+    if small:
+        return Model.of(Llama(3, 64, 4, 32, 256, intermediate_size=128), dtype)
+    return Model.of(Llama(4, 4096, 32, 2048, 8192), dtype)
+
+
+def _plans(hardware: Hardware) -> dict[str, Plan]:
+    """Return one plan of each kind, and some random ones."""
+    layers = len(_llama(hardware.half, small=hardware.small).layers)
+
+    def uniform(*, data: int, tensor: int = 1, **strategy: Sharding | bool) -> Plan:
+        return uniform_plan(
+            layers, DEVICES, rows=ROWS, micro_batches=MICRO_BATCHES, data=data, tensor=tensor, **strategy
+        )
+
+    found = {
+        "data 8": uniform(data=8),
+        "zero3 8": uniform(data=8, sharding=Sharding.ZERO3),
+        "tensor 2, data 2, 2 stages, zero1": uniform(data=2, tensor=2, sharding=Sharding.ZERO1),
+        "data 2, 4 stages, gpipe, recompute": replace(uniform(data=2, recompute=True), schedule=Schedule.GPIPE),
+    }
+    if not hardware.small:
+        found["tensor 4, data 2, zero2"] = uniform(data=2, tensor=4, sharding=Sharding.ZERO2)
+        for seed in range(RANDOM_PLANS):
+            found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=(1, 2, 4), devices=8)
+    return found
 
 
 @dataclass(frozen=True)
 class RankBench:
-    """Model, its profiles, and plans for eight devices of which one is at hand.
+    """Model and plans, of which one rank after another runs on the one device at hand.
 
     Attributes:
-        only: name of the only plan; empty: all.
+        plans: by name.
+        ranks: those that run; empty: the first of the first and of the last stage, which may be of different pipelines.
     """
 
     hardware: Hardware
-    dtype: Dtype
-    only: str = ""
+    model: Model
+    plans: Mapping[str, Plan]
+    optimizer: Optimizer = "adam"
+    ranks: tuple[int, ...] = ()
 
     def subjects(self) -> Iterator[Subject]:
-        """Yield the first rank of the first and of the last stage of every plan, which may be of different pipelines."""
+        """Yield every rank that runs."""
         for name, plan in self.plans.items():
-            for stage in dict.fromkeys((plan.pipelines[0].stages[0], plan.pipelines[-1].stages[-1])):
-                rank = plan.devices.index(stage.devices[0])
-                subject = f"{self.dtype} {name}, rank {rank}"
+            ends = plan.pipelines[0].stages[0], plan.pipelines[-1].stages[-1]
+            for rank in self.ranks or dict.fromkeys(plan.devices.index(stage.devices[0]) for stage in ends):
+                subject = f"{self.model.dtype} {name}, rank {rank}"
                 yield Subject(subject, partial(self.find, subject, plan, rank))
 
     @cached_property
-    def model(self) -> Model:
-        if self.hardware.small:
-            return Model.of(Llama(3, 64, 4, 32, 256, intermediate_size=128), self.dtype)
-        return Model.of(Llama(4, 4096, 32, 2048, 8192), self.dtype)
-
-    @cached_property
-    def degrees(self) -> tuple[int, ...]:
-        if self.only:
-            return (1,)
-        return (1, 2) if self.hardware.small else (1, 2, 4)
-
-    @cached_property
     def measured(self) -> tuple[Profiles, Runtime]:
-        rows: dict[int, set[int]] = {degree: set() for degree in self.degrees}
+        rows: defaultdict[int, set[int]] = defaultdict(set)
         for plan in self.plans.values():
             for run in (run for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers):
                 for degree in {1, run.tensor}:  # no tensor degree divides some kinds of layers
                     rows[degree] |= set(run.rows)
         return WorkerCommands(self.hardware).profile(self.model, rows)
 
-    @cached_property
-    def plans(self) -> dict[str, Plan]:
-        """Return one plan of each kind, and some random ones."""
-        found = {
-            "data 8": self._uniform(data=8),
-            "zero3 8": self._uniform(data=8, sharding=Sharding.ZERO3),
-            "tensor 2, data 2, 2 stages, zero1": self._uniform(data=2, tensor=2, sharding=Sharding.ZERO1),
-            "data 2, 4 stages, gpipe, recompute": replace(
-                self._uniform(data=2, recompute=True), schedule=Schedule.GPIPE
-            ),
-        }
-        if not self.hardware.small:
-            found["tensor 4, data 2, zero2"] = self._uniform(data=2, tensor=4, sharding=Sharding.ZERO2)
-            layers = len(self.model.layers)
-            for seed in range(RANDOM_PLANS):
-                found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=self.degrees, devices=8)
-        return {self.only: found[self.only]} if self.only else found
-
-    def _uniform(self, *, data: int, tensor: int = 1, **strategy: Sharding | bool) -> Plan:
-        return uniform_plan(
-            len(self.model.layers),
-            DEVICES,
-            rows=ROWS,
-            micro_batches=MICRO_BATCHES,
-            data=data,
-            tensor=tensor,
-            **strategy,
-        )
-
     def find(self, subject: str, plan: Plan, rank: int) -> Iterator[Finding]:
         """Run a rank's iterations, whose collectives return at once, and compare them with the prediction."""
-        estimate = WorkerCommands(self.hardware).predict(plan, self.model, *self.measured)
+        estimate = WorkerCommands(self.hardware).predict(plan, self.model, *self.measured, optimizer=self.optimizer)
         expected_bytes = dict(estimate.memory_by_device)[plan.devices[rank]]
         expected_bytes -= estimate.memory_parts[rank].constant_bytes  # outside the allocator
         if expected_bytes > MEMORY_SHARE * self.hardware.memory_bytes:
@@ -145,7 +178,7 @@ class RankBench:
         device = self.hardware.device
         held = torch.cuda.memory_allocated(device) if self.hardware.is_gpu else 0
         groups = ProcessGroups(timedelta(minutes=1))
-        executor = PlanExecutor(plan, self.model, TrainingConfig(), RankContext(rank, device), groups)
+        executor = PlanExecutor(plan, self.model, TrainingConfig(self.optimizer), RankContext(rank, device), groups)
         batch = executor.make_batch(0)
         executor.run_iteration(batch)
         seconds = []

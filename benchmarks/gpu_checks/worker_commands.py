@@ -17,6 +17,7 @@ from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import ProcessBytes, Runtime
+from trainwright.training import Optimizer
 from trainwright.worker_api import (
     FAILURE_MARKER,
     REPORT_MARKER,
@@ -96,8 +97,15 @@ class WorkerCommands:
             held = max(held, report.process_bytes or 0)
         return Profiles(tuple(layers)), Runtime(process_bytes=(ProcessBytes(self.hardware.name, held),))
 
-    def predict(
-        self, plan: Plan, model: Model, profiles: Profiles, runtime: Runtime, inside: Port = INSIDE
+    def predict(  # noqa: PLR0913 - what an estimate depends on
+        self,
+        plan: Plan,
+        model: Model,
+        profiles: Profiles,
+        runtime: Runtime,
+        inside: Port = INSIDE,
+        *,
+        optimizer: Optimizer = "adam",
     ) -> Estimate:
         """Return the planner's estimate of a plan whose devices are all like this one."""
         slots: dict[str, int] = {}
@@ -106,4 +114,4 @@ class WorkerCommands:
         name = self.hardware.name
         nodes = tuple(Node(node, name, count, NETWORK, inside) for node, count in slots.items())
         cluster = Cluster((Accelerator(name, self.hardware.memory_bytes),), nodes)
-        return estimate(plan, model=model, cluster=cluster, profiles=profiles, runtime=runtime)
+        return estimate(plan, model=model, cluster=cluster, profiles=profiles, optimizer=optimizer, runtime=runtime)

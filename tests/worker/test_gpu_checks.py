@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,14 @@ from gpu_checks import __main__ as program
 from gpu_checks import family_layers, plan_ranks
 from gpu_checks.findings import Finding, Verdict, judged, predicted
 from gpu_checks.hardware import Hardware
+from gpu_checks.plan_ranks import GivenPlan
 from gpu_checks.running import Subject, find_within
+from trainwright import documents
+from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.timeline import Action, Moment
+from trainwright.training import Training
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("planner", "profiler-image", "benchmarks", "tests/worker/oracles")
@@ -67,6 +72,25 @@ def test_program_skips_with_one_sentence_when_torch_sees_no_gpu(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert program.main() == 0
     assert capsys.readouterr().out.startswith("skipped: torch sees no GPU here")
+
+
+def test_plan_of_a_file_gets_the_ranks_that_are_named(tmp_path: Path, make) -> None:
+    devices = tuple(Device("node", slot) for slot in range(4))
+    plan, model = tmp_path / "plan.json", tmp_path / "model.yaml"
+    plan.write_text(documents.dumps(make.plan(devices, data=2)), encoding="utf-8")
+    model.write_text(documents.dumps(Training(8, gpt=make.gpt)), encoding="utf-8")
+    hardware = Hardware("cpu", True, tmp_path)
+
+    def subjects(*ranks: int) -> list[str]:
+        return [one.name for one in GivenPlan.read(plan, model, ranks).subjects(hardware)]
+
+    assert subjects(3) == ["bfloat16 plan, rank 3"]
+    assert subjects() == ["bfloat16 plan, rank 0", "bfloat16 plan, rank 2"]
+    with pytest.raises(ValueError, match="--rank: the plan has ranks 0 to 3, got 4"):
+        subjects(4)
+    model.write_text(documents.dumps(Training(8, gpt=replace(make.gpt, layers=3))), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the plan is for a model of 4 layers, but that of .*model.yaml has 5"):
+        subjects()
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
