@@ -91,6 +91,7 @@ class FlatParameter:
         split_size: values of the split parameters, with padding.
         size: values of all parameters, with padding.
         full_gradients: unsharded gradients, padded to equal shards; None while there are none.
+        gradient_views: its views in the shapes of the weights; empty while there are none.
         gradient_shard: this rank's shard of the reduced gradients; None before reduction.
         master_shard: this rank's shard of the weights in float32, which the optimizer updates.
         shard: this rank's shard of the weights in the model's dtype.
@@ -132,7 +133,7 @@ class FlatParameter:
             weight.parameter.data = view
         self.full_gradients: Tensor | None = None
         self.gradient_shard: Tensor | None = None
-        self._gradient_views: list[Tensor] = []
+        self.gradient_views: list[Tensor] = []
         self._all_gather: dist.Work | None = None
 
     def _make_shards(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -195,9 +196,9 @@ class FlatParameter:
         if self.full_gradients is not None:
             return
         self.full_gradients = torch.zeros(self.shard_size * self.shard_group.count, device=self.full_values.device)
-        self._gradient_views = self.views(self.full_gradients)
+        self.gradient_views = self.views(self.full_gradients)
         if self.accumulates_in_place:
-            for weight, view in zip(self.weights, self._gradient_views, strict=True):
+            for weight, view in zip(self.weights, self.gradient_views, strict=True):
                 weight.parameter.grad = view
 
     def accumulate_gradients(self, *, contributes: bool = True) -> None:
@@ -207,7 +208,7 @@ class FlatParameter:
         """
         if self.accumulates_in_place:
             return
-        for weight, view in zip(self.weights, self._gradient_views, strict=True):
+        for weight, view in zip(self.weights, self.gradient_views, strict=True):
             gradient, weight.parameter.grad = weight.parameter.grad, None
             if gradient is not None and contributes:
                 view.add_(gradient)
@@ -216,7 +217,7 @@ class FlatParameter:
         """Free the unsharded gradients, unless they persist."""
         if self.keeps_full_gradients:
             return
-        self.full_gradients, self._gradient_views = None, []
+        self.full_gradients, self.gradient_views = None, []
         for weight in self.weights:
             weight.parameter.grad = None
 

@@ -78,10 +78,9 @@ class _PartialReduction:
         ]
 
     def sum(self) -> None:
-        gradients = self._flat_parameter.full_gradients
-        if self._group is None or not self._partial_indices or gradients is None:
+        views = self._flat_parameter.gradient_views
+        if self._group is None or not self._partial_indices or not views:
             return
-        views = self._flat_parameter.views(gradients)
         packed = torch.cat([views[place].flatten() for place in self._partial_indices])
         dist.all_reduce(packed, group=self._group)
         _unpack(packed, [views[place] for place in self._partial_indices])
@@ -165,8 +164,7 @@ class _SliceAllReduction(Reduction):
         if flat_parameter.full_gradients is None:
             return
         self._partial.sum()
-        views = flat_parameter.views(flat_parameter.full_gradients)
-        slices = [self._slice(views, number) for number in self._groups]
+        slices = [self._slice(flat_parameter.gradient_views, number) for number in self._groups]
         messages = [torch.cat([piece.flatten() for piece in slice_]) for slice_ in slices]
         for message, group in zip(messages, self._groups.values(), strict=True):
             if group is not None:
@@ -260,13 +258,9 @@ class _TiedSliceAllReduction(Reduction):
             part.keep_gradient_shard()
 
     def _piece(self, part: FlatParameter, number: int, first: int) -> Tensor:
-        if part.full_gradients is None:
-            raise RuntimeError("there are no gradients to reduce")
-        return part.weights[0].narrow(part.views(part.full_gradients)[0], number, self._slice_count, first)
+        return part.weights[0].narrow(part.gradient_views[0], number, self._slice_count, first)
 
 
 def _unpack(packed: Tensor, targets: list[Tensor]) -> None:
-    start = 0
-    for target in targets:
-        target.copy_(packed[start : start + target.numel()].view(target.shape))
-        start += target.numel()
+    for target, values in zip(targets, packed.split([target.numel() for target in targets]), strict=True):
+        target.copy_(values.view(target.shape))
