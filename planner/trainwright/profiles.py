@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Final, Literal
@@ -15,6 +16,8 @@ MORE_THAN_ANY_DEVICE_BYTES: Final = 2**42
 """Activation bytes of a layer that did not fit: more than any device has, so that no plan counts on it."""
 STORES_SCORES: Final = "math"
 """Kernel of PyTorch's fused attention that stores all scores."""
+HOST_BOUND_SHARE: Final = 0.9
+"""Share of a layer's seconds in whose submission the host, not the GPU, determines them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class LayerProfile:
             activations and workspace; None if it was not measured.
         attention: kernels of PyTorch's fused attention that the forward took on a GPU (`flash`, `cudnn`, `memory_efficient`,
             `math`); empty on other devices and without attention.
+        submission_seconds: time that the process takes to submit a forward and a backward to an idle GPU; None on other
+            devices.
     """
 
     accelerator: str
@@ -46,6 +51,7 @@ class LayerProfile:
     relative_spread: Ratio = 0.0
     peak_bytes: Bytes | None = None
     attention: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
+    submission_seconds: Annotated[Seconds | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.tensor_degree < 1:
@@ -58,6 +64,12 @@ class LayerProfile:
                 raise ValueError(
                     f"profile of {self.kind} on {self.accelerator} has a negative {name}: {getattr(self, name)}"
                 )
+
+    @property
+    def is_host_bound(self) -> bool:
+        """True if the GPU computes the layer as fast as the process submits its operators, and no faster."""
+        submitted = self.submission_seconds
+        return submitted is not None and submitted >= HOST_BOUND_SHARE * (self.forward_seconds + self.backward_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +153,16 @@ class Profiles:
 
     def kinds_that_store_scores(self) -> dict[str, tuple[str, ...]]:
         """Return the kinds of layers whose attention stores all scores, by accelerator."""
-        found: dict[str, dict[str, None]] = {}
-        for layer in self.layers:
-            if STORES_SCORES in layer.attention:
-                found.setdefault(layer.accelerator, {})[layer.kind] = None
-        return {accelerator: tuple(kinds) for accelerator, kinds in found.items()}
+        return _kinds_by_accelerator(layer for layer in self.layers if STORES_SCORES in layer.attention)
+
+    def host_bound_kinds(self) -> dict[str, tuple[str, ...]]:
+        """Return the kinds of layers that the host bounds at every profiled number of rows, by accelerator."""
+        always = {
+            (accelerator, kind)
+            for (accelerator, kind, _), series in self._series.items()
+            if all(layer.is_host_bound for layer in series)
+        }
+        return _kinds_by_accelerator(layer for layer in self.layers if (layer.accelerator, layer.kind) in always)
 
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Interpolate a layer's cost between profiled row counts; beyond them the nearest segment continues.
@@ -182,6 +199,13 @@ class Profiles:
             part.activation_bytes * times,
             part.parameter_bytes * times,
         )
+
+
+def _kinds_by_accelerator(layers: Iterable[LayerProfile]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for layer in layers:
+        found.setdefault(layer.accelerator, {})[layer.kind] = None
+    return {accelerator: tuple(kinds) for accelerator, kinds in found.items()}
 
 
 def _not_profiled(accelerator: str, kind: str, tensor_degree: int) -> ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from flow_reports import report_of
 from flow_world import World, node, spec_of
 
@@ -78,18 +79,24 @@ def test_process_bytes_of_profiles_become_the_runtimes() -> None:
     assert documents.loads(stored, Runtime).process_bytes == (ProcessBytes("emulated-t4", 4 * 2**20),)
 
 
-def test_condition_names_the_layers_whose_attention_stores_all_scores() -> None:
+@pytest.mark.parametrize(
+    ("found", "clause"),
+    [
+        ({"attention": ("math",)}, "attention of block stores all scores on emulated-t4"),
+        ({"submission_seconds": 1e3}, "the host, not the GPU, bounds block on emulated-t4"),
+    ],
+)
+def test_condition_names_layers_of_slow_attention_and_those_that_the_host_bounds(found: dict, clause: str) -> None:
     def report(order):
-        found = report_of(order)
+        measured = report_of(order)
         if not isinstance(order, ProfilingTask) or "t4" not in order.gang.nodes[0].accelerator:
-            return found
-        kernels = {"block": ("math",)}
-        layers = tuple(replace(layer, attention=kernels.get(layer.kind, ())) for layer in found.layers)
-        return replace(found, layers=layers)
+            return measured
+        layers = tuple(replace(layer, **found) if layer.kind == "block" else layer for layer in measured.layers)
+        return replace(measured, layers=layers)
 
     world = World(spec=spec_of(search={"planner": "Amp"}), nodes=BOTH, report=report)
     world.run(until=lambda: world.status.profiles_ref is not None)
-    assert world.condition("Profiled").message.endswith("; attention of block stores all scores on emulated-t4")
+    assert world.condition("Profiled").message.endswith(f"; {clause}")
 
 
 def test_accelerator_is_omitted_when_a_layer_does_not_fit() -> None:

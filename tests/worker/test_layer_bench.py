@@ -270,3 +270,19 @@ def test_cache_is_flushed_before_every_timing(make, monkeypatch) -> None:
     monkeypatch.setattr(stopwatch._cache_flush, "run", lambda: flushes.append("flush"))
     assert len(stopwatch.run_round(2)) == 2
     assert len(flushes) == 6
+
+
+def test_submission_is_timed_alone_after_the_device_is_idle(make, monkeypatch) -> None:
+    """Only forward and backward count, each time begun once the device has finished the former."""
+    task = ProfilingTask(make.gang(1), make.model, 1, rows=(2,))
+    layer = LayerUnderTest.of(task, make.model.kind("block"), 2, torch.device("cpu"), lambda _doing: None)
+    passed: list[str] = []
+    monkeypatch.setattr(layer_bench, "synchronize", lambda _device: passed.append("idle"))
+    readings = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0, 30.0, 39.0, 40.0, 42.5])
+
+    def read() -> float:
+        passed.append("read")
+        return next(readings)
+
+    assert layer_bench.submission_seconds(layer, read) == 2.5
+    assert passed == ["idle", "read", "read"] * 5

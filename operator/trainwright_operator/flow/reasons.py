@@ -164,7 +164,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.QUEUE_UNUSABLE: "spec.queueName: queue {queue} cannot be used: {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
-    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}{scores}{remarks}",
+    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}{slow}{remarks}",
     Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}",
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search failed: {what}",

@@ -134,7 +134,7 @@ class _Told:
         sentences = [
             *report.error_range_sentences(candidates[0], problem),
             *report.format_sentences(self.found),
-            *report.stored_scores_sentences(candidates[0], problem),
+            *report.profile_sentences(candidates[0], problem),
             *report.baseline_sentences(candidates[0], heuristic_baselines(self.planner, self.inputs, problem), problem),
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),

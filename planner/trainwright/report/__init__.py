@@ -20,9 +20,9 @@ from trainwright.report.export_price import ExportPrice, export_sentences, expor
 from trainwright.report.format_sentences import (
     format_fields,
     format_sentences,
+    profile_sentences,
     slow_format_fields,
     slow_sentence,
-    stored_scores_sentences,
 )
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.iteration_chart import timeline
@@ -82,6 +82,7 @@ __all__ = [
     "preference_sentences",
     "preset_lines",
     "preset_table",
+    "profile_sentences",
     "refusal_sentence",
     "runner_up",
     "running_fields",
@@ -90,7 +91,6 @@ __all__ = [
     "slow_sentence",
     "stopped_fields",
     "stopped_sentences",
-    "stored_scores_sentences",
     "timeline",
     "trial_fields",
     "trial_table",

@@ -1,8 +1,8 @@
-"""Number format of an answer: why it was chosen, what a slow one costs, and where no fast attention takes it."""
+"""Number format of an answer: why it was chosen, what a slow one costs, and which measured layers are slow and why."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trainwright.accelerators import PREFERRED, best_format, is_native
@@ -55,16 +55,21 @@ def slow_sentence(slow: SlowFormat, cluster: Cluster, used: Collection[str] | No
     return f"{where}: {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}."
 
 
-def stored_scores_sentences(candidate: Candidate, problem: Problem) -> list[str]:
-    """Return a sentence for each accelerator of a candidate whose profiled attention stores all scores."""
-    stored = problem.profiles.kinds_that_store_scores()
-    used = _accelerators(candidate, problem.cluster)
-    names = short_names(problem.cluster)
+def profile_sentences(candidate: Candidate, problem: Problem) -> list[str]:
+    """Return sentences on the accelerators of a candidate whose attention stores all scores, and whose host bounds layers."""
+    stored = _kinds_of(problem.profiles.kinds_that_store_scores(), candidate, problem.cluster)
+    bound = _kinds_of(problem.profiles.host_bound_kinds(), candidate, problem.cluster)
     return [
-        f"Attention of {' and '.join(stored[name])} stores all scores on {names[name]}: PyTorch has no faster kernel there for this number "
-        "format or width of a head."
-        for name in used
-        if name in stored
+        *(
+            f"Attention of {kinds} stores all scores on {name}: PyTorch has no faster kernel there for this number format "
+            "or width of a head."
+            for name, kinds in stored.items()
+        ),
+        *(
+            f"The host bounds {kinds} on {name}: a process submits their operators no faster than the GPU computes them, so "
+            "a faster GPU gains nothing; larger layers, or more rows if memory allows, do."
+            for name, kinds in bound.items()
+        ),
     ]
 
 
@@ -85,6 +90,12 @@ def slow_format_fields(slow: SlowFormat | None) -> dict[str, Any]:
 
 def _accelerators(candidate: Candidate, cluster: Cluster) -> list[str]:
     return list(dict.fromkeys(cluster.node(node).accelerator for node in candidate.plan.nodes))
+
+
+def _kinds_of(kinds: Mapping[str, tuple[str, ...]], candidate: Candidate, cluster: Cluster) -> dict[str, str]:
+    """Return the kinds of layers on each accelerator that the candidate uses, by its short name."""
+    names = short_names(cluster)
+    return {names[name]: " and ".join(kinds[name]) for name in _accelerators(candidate, cluster) if name in kinds}
 
 
 def _named(names: Collection[str], cluster: Cluster) -> str:

@@ -262,5 +262,5 @@ class _TiedSliceAllReduction(Reduction):
 
 
 def _unpack(packed: Tensor, targets: list[Tensor]) -> None:
-    for target, values in zip(targets, packed.split([target.numel() for target in targets]), strict=True):
+    for target, values in zip(targets, torch.split(packed, [target.numel() for target in targets]), strict=True):
         target.copy_(values.view(target.shape))

@@ -13,7 +13,7 @@ import torch
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
-from trainwright_worker.device import CacheFlush, Clock, TimeMark
+from trainwright_worker.device import CacheFlush, Clock, TimeMark, synchronize
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.errors import classify_error
@@ -31,6 +31,8 @@ MAX_ROUND_ITERATIONS = 1000
 """Maximum iterations of a GPU's round, each of which takes six events."""
 _GPU_WARMUP_SECONDS, _GPU_ROUND_SECONDS = 0.5, 0.25
 """Seconds of load before the first round, and of a round: clocks settle within some tenths of a second."""
+_SUBMISSIONS = 5
+"""Times that a layer is submitted to an idle device."""
 _MIN_SAMPLES = 6
 """Minimum samples for a 95 % confidence interval of the median."""
 
@@ -127,8 +129,25 @@ def profile_if_it_fits(
     return None
 
 
+def submission_seconds(layer: LayerUnderTest, read: Callable[[], float] = time.perf_counter) -> float:
+    """Return the median time that the process takes to submit a forward and a backward to an idle device.
+
+    Rounds do not show it: a process that is far ahead of its device waits for it.
+    """
+    samples = []
+    for _ in range(_SUBMISSIONS):
+        synchronize(layer.device)
+        begin = read()
+        layer.backward(layer.forward())
+        samples.append(read() - begin)
+        layer.reduce_gradients()
+        layer.reset_gradients()
+    return statistics.median(samples)
+
+
 def _profile(task: ProfilingTask, layer: LayerUnderTest, accelerator: str, watchdog: Watchdog) -> LayerProfile:
     lap_times = _measure_until_known(task, layer, watchdog)
+    is_gpu = layer.device.type == "cuda"
     return LayerProfile(
         accelerator=accelerator,
         kind=layer.kind.name,
@@ -142,7 +161,8 @@ def _profile(task: ProfilingTask, layer: LayerUnderTest, accelerator: str, watch
         samples=len(lap_times.forwards),
         relative_spread=relative_spread(lap_times.forward_backward),
         peak_bytes=layer.peak_bytes(),
-        attention=attention_kernels(layer.forward) if layer.device.type == "cuda" else (),
+        attention=attention_kernels(layer.forward) if is_gpu else (),
+        submission_seconds=submission_seconds(layer) if is_gpu else None,
     )
 
 

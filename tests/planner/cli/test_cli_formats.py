@@ -17,7 +17,7 @@ from trainwright.documents import dumps
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.profiles import Profiles
+from trainwright.profiles import LayerProfile, Profiles
 from trainwright.report import slow_sentence
 from trainwright.search.format_search import SlowFormat
 
@@ -58,6 +58,22 @@ def test_plan_names_layers_whose_measured_attention_stores_all_scores(tmp_path: 
     given = ("--planner=megatron", f"--profiles={tmp_path / 'profiles.json'}")
     shown = words(call(tmp_path, "plan", *given, machines="ampere", dtype="bfloat16"))
     assert ("Attention of block stores all scores on A100" in shown) == says
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.95, True), (0.8, False)])
+def test_plan_names_layers_that_the_host_bounds_at_all_rows(tmp_path: Path, share: float, says: bool) -> None:
+    model = Model.of(Gpt(4, 1024, 8, 512, 8192), Dtype.BFLOAT16)
+
+    def submitted(one: LayerProfile) -> LayerProfile:
+        least = share if one.rows == 4 else 1.0
+        seconds = least * (one.forward_seconds + one.backward_seconds) if one.kind == "block" else 0.0
+        return replace(one, submission_seconds=seconds)
+
+    estimated = estimate_profiles(model, [A100], tensor_degrees=(1, 2, 4), rows=(1, 2, 4))
+    (tmp_path / "profiles.json").write_text(dumps(Profiles(tuple(map(submitted, estimated.layers)))))
+    given = ("--planner=megatron", f"--profiles={tmp_path / 'profiles.json'}")
+    shown = words(call(tmp_path, "plan", *given, machines="ampere", dtype="bfloat16"))
+    assert ("The host bounds block on A100" in shown) == says
 
 
 @pytest.mark.parametrize(("machines", "dtype"), [("mixed", "float16"), ("ampere", "bfloat16")])

@@ -261,7 +261,7 @@ def _store_profiles(
             profiles=len(layers),
             accelerators=accelerators + chosen,
             lacking=lacking,
-            scores="".join(_describe_stored_scores(found) for _, found in kept),
+            slow="".join(_describe_slow_layers(found) for _, found in kept),
             remarks=remarks,
         ),
         status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
@@ -277,12 +277,17 @@ def _describe_slow_formats(speedups: Mapping[tuple[Dtype, str], float]) -> str:
     )
 
 
-def _describe_stored_scores(kept: Profiles) -> str:
-    """Return a clause on the layers whose attention stores all scores, or an empty string."""
-    stored = kept.kinds_that_store_scores()
-    return "".join(
-        f"; attention of {' and '.join(kinds)} stores all scores on {name}" for name, kinds in stored.items()
-    )
+def _describe_slow_layers(kept: Profiles) -> str:
+    """Return clauses on the layers whose attention stores all scores and on those that the host bounds, or an empty string."""
+    stored = [
+        f"; attention of {' and '.join(kinds)} stores all scores on {name}"
+        for name, kinds in kept.kinds_that_store_scores().items()
+    ]
+    bound = [
+        f"; the host, not the GPU, bounds {' and '.join(kinds)} on {name}"
+        for name, kinds in kept.host_bound_kinds().items()
+    ]
+    return "".join([*stored, *bound])
 
 
 def _describe_too_large(kept: Profiles) -> str:
