@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the program itself")
     parser.add_argument("--small", action="store_true", help="tiny sizes, which say nothing about a device")
     names = [check.name for check in CHECKS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CHECK", help=", ".join(names))
+    parser.add_argument("--only", nargs="+", choices=names, metavar="CHECK", help=", ".join(names))
     parser.add_argument("--plan", type=Path, metavar="FILE", help="check ranks of this plan instead, on one GPU")
     parser.add_argument("--model", type=Path, metavar="FILE", help="the training that the plan is for")
     parser.add_argument(
@@ -43,6 +43,8 @@ def _arguments() -> argparse.Namespace:
         parser.error("give --plan and --model together")
     if arguments.rank and arguments.plan is None:
         parser.error("--rank is of a plan; give --plan and --model")
+    if arguments.only and arguments.plan is not None:
+        parser.error("--only chooses among the usual checks, and --plan replaces them; give one of them")
     return arguments
 
 
@@ -74,7 +76,7 @@ def main() -> int:
 
 def _checks(arguments: argparse.Namespace) -> list[Check]:
     if arguments.plan is None:
-        return [check for check in CHECKS if check.name in arguments.only]
+        return [check for check in CHECKS if not arguments.only or check.name in arguments.only]
     given = GivenPlan.read(arguments.plan, arguments.model, arguments.rank)
     return [Check("ranks", 60 * arguments.minutes, given.subjects)]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,8 +22,9 @@ from gpu_checks.whole_trials import uniform_plan
 from gpu_checks.worker_commands import WorkerCommands
 from trainwright import documents
 from trainwright.cluster import Device
+from trainwright.exports.plan_shorthand import check_tensor_degree
 from trainwright.families import Llama
-from trainwright.layer import Dtype
+from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.profiles import Profiles
@@ -70,12 +72,17 @@ class GivenPlan:
         """Read the documents. Raises OSError, or ValueError with one sentence."""
         plan: Plan = documents.loads(plan_file.read_bytes(), Plan, source=str(plan_file))
         training: Training = documents.loads(model_file.read_bytes(), Training, source=str(model_file))
-        layers = len(training.family.stack(training.attention).layers)
-        if plan.model_layers != layers:
+        if training.attention is not Attention.FUSED:
+            raise ValueError(f"{model_file}: attention: the worker computes fused attention alone; leave the line out")
+        stack = training.family.stack(training.attention)
+        if plan.model_layers != len(stack.layers):
             raise ValueError(
-                f"{plan_file}: the plan is for a model of {plan.model_layers} layers, but that of {model_file} has {layers}; "
-                "give the model that the plan was made for"
+                f"{plan_file}: the plan is for a model of {plan.model_layers} layers, but that of {model_file} has "
+                f"{len(stack.layers)}; give the model that the plan was made for"
             )
+        for run in chain.from_iterable(stage.layers for stage in plan.stages):
+            named = f"{plan_file}: layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
+            check_tensor_degree(named, run.tensor, stack.max_tensor_degree)
         for rank in ranks:
             if not 0 <= rank < len(plan.devices):
                 raise ValueError(f"--rank: the plan has ranks 0 to {len(plan.devices) - 1}, got {rank}")

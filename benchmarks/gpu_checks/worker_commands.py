@@ -32,7 +32,9 @@ from trainwright.worker_api import (
 )
 
 NODE = "here"
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS, MAX_DEADLINE_SECONDS = 240.0, 1200.0
+SECONDS_OF_A_PROFILE = 4.0
+"""Upper estimate for one kind of layer at one number of rows."""
 NETWORK = Port(1e-5, 25e9)
 INSIDE = Port(5e-6, 100e9)
 """Links of predictions in which none matters, or none was measured."""
@@ -40,7 +42,7 @@ INSIDE = Port(5e-6, 100e9)
 
 def ended(process: subprocess.Popen[str]) -> tuple[WorkerReport | None, list[Failure]]:
     """Wait for a worker's command. Returns its report, if it succeeded, and the failures that it told of otherwise."""
-    output, errors = process.communicate(timeout=DEADLINE_SECONDS + 60)
+    output, errors = process.communicate(timeout=MAX_DEADLINE_SECONDS + 60)
     said = [line.split(" ", 1) for line in output.splitlines() if " " in line]
     reports = [body for marker, body in said if marker == REPORT_MARKER]
     if process.returncode == 0 and reports:
@@ -87,7 +89,10 @@ class WorkerCommands:
         layers: list[LayerProfile] = []
         held = 0
         for degree, counts in rows.items():
-            task = ProfilingTask(self.gang(), model, degree, tuple(sorted(counts)), seconds_per_layer=seconds_per_layer)
+            ordered = tuple(sorted(set(counts)))
+            wanted = SECONDS_OF_A_PROFILE * len(model.kinds) * len(ordered)
+            gang = replace(self.gang(), deadline_seconds=min(max(wanted, DEADLINE_SECONDS), MAX_DEADLINE_SECONDS))
+            task = ProfilingTask(gang, model, degree, ordered, seconds_per_layer=seconds_per_layer)
             if self.hardware.small:
                 task = replace(task, warmup_iterations=1, iterations=2, seconds_per_layer=0.0)
             report = self.report_of(task)

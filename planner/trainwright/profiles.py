@@ -34,8 +34,8 @@ class LayerProfile:
             activations and workspace; None if it was not measured.
         attention: kernels of PyTorch's fused attention that the forward took on a GPU (`flash`, `cudnn`, `memory_efficient`,
             `math`); empty on other devices and without attention.
-        submission_seconds: time that the process takes to submit a forward and a backward to an idle GPU; None on other
-            devices.
+        submission_seconds: time that the process takes to submit a forward and a backward to an idle GPU, with what it waits
+            for the GPU meanwhile, as some mixtures of experts do; None on other devices.
     """
 
     accelerator: str
@@ -156,13 +156,12 @@ class Profiles:
         return _kinds_by_accelerator(layer for layer in self.layers if STORES_SCORES in layer.attention)
 
     def host_bound_kinds(self) -> dict[str, tuple[str, ...]]:
-        """Return the kinds of layers that the host bounds at every profiled number of rows, by accelerator."""
-        always = {
-            (accelerator, kind)
-            for (accelerator, kind, _), series in self._series.items()
-            if all(layer.is_host_bound for layer in series)
-        }
-        return _kinds_by_accelerator(layer for layer in self.layers if (layer.accelerator, layer.kind) in always)
+        """Return the kinds of layers that the host bounds wherever they are profiled on an accelerator, by accelerator.
+
+        That is, at every tensor degree and number of rows.
+        """
+        others = {(layer.accelerator, layer.kind) for layer in self.layers if not layer.is_host_bound}
+        return _kinds_by_accelerator(layer for layer in self.layers if (layer.accelerator, layer.kind) not in others)
 
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Interpolate a layer's cost between profiled row counts; beyond them the nearest segment continues.

@@ -20,7 +20,7 @@ from gpu_checks.running import Subject, find_within
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.families import Llama
-from trainwright.layer import Dtype
+from trainwright.layer import Attention, Dtype
 from trainwright.timeline import Action, Moment
 from trainwright.training import Training
 
@@ -90,6 +90,13 @@ def test_plan_of_a_file_gets_the_ranks_that_are_named(tmp_path: Path, make) -> N
         subjects(4)
     model.write_text(documents.dumps(Training(8, gpt=replace(make.gpt, layers=3))), encoding="utf-8")
     with pytest.raises(ValueError, match=r"the plan is for a model of 4 layers, but that of .*model.yaml has 5"):
+        subjects()
+    model.write_text(documents.dumps(Training(8, gpt=make.gpt, attention=Attention.STORED)), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"model.yaml: attention: the worker computes fused attention alone"):
+        subjects()
+    plan.write_text(documents.dumps(make.plan(devices, tensor=4)), encoding="utf-8")
+    model.write_text(documents.dumps(Training(8, gpt=replace(make.gpt, heads=2))), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"plan.json: layers 0…3: tensor degree 4 does not divide the model"):
         subjects()
 
 

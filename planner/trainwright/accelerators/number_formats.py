@@ -146,4 +146,5 @@ def _scaled(layer: LayerProfile, before: LayerProfile, after: LayerProfile, *, b
         update_seconds=layer.update_seconds * (after.update_seconds / before.update_seconds),
         activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
         parameter_bytes=int(layer.parameter_bytes * bytes_ratio),
+        submission_seconds=None,
     )

@@ -61,11 +61,13 @@ def test_plan_names_layers_whose_measured_attention_stores_all_scores(tmp_path: 
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.95, True), (0.8, False)])
-def test_plan_names_layers_that_the_host_bounds_at_all_rows(tmp_path: Path, share: float, says: bool) -> None:
+def test_plan_names_layers_that_the_host_bounds_at_all_rows_and_degrees(
+    tmp_path: Path, share: float, says: bool
+) -> None:
     model = Model.of(Gpt(4, 1024, 8, 512, 8192), Dtype.BFLOAT16)
 
     def submitted(one: LayerProfile) -> LayerProfile:
-        least = share if one.rows == 4 else 1.0
+        least = share if (one.rows, one.tensor_degree) == (4, 2) else 1.0
         seconds = least * (one.forward_seconds + one.backward_seconds) if one.kind == "block" else 0.0
         return replace(one, submission_seconds=seconds)
 
