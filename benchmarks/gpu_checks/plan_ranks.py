@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -22,11 +21,10 @@ from gpu_checks.whole_trials import uniform_plan
 from gpu_checks.worker_commands import WorkerCommands
 from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.exports.plan_shorthand import check_tensor_degree
 from trainwright.families import Llama
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan, Schedule, Sharding, check_plan
 from trainwright.profiles import Profiles
 from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
@@ -74,15 +72,10 @@ class GivenPlan:
         training: Training = documents.loads(model_file.read_bytes(), Training, source=str(model_file))
         if training.attention is not Attention.FUSED:
             raise ValueError(f"{model_file}: attention: the worker computes fused attention alone; leave the line out")
-        stack = training.family.stack(training.attention)
-        if plan.model_layers != len(stack.layers):
-            raise ValueError(
-                f"{plan_file}: the plan is for a model of {plan.model_layers} layers, but that of {model_file} has "
-                f"{len(stack.layers)}; give the model that the plan was made for"
-            )
-        for run in chain.from_iterable(stage.layers for stage in plan.stages):
-            named = f"{plan_file}: layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
-            check_tensor_degree(named, run.tensor, stack.max_tensor_degree)
+        try:
+            check_plan(plan, training.family.stack(training.attention), str(model_file))
+        except ValueError as error:
+            raise ValueError(f"{plan_file}: {error}") from None
         for rank in ranks:
             if not 0 <= rank < len(plan.devices):
                 raise ValueError(f"--rank: the plan has ranks 0 to {len(plan.devices) - 1}, got {rank}")

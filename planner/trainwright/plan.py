@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.cluster import Device
 from trainwright.document_kind import document
+from trainwright.layer import LayerList
 
 T = TypeVar("T")
 
@@ -255,6 +256,31 @@ class Plan:
         """Return ` gpipe` where stages follow that schedule, else an empty string."""
         is_pipelined = any(len(pipeline.stages) > 1 for pipeline in self.pipelines)
         return f" {self.schedule}" if is_pipelined and self.schedule is not Schedule.ONE_FORWARD_ONE_BACKWARD else ""
+
+
+MOST_NAMED_DEGREE = 1024
+"""Maximum tensor degree that is named to choose from."""
+
+
+def check_plan(plan: Plan, stack: LayerList, file: str) -> None:
+    """Raise ValueError for a plan of another model than that of `file`: of other layers, or of other tensor degrees."""
+    if plan.model_layers != len(stack.layers):
+        raise ValueError(
+            f"the plan is for a model of {plan.model_layers} layers, but that of {file} has {len(stack.layers)}; give the "
+            "model that the plan was made for"
+        )
+    for run in chain.from_iterable(stage.layers for stage in plan.stages):
+        named = f"layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
+        check_tensor_degree(named, run.tensor, stack.max_tensor_degree)
+
+
+def check_tensor_degree(named: str, tensor: int, most: int) -> None:
+    """Raise ValueError for a tensor degree, in these words, that does not divide `most`, the model's maximum."""
+    if most % tensor == 0:
+        return
+    *others, last = (str(degree) for degree in range(1, min(most, MOST_NAMED_DEGREE) + 1) if most % degree == 0)
+    degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
+    raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
 
 
 MOST_GROUPS = 6

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,10 +18,10 @@ from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, share_of
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning, of_cluster
 from trainwright.cluster import Cluster
-from trainwright.exports.plan_shorthand import WORDS, check_tensor_degree, is_shorthand, plan_of_shorthand
+from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype, LayerList
 from trainwright.library import ROWS, estimate_from_data_sheets
-from trainwright.plan import Plan
+from trainwright.plan import Plan, check_plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
@@ -144,16 +143,8 @@ class Inputs:
 
     def check_model(self, plan: Plan, file: Path) -> None:
         """Raise DocumentError if a plan of a file is for another model: of other layers, or of other tensor degrees."""
-        layers = len(self._stack.layers)
-        if plan.model_layers != layers:
-            raise documents.DocumentError(
-                f"{file}: the plan is for a model of {plan.model_layers} layers, but that of {self.model} has {layers}; give "
-                "the model that the plan was made for"
-            )
         try:
-            for run in chain.from_iterable(stage.layers for stage in plan.stages):
-                named = f"layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
-                check_tensor_degree(named, run.tensor, self._stack.max_tensor_degree)
+            check_plan(plan, self._stack, str(self.model))
         except ValueError as error:
             raise documents.DocumentError(f"{file}: {error}") from None
 

@@ -9,12 +9,9 @@ from trainwright.cluster import Device
 from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misunderstood, words_of
 from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.plan import Plan, Schedule, Sharding, split_rows
+from trainwright.plan import Plan, Schedule, Sharding, check_tensor_degree, split_rows
 
-__all__ = ["WORDS", "check_tensor_degree", "is_shorthand", "plan_of_shorthand"]
-
-MOST_DEGREE = 1024
-"""Maximum tensor degree that is named to choose from."""
+__all__ = ["WORDS", "is_shorthand", "plan_of_shorthand"]
 
 
 def plan_of_shorthand(
@@ -64,15 +61,6 @@ def _shape(
         schedule=Schedule.GPIPE if said.flags.get("schedule") == "gpipe" else Schedule.ONE_FORWARD_ONE_BACKWARD,
         devices=tuple(devices[:needed]),
     )
-
-
-def check_tensor_degree(named: str, tensor: int, most: int) -> None:
-    """Raise ValueError for a tensor degree, in these words, that does not divide `most`, the model's maximum."""
-    if most % tensor == 0:
-        return
-    *others, last = (str(degree) for degree in range(1, min(most, MOST_DEGREE) + 1) if most % degree == 0)
-    degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
-    raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
 
 
 def _check_micro_batches(said: PlanWords, data: int, rows: int, batch: int) -> None:
