@@ -100,9 +100,11 @@ def _plans(hardware: Hardware) -> dict[str, Plan]:
     """Return one plan of each kind, and some random ones."""
     layers = len(_llama(hardware.half, small=hardware.small).layers)
 
-    def uniform(*, data: int, tensor: int = 1, **strategy: Sharding | bool) -> Plan:
+    def uniform(
+        devices: Sequence[Device] = DEVICES, *, data: int, tensor: int = 1, **strategy: Sharding | bool
+    ) -> Plan:
         return uniform_plan(
-            layers, DEVICES, rows=ROWS, micro_batches=MICRO_BATCHES, data=data, tensor=tensor, **strategy
+            layers, devices, rows=ROWS, micro_batches=MICRO_BATCHES, data=data, tensor=tensor, **strategy
         )
 
     found = {
@@ -113,6 +115,9 @@ def _plans(hardware: Hardware) -> dict[str, Plan]:
     }
     if not hardware.small:
         found["tensor 4, data 2, zero2"] = uniform(data=2, tensor=4, sharding=Sharding.ZERO2)
+        halves = uniform(DEVICES[:4], data=2, tensor=2), uniform(DEVICES[4:], data=4, sharding=Sharding.ZERO3)
+        pipelines = tuple(half.pipelines[0] for half in halves)
+        found["tensor 2, data 2 beside zero3 4"] = Plan(layers, 2 * halves[0].global_batch_size, pipelines)
         for seed in range(RANDOM_PLANS):
             found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=(1, 2, 4), devices=8)
     return found

@@ -24,6 +24,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.training import Training as TrainingDocument
+from trainwright_worker.executor import gradient_reduction
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import FlatParameter, publish_updates
 from trainwright_worker.executor.plan_ranks import PlanRanks
@@ -188,6 +189,7 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
         for case in json.loads(Path(cases_file).read_text(encoding="utf-8"))
     ]
     groups = join(rank, port)
+    gradient_reduction.MAX_MESSAGE_BYTES = 8192  # so that gradients of tiny models take several messages
     models = [
         documents.parse({"dtype": "float32", **case.model, "global_batch_size": 1}, TrainingDocument).model
         for case in cases

@@ -35,6 +35,7 @@ from trainwright.plan import Plan
 from trainwright.worker_api import Gang, GangNode, LinkTask, TrialTask
 from trainwright_worker import trial
 from trainwright_worker.device import barrier
+from trainwright_worker.executor import gradient_reduction
 from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.rank_assignment import RankAssignment
@@ -143,7 +144,9 @@ def records(request: pytest.FixtureRequest) -> list[Record]:
     torch.manual_seed(0)
     gc.freeze()  # a trial collects garbage before it measures: what the tests hold would take most of the time
     try:
-        return walked(request.param().run)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gradient_reduction, "MAX_MESSAGE_BYTES", 1024)  # several messages of a tiny model
+            return walked(request.param().run)
     finally:
         gc.unfreeze()
 

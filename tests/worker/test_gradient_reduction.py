@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,8 +14,10 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright_worker.executor import gradient_reduction
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.measure.live_bytes import measure_peak_bytes
 
 MODEL = Model.of(Gpt(layers=2, hidden_size=16, heads=4, sequence_length=8, vocabulary_size=16))
 LAYERS = len(MODEL.layers)
@@ -31,6 +34,11 @@ def plan_of(*shardings: Sharding) -> Plan:
     return Plan(LAYERS, 4 * len(pipelines), pipelines)
 
 
+def first_rank_of(plan: Plan, model: Model, *, beat: Callable[[str], None] = lambda _: None) -> PlanExecutor:
+    context = RankContext(0, torch.device("cpu"), beat=beat)
+    return PlanExecutor(plan, model, TrainingConfig(), context, ProcessGroups(timedelta(seconds=5)))
+
+
 def iteration_of(plan: Plan) -> Record:
     """Return what the first rank calls in one iteration; a call's scope is the action that had begun."""
     with recording(0, len(plan.devices)) as record:
@@ -38,9 +46,7 @@ def iteration_of(plan: Plan) -> Record:
         def beat(doing: str) -> None:
             record.scope = doing
 
-        context = RankContext(0, torch.device("cpu"), beat=beat)
-        groups = ProcessGroups(timedelta(seconds=5))
-        executor = PlanExecutor(plan, MODEL, TrainingConfig(), context, groups)
+        executor = first_rank_of(plan, MODEL, beat=beat)
         batch = executor.make_batch(0)
         record.events.clear()
         executor.run_iteration(batch)
@@ -83,3 +89,22 @@ def test_reduction_waits_for_the_one_before_only_where_that_frees_gradients(shar
     assert [before < after for before, after in zip(waited[: LAYERS - 1], started[1:LAYERS], strict=True)] == (
         [frees] * (LAYERS - 1)
     )
+
+
+def test_pipelines_that_divide_weights_differently_copy_one_message_of_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gradient_reduction, "MAX_MESSAGE_BYTES", message_bytes := 64 * 2**10)
+    wide = Model.of(Gpt(layers=2, hidden_size=256, heads=4, sequence_length=8, vocabulary_size=16))
+
+    def peak_bytes(*shardings: Sharding) -> int:
+        plan = plan_of(*shardings)
+        with recording(0, len(plan.devices)):
+            executor = first_rank_of(plan, wide)
+            batch = executor.make_batch(0)
+            executor.run_iteration(batch)
+            resident = [*executor.optimizer.resident_tensors, *batch.tensors]
+            return measure_peak_bytes(lambda: executor.run_iteration(batch), resident, executor.device)
+
+    differently, alike = peak_bytes(Sharding.NONE, Sharding.ZERO3), peak_bytes(Sharding.NONE, Sharding.NONE)
+    assert differently <= alike + 2 * message_bytes

@@ -43,6 +43,14 @@ class Weight:
         """Number of values and of padding after them."""
         return _align(self.parameter.numel())
 
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the weight that the tensor degree splits."""
+        shape = list(self.parameter.shape)
+        if self.split_dimension is not None and self.split_size is not None:
+            shape[self.split_dimension] = self.split_size
+        return tuple(shape)
+
     def narrow(self, part: Tensor, number: int, count: int, first: int) -> Tensor:
         """Return slice `number` of the `count` finest slices from a part that begins with slice `first`."""
         if self.split_dimension is None or self.split_size is None:

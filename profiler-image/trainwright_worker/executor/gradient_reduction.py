@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainwright_worker.executor.boundary_exchange import require_work
-from trainwright_worker.executor.flat_parameter import FlatParameter
+from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
 from trainwright_worker.executor.parameter_groups import ParameterGroup, TiedParameterGroup
 from trainwright_worker.executor.plan_ranks import RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, reduce_scatter_single
+from trainwright_worker.initial_weights import part_start
+
+MAX_MESSAGE_BYTES = 25 * 2**20
+"""Largest message that is copied from gradients, as the largest bucket of torch's DistributedDataParallel."""
 
 SliceGroups = Mapping[int, dist.ProcessGroup | None]
 """Ranks that reduce each slice that this rank holds, by the slice's number; None for a single rank."""
@@ -165,13 +170,18 @@ class _SliceAllReduction(Reduction):
             return
         self._partial.sum()
         slices = [self._slice(flat_parameter.gradient_views, number) for number in self._groups]
-        messages = [torch.cat([piece.flatten() for piece in slice_]) for slice_ in slices]
+        for message in _messages(flat_parameter.weights, self._slice_count):
+            self._reduce([[part.of(slice_) for part in message] for slice_ in slices])
+        flat_parameter.keep_gradient_shard()
+
+    def _reduce(self, parts: list[list[Tensor]]) -> None:
+        """Reduce the same part of every slice. None is written before all are copied: unsplit weights are in each."""
+        messages = [torch.cat([piece.flatten() for piece in part]) for part in parts]
         for message, group in zip(messages, self._groups.values(), strict=True):
             if group is not None:
                 dist.all_reduce(message, group=group)
-        for message, slice_ in zip(messages, slices, strict=True):
-            _unpack(message, slice_)
-        flat_parameter.keep_gradient_shard()
+        for message, part in zip(messages, parts, strict=True):
+            _unpack(message, part)
 
     def _slice(self, views: list[Tensor], number: int) -> list[Tensor]:
         first = min(self._groups)
@@ -249,16 +259,58 @@ class _TiedSliceAllReduction(Reduction):
             part.ensure_gradients()
         for number, group in self._groups.items():
             pieces = [self._piece(part, number, first) for part, first in self._slices[number]]
-            total = torch.stack(pieces).sum(0)
-            if group is not None:
-                dist.all_reduce(total, group=group)
-            for piece in pieces:
-                piece.copy_(total)
+            for (rows,) in _messages(self.flat_parameter.weights, self._slice_count):
+                summands = [rows.of([piece]) for piece in pieces]
+                total = torch.stack(summands).sum(0)
+                if group is not None:
+                    dist.all_reduce(total, group=group)
+                for summand in summands:
+                    summand.copy_(total)
         for part in self._parts:
             part.keep_gradient_shard()
 
     def _piece(self, part: FlatParameter, number: int, first: int) -> Tensor:
         return part.weights[0].narrow(part.gradient_views[0], number, self._slice_count, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _MessagePart:
+    """Rows (first dimension) of a slice of a weight: those of the `number`-th of `count` equal parts."""
+
+    place: int
+    number: int
+    count: int
+
+    def of(self, slice_: Sequence[Tensor]) -> Tensor:
+        """Return a view of the part of the weights' slices."""
+        rows = slice_[self.place]
+        if self.count == 1:
+            return rows
+        start, stop = (part_start(len(rows), number, self.count) for number in (self.number, self.number + 1))
+        return rows[start:stop]
+
+
+def _messages(weights: Sequence[Weight], slice_count: int) -> Iterator[tuple[_MessagePart, ...]]:
+    """Yield the parts of each slice that are reduced together: several small weights, or some rows of a large one.
+
+    They depend on the full weights alone, so that ranks that hold different parts of them agree.
+    """
+    message: list[_MessagePart] = []
+    message_bytes = 0.0
+    for place, weight in enumerate(weights):
+        slices = 1 if weight.split_dimension is None else slice_count
+        slice_bytes = prod(weight.full_shape) / slices * torch.float32.itemsize
+        count = ceil(slice_bytes / MAX_MESSAGE_BYTES)
+        if count > 1:
+            rows = weight.full_shape[0] // (slices if weight.split_dimension == 0 else 1)
+            count = max(min(count, rows), 1)
+        for number in range(count):
+            if message and message_bytes + slice_bytes / count > MAX_MESSAGE_BYTES:
+                yield tuple(message)
+                message, message_bytes = [], 0.0
+            message.append(_MessagePart(place, number, count))
+            message_bytes += slice_bytes / count
+    yield tuple(message)
 
 
 def _unpack(packed: Tensor, targets: list[Tensor]) -> None:
