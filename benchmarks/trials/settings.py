@@ -56,11 +56,7 @@ SETTINGS = (
 
 def accelerators(shape: ClusterConfig) -> tuple[Accelerator, ...]:
     return tuple(
-        Accelerator(
-            name,
-            one.memory_mib * MEBIBYTE,
-            Emulation(one.flops_per_second, one.floor_seconds, one.updated_parameters_per_second),
-        )
+        Accelerator(name, one.memory_mib * MEBIBYTE, Emulation(**shape.device_table(name)))
         for name, one in shape.accelerators.items()
     )
 

@@ -26,6 +26,7 @@ def test_committed_config_has_three_fast_nodes_and_a_slow_one() -> None:
     [
         ("40mbit", "40mb", "'40mb' is not a rate"),
         ("40mbit", "9kbit", "too slow"),
+        ("nodes:", "slowdown: 80\nnodes:", "node 'left': 40mbit with slowdown 80 is too slow"),
         ("accelerator: emulated-fast, devices: 4", "accelerator: emulated-slow, devices: 4", "not under accelerators"),
         ("name: right", "name: left", "'left' is used twice"),
         ("name: right", "name: node-0", "the system node's name"),
@@ -42,6 +43,13 @@ def test_mistake_in_the_config_is_named(read: Read, description: str, right: str
     with pytest.raises(ValueError, match=r"cluster\.yaml") as refusal:
         read(description.replace(right, wrong))
     assert told in str(refusal.value)
+
+
+def test_slowdown_divides_every_speed(read: Read, description: str) -> None:
+    slowed = read(f"{description}slowdown: 2\n")
+    assert [slowed.link_of(node) for node in slowed.nodes] == ["20mbit", "100mbit"]
+    table = {"flops_per_second": 0.6e9, "floor_seconds": 0.004, "updated_parameters_per_second": 2.5e7}
+    assert slowed.device_table("emulated-fast") == table
 
 
 def test_missing_config_is_named(tmp_path: Path) -> None:

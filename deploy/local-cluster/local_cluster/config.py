@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypedDict
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -25,12 +25,20 @@ class _Section(BaseModel):
 
 
 class Accelerator(_Section):
-    """Emulated device type: the table by which the worker paces itself."""
+    """Emulated device type, before the slowdown."""
 
     memory_mib: Annotated[int, Field(alias="memoryMiB", gt=0)]
     flops_per_second: Annotated[float, Field(gt=0)]
     floor_seconds: Annotated[float, Field(ge=0)]
     updated_parameters_per_second: Annotated[float, Field(gt=0)]
+
+
+class DeviceTable(TypedDict):
+    """Table by which the worker paces itself, in the words of its document `Emulation`."""
+
+    flops_per_second: float
+    floor_seconds: float
+    updated_parameters_per_second: float
 
 
 class NodeConfig(_Section):
@@ -46,8 +54,6 @@ class NodeConfig(_Section):
     def _rate_is_readable(cls, link: str) -> str:
         if _RATE.fullmatch(link) is None:
             raise ValueError(f"'{link}' is not a rate; write a number and one of bit, kbit, mbit, gbit, as in 40mbit")
-        if rate_bytes_per_second(link) < 64 * 1024:
-            raise ValueError(f"{link} is too slow for a kubelet to stay Ready; use at least 1mbit")
         return link
 
 
@@ -71,12 +77,17 @@ class NetworkConfig(_Section):
 
 
 class ClusterConfig(_Section):
-    """Content of `cluster.yaml`."""
+    """Content of `cluster.yaml`.
+
+    Attributes:
+        slowdown: divisor of every speed, of devices and of links; use the methods that apply it.
+    """
 
     # No hyphen: objects of `a` are found by the prefix `a-`, which must not match those of `a-b`.
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$", max_length=12)] = "trainwright"
     accelerators: dict[str, Accelerator]
     nodes: Annotated[list[NodeConfig], Field(min_length=1, max_length=40)]
+    slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
     network: NetworkConfig = NetworkConfig()
 
     @field_validator("accelerators")
@@ -103,6 +114,11 @@ class ClusterConfig(_Section):
                     f"node '{node.name}' has accelerator '{node.accelerator}', "
                     f"which is not under accelerators ({known}); add it there or correct the name"
                 )
+            if rate_bytes_per_second(self.link_of(node)) < 64 * 1024:
+                raise ValueError(
+                    f"node '{node.name}': {node.link} with slowdown {self.slowdown:g} is too slow for a kubelet to stay "
+                    "Ready; use at least 1mbit times the slowdown"
+                )
         return self
 
     @property
@@ -123,6 +139,19 @@ class ClusterConfig(_Section):
     def node(self, name: str) -> NodeConfig | None:
         """Return the configuration of a node with devices, or None for the system node."""
         return next((node for node in self.nodes if node.name == name), None)
+
+    def link_of(self, node: NodeConfig) -> str:
+        """Return the rate that a node's network card is shaped to, as tc writes it."""
+        return f"{rate_bytes_per_second(node.link) * 8 / 1e6 / self.slowdown:.10g}mbit"
+
+    def device_table(self, name: str) -> DeviceTable:
+        """Return an accelerator's table, slowed."""
+        accelerator = self.accelerators[name]
+        return {
+            "flops_per_second": accelerator.flops_per_second / self.slowdown,
+            "floor_seconds": accelerator.floor_seconds * self.slowdown,
+            "updated_parameters_per_second": accelerator.updated_parameters_per_second / self.slowdown,
+        }
 
     def node_address(self, name: str) -> IPv4Address:
         return self.network.nodes[10 + self.node_names.index(name)]

@@ -82,7 +82,7 @@ class Network:
             run(["ip", "route", "replace", services, "via", str(self.config.node_address(node))], what=what)
         device = self.config.node(node)
         if device is not None:
-            self._shape_link(node, device.link)
+            self._shape_link(node, self.config.link_of(device))
 
     def remove_namespace(self, node_or_namespace: str) -> None:
         """Remove a node's namespace and veth pair, if any."""

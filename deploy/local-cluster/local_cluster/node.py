@@ -276,20 +276,19 @@ def node_patch(shape: ClusterConfig, name: str) -> dict[str, Any]:
     device = shape.node(name)
     if device is None:
         return {"metadata": {"labels": {"trainwright.dev/system": "true"}}}
-    accelerator = shape.accelerators[device.accelerator]
-    emulation = {
-        "flops_per_second": accelerator.flops_per_second,
-        "floor_seconds": accelerator.floor_seconds,
-        "updated_parameters_per_second": accelerator.updated_parameters_per_second,
-    }
     labels = {
         "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.product": device.accelerator,
         "nvidia.com/gpu.count": str(device.devices),
-        "nvidia.com/gpu.memory": str(accelerator.memory_mib),
+        "nvidia.com/gpu.memory": str(shape.accelerators[device.accelerator].memory_mib),
         "nvidia.com/gpu.family": "emulated",
     }
-    return {"metadata": {"labels": labels, "annotations": {"trainwright.dev/emulation": json.dumps(emulation)}}}
+    return {
+        "metadata": {
+            "labels": labels,
+            "annotations": {"trainwright.dev/emulation": json.dumps(shape.device_table(device.accelerator))},
+        }
+    }
 
 
 def device_patch(shape: ClusterConfig, name: str) -> dict[str, Any] | None:

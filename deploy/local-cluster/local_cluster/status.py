@@ -38,7 +38,7 @@ def node_table(cluster: LocalCluster) -> tuple[Table, bool]:
     for name in cluster.config.node_names:
         device = cluster.config.node(name)
         allocatable = items.get(name, {}).get("status", {}).get("allocatable", {}).get("nvidia.com/gpu", "0")
-        described = device.link if device else "unshaped"
+        described = cluster.config.link_of(device) if device else "unshaped"
         kernel = cluster.network.link_rate(name) if cluster.network.healthy(name) else "absent"
         node_well = (
             ready.get(name, False) and allocatable == str(device.devices if device else 0) and kernel != "absent"

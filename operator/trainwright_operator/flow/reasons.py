@@ -218,7 +218,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.TERMINATED: "{what}",
     Reason.EMULATION_TOO_SLOW: (
         "{late} of {paced} computations took longer than on the emulated device (allowed: {limit:.0%}); the machine is too slow "
-        "or too busy: use an idle machine, fewer devices or a smaller model"
+        "or too busy: use an idle machine, or raise slowdown in the local cluster's description"
     ),
 }
 """Message template of each reason."""
