@@ -26,7 +26,7 @@ def module_and_plan(workbench, small_plan) -> tuple[dict[str, Any], dict[str, An
 def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     workbench.apply(module)
-    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    status = workbench.wait_measured(workbench.apply(plan))["status"]
     assert "winner" in status, status
     winner = documents.parse(status["winner"]["plan"], Plan, source="winner.plan")
     assert len(winner.devices) == 4

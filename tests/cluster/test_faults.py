@@ -38,14 +38,14 @@ def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_p
         "profiling": {"warmupIterations": 1, "iterations": 3, "maxAgeSeconds": 0},
         "links": {"maxAgeSeconds": 0},
     }
-    undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed", **measuring)))
+    undisturbed = workbench.wait_measured(workbench.apply(small_plan("undisturbed", **measuring)))
     name = workbench.apply(small_plan("killed", **measuring))
     workbench.kill_operator()  # while it accepts the plan or looks for devices: both take milliseconds
     for phase in ("MeasuringLinks", "Profiling", "Planning", "Trying"):
         workbench.wait(name, f"the middle of {phase}", in_the_middle_of(phase, workbench))
         workbench.kill_operator()
         assert succeeded(workbench.get(name))["status"] == "Unknown", "the kill came after the end"
-    resource = workbench.wait_finished(name)
+    resource = workbench.wait_measured(name)
     assert succeeded(resource)["status"] == "True", resource["status"]
     assert resource["status"]["winner"]["trial"] == undisturbed["status"]["winner"]["trial"]
     assert resource["status"]["winner"]["plan"] == undisturbed["status"]["winner"]["plan"]
@@ -56,7 +56,7 @@ def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_p
 @pytest.mark.parametrize("launcher", ["JobSet", pytest.param("PyTorchJob", marks=pytest.mark.slow)])
 def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_plan, launcher) -> None:
     plan = small_plan(annotations={"trainwright.dev/rehearse-fault": "candidate-1=crash"}, launcher=launcher)
-    resource = workbench.wait_finished(workbench.apply(plan))
+    resource = workbench.wait_measured(workbench.apply(plan))
     crashed = trial(resource, "candidate-1")
     assert (crashed["state"], crashed["reason"]) == ("Failed", "Crashed"), crashed
     assert resource["status"]["winner"]["trial"] == "candidate-2"
@@ -147,7 +147,7 @@ def test_plan_goes_on_without_a_node_that_is_cordoned(workbench, small_plan) -> 
     node = workbench.get(name)["status"]["cluster"]["nodes"][0]["name"]
     workbench.run("cordon", node)
     try:
-        resource = workbench.wait_finished(name)
+        resource = workbench.wait_measured(name)
     finally:
         workbench.run("uncordon", node)
     assert succeeded(resource)["status"] == "True", resource["status"]["conditions"]

@@ -66,7 +66,7 @@ def test_script_of_the_user_is_measured_and_then_trains_by_the_winner(workbench,
         apply="Run",
         job=job(image, TRAINWRIGHT_ITERATIONS="3"),
     )
-    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    status = workbench.wait_measured(workbench.apply(plan))["status"]
     assert "winner" in status, status
     winner = documents.parse(status["winner"]["plan"], Plan, source="winner.plan")
     trial = next(one for one in status["trials"] if one["name"] == status["winner"]["trial"])

@@ -96,7 +96,7 @@ def test_plan_waits_in_kueues_words_while_its_quota_is_used(workbench, small_pla
     assert "insufficient" in condition(found, "Succeeded")["message"]
     assert found["status"]["cluster"]["devices"] == 2
     workbench.run("delete", "jobset", "holder")
-    assert condition(workbench.wait_finished(plan), "Succeeded")["status"] == "True"
+    assert condition(workbench.wait_measured(plan), "Succeeded")["status"] == "True"
     assert not json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
 
 
@@ -115,7 +115,7 @@ def test_preempted_trial_runs_again_once_the_quota_is_back(workbench, small_plan
     assert "reempted" in trial["message"]
     workbench.wait(plan, "a wait for quota", waits_for("TrialsCompleted", "WaitingForQuota"))
     workbench.run("delete", "jobset", "holder")
-    (trial,) = workbench.wait_finished(plan)["status"]["trials"]
+    (trial,) = workbench.wait_measured(plan)["status"]["trials"]
     assert trial["state"] == "Succeeded"
 
 
@@ -130,7 +130,7 @@ def test_gang_of_two_accelerators_is_admitted_whole_each_part_in_its_flavor(work
     (workload,) = json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
     assigned = [one["flavors"][RESOURCE] for one in workload["status"]["admission"]["podSetAssignments"]]
     assert sorted(assigned) == ["t4", "v100"]
-    assert condition(workbench.wait_finished(plan), "Succeeded")["status"] == "True"
+    assert condition(workbench.wait_measured(plan), "Succeeded")["status"] == "True"
 
 
 def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workbench, small_plan, queue) -> None:
@@ -138,7 +138,7 @@ def test_two_plans_with_quota_that_want_one_node_run_one_after_the_other(workben
     one_node = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
     plans = [workbench.apply(small_plan(one, queueName=name, devices=one_node)) for one in ("first", "second")]
     for plan in plans:
-        finished = workbench.wait_finished(plan)
+        finished = workbench.wait_measured(plan)
         assert condition(finished, "Succeeded")["status"] == "True"
         assert [node["name"] for node in finished["status"]["cluster"]["nodes"]] == ["node-1"]
 
@@ -149,7 +149,7 @@ def test_pods_that_kueue_places_run_on_the_nodes_of_the_plan(workbench, small_pl
     workbench.wait(plan, "running links", lambda _: is_running(workbench, "links"))
     (workload,) = json.loads(workbench.run("get", "workloads", "--output", "json"))["items"]
     assert all("topologyAssignment" in one for one in workload["status"]["admission"]["podSetAssignments"])
-    finished = workbench.wait_finished(plan)
+    finished = workbench.wait_measured(plan)
     assert condition(finished, "Succeeded")["status"] == "True", finished["status"]
     assert len(finished["status"]["cluster"]["nodes"]) == 2
     assert all(trial["state"] == "Succeeded" for trial in finished["status"]["trials"])
@@ -162,6 +162,6 @@ def test_plan_goes_on_after_kueue_restarted(workbench, small_plan, queue) -> Non
     workbench.kubectl.run(*restart)
     workbench.wait(plan, "a running trial", lambda _: is_running(workbench, "candidate-1"))
     workbench.kubectl.run(*restart)
-    finished = workbench.wait_finished(plan)
+    finished = workbench.wait_measured(plan)
     assert condition(finished, "Succeeded")["status"] == "True"
     assert {trial["state"] for trial in finished["status"]["trials"]} == {"Succeeded"}

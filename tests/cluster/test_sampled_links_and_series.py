@@ -24,7 +24,7 @@ def test_links_are_sampled_and_series_trials_record_timelines(workbench: Any, sm
             "topK": 3, "perGang": 4, "timeline": True, "baseline": "Megatron", "warmupIterations": 1, "iterations": 3,
         },
     )  # fmt: skip
-    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    status = workbench.wait_measured(workbench.apply(plan))["status"]
     assert "winner" in status, status
 
     links = status["links"]

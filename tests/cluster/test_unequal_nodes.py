@@ -45,7 +45,7 @@ def test_trial_runs_on_nodes_with_one_two_and_four_devices(workbench, small_plan
         devices={"products": ["emulated-v100"]},
         trials={"topK": 2, "baseline": "None", "warmupIterations": 1, "iterations": 3},
     )
-    resource = workbench.wait_finished(workbench.apply(plan))
+    resource = workbench.wait_measured(workbench.apply(plan))
     states = {trial["name"]: (trial["state"], trial.get("reason")) for trial in resource["status"]["trials"]}
     assert "winner" in resource["status"], states
     winner = documents.parse(resource["status"]["winner"]["plan"], Plan, source="winner.plan")
