@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -55,7 +56,7 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     others = [name for name in _profiled_kinds(profiles) if name not in known]
     if others:
         return f"the profiles have layers of kind {_named(others)}, which this model lacks; check that they are of this model"
-    shares = set()
+    shares: defaultdict[str, set[float]] = defaultdict(set)
     for layer, ratio in _weight_ratios(profiles, training):
         share = next((share for share in (1.0, *FORMATS) if abs(ratio / share - 1) <= TOLERANCE), None)
         if share is None:
@@ -63,14 +64,12 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
                 f"the profiles' {layer.kind} holds {layer.parameter_bytes} bytes of weights, {ratio:.3g} times those "
                 "of this model; check that they are of this model"
             )
-        shares.add(share)
-    formats = [FORMATS[share] for share in shares if share in FORMATS]
-    if len(shares) == len(formats) == 1:
-        return (
-            f"the weights of the profiles take {formats[0]} the bytes of this model's in {training.dtype}; check that they "
-            "were measured in this number format"
-        )
-    return _activations_mismatch(profiles, training) or unit_warning(profiles, training.model)
+        shares[layer.accelerator].add(share)
+    return (
+        _format_mismatch(shares, training)
+        or _activations_mismatch(profiles, training)
+        or unit_warning(profiles, training.model)
+    )
 
 
 def _refuse_no_time(profiles: Profiles, training: Training, file: Path) -> None:
@@ -81,6 +80,19 @@ def _refuse_no_time(profiles: Profiles, training: Training, file: Path) -> None:
                 f"{file}: layers.{number}.forward_seconds: {layer.kind} on {layer.accelerator} computes, so it takes more than "
                 "0 s; measure it again, or leave it out"
             )
+
+
+def _format_mismatch(shares: Mapping[str, set[float]], training: Training) -> str | None:
+    """Return that all weights of some accelerators look like those of another number format, by the shares of each."""
+    found = {name: next(iter(of_all)) for name, of_all in shares.items() if len(of_all) == 1}
+    others = [name for name, share in found.items() if share in FORMATS]
+    if not others or len(found) < len(shares) or len({found[name] for name in others}) > 1:
+        return None
+    on = f" on {_named(others)}" if len(others) < len(found) else ""
+    return (
+        f"the weights of the profiles{on} take {FORMATS[found[others[0]]]} the bytes of this model's in {training.model.dtype}; "
+        "check that they were measured in this number format"
+    )
 
 
 def _activations_mismatch(profiles: Profiles, training: Training) -> str | None:

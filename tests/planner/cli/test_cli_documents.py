@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
-from trainwright.accelerators import cluster_of, data_sheets, machines
+from trainwright.accelerators import cluster_of, data_sheets, estimate_profiles, machines
 from trainwright.calibration import Trial, Trials
 from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run
@@ -237,6 +241,20 @@ def test_warning_names_profiles_of_another_model_or_number_format(folder: Path, 
     result = profiled(folder, gpt(more="dtype: float32"), asked)
     assert result.exit_code == 0, result.output
     assert told in result.stderr if told else not result.stderr
+
+
+def test_warning_names_the_accelerators_whose_profiles_are_of_another_number_format(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"tensor_degrees": (1, 2, 4), "rows": (1, 2, 4)}
+    half, full = (Model.of(Gpt(2, 64, 4, 16, 100), dtype) for dtype in (Dtype.FLOAT16, Dtype.FLOAT32))
+    profiles = [
+        estimate_profiles(half, ["Tesla-T4"], **sizes),
+        estimate_profiles(full, ["Tesla-V100-SXM2-16GB"], **sizes),
+    ]
+    (tmp_path / "profiles.json").write_text(documents.dumps(Profiles(profiles[0].layers + profiles[1].layers)))
+    (tmp_path / "cluster.yaml").write_text(documents.dumps(cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})))
+    (tmp_path / "asked.yaml").write_text(gpt(more="dtype: float16\nglobal_batch_size: 4\n"))
+    told = "the profiles on Tesla-V100-SXM2-16GB take twice the bytes of this model's in float16"
+    assert told in " ".join(planned(tmp_path).stderr.split())
 
 
 def llama(length: int, more: str = "") -> str:
