@@ -10,7 +10,7 @@ import typer
 
 from trainwright import documents, report
 from trainwright.cli.framework import command, end_if_infeasible
-from trainwright.cli.limit_options import ANY_TRAINER, HeadroomOption, LimitOptions
+from trainwright.cli.limit_options import HeadroomOption, LimitOptions
 from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
@@ -66,8 +66,8 @@ def estimate(
     """
     if cost_model not in {EXACT, *COST_MODELS}:
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
-    limits = LimitOptions(memory_headroom=memory_headroom, expressible_by=ANY_TRAINER)
-    answer = estimated_plan(plan_file, inputs.problem(limits), inputs)
+    limits = LimitOptions(memory_headroom=memory_headroom)
+    answer = estimated_plan(plan_file, inputs.problem(limits, is_given=True), inputs)
     problem, given, found = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
     seconds, of_paper = found.iteration_seconds, []
     if cost_model != EXACT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted, show_progress
-from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
+from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
@@ -59,9 +59,8 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     if plan_file is None:
         preload_search(planner)
         search.check([planner])
-    elif limits.expressible_by is None:
-        limits = replace(limits, expressible_by=ANY_TRAINER)  # a given plan is not searched for
-    problem, control = inputs.problem(limits, preferences.preference(inputs)), SearchControl()
+    is_given, control = plan_file is not None, SearchControl()
+    problem = inputs.problem(limits, preferences.preference(inputs), is_given=is_given)
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
             answer = find_in_formats(planner, inputs, problem, control, 2)

@@ -68,10 +68,10 @@ class LimitOptions:
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
     ] = Objective.TIME
 
-    def limits(self, runtime: Runtime, cluster: Cluster, *, preset: str) -> Limits:
+    def limits(self, runtime: Runtime, cluster: Cluster, *, preset: str, is_given: bool = False) -> Limits:
         """Return the limits; `preset`: the name that --runtime gives, which implies the plans of that trainer.
 
-        Raises ValueError for an unknown trainer and for empty names.
+        `is_given`: the plan is given, so that the name implies the trainer's number formats alone. Raises ValueError for an unknown trainer and for empty names.
         """
         limits = Limits(
             max_tensor_degree=self.max_tensor_degree,
@@ -81,7 +81,7 @@ class LimitOptions:
             use_nodes=_names("--use-nodes", self.use_nodes),
             spare=_spared(_names("--spare", self.spare), cluster),
             objective=self.objective,
-            expressible_by=self._capabilities(preset),
+            expressible_by=self._formats(preset) if is_given else self._capabilities(preset),
         )
         return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
 
@@ -90,6 +90,13 @@ class LimitOptions:
         if self.expressible_by is not None:
             return None if self.expressible_by == ANY_TRAINER else self.expressible_by
         return preset if preset in TARGETS else None
+
+    def _formats(self, preset: str) -> Capabilities | None:
+        """Return capabilities for every plan in the number formats of the trainer, if there is one."""
+        trainer = self.trainer(preset)
+        if trainer is None:
+            return None
+        return Capabilities(every_plan=True, dtypes=target_of("--expressible-by", trainer).capabilities.dtypes)
 
     def _capabilities(self, preset: str) -> Capabilities | None:
         """Return the capabilities of the trainer that has to run the plans, with a note where --runtime implies it."""

@@ -104,17 +104,28 @@ class Inputs:
         """True if the search chooses the number format: measured profiles hold for one."""
         return self.profiles is None and self._requested.dtype is RequestedDtype.AUTO
 
-    def problem(self, limits: LimitOptions | None = None, preference: Preference | None = None) -> Problem:
+    def problem(
+        self,
+        limits: LimitOptions | None = None,
+        preference: Preference | None = None,
+        *,
+        is_given: bool = False,
+    ) -> Problem:
         """Read the problem; without profiles they are estimated, with a note on standard error.
 
-        Where the model file leaves the number format open, it is the best one for all accelerators or that of the profiles.
+        `is_given`: for a given plan, of whatever trainer. Where the model file leaves the number format open, it is the best
+        one for all accelerators or that of the profiles.
         """
         cluster = self._cluster
         runtime = runtime_of(self.runtime)
-        within = limits.limits(runtime, cluster, preset=preset_of(self.runtime)) if limits is not None else Limits()
+        preset = preset_of(self.runtime)
+        within = Limits() if limits is None else limits.limits(runtime, cluster, preset=preset, is_given=is_given)
         training = self._training(cluster, within)
         if training.model.dtype not in within.dtypes and limits is not None:
-            self._refuse_format(training.model.dtype, within.dtypes, limits.trainer(preset_of(self.runtime)) or "")
+            trainer = limits.trainer(preset) or ""
+            if not is_given:
+                self._refuse_format(training.model.dtype, within.dtypes, trainer)
+            note(f"{trainer} has no {training.model.dtype}; `dtype: auto` prices what it can run")
         return Problem(
             cluster=cluster,
             model=training.model,

@@ -45,11 +45,12 @@ def slow_sentence(slow: SlowFormat, cluster: Cluster, used: Collection[str] | No
 
     `used`: accelerators of the best plan, if known, which may leave out those that emulate.
     """
-    leaves_out = used is not None and not {*used} & {*slow.emulated_on}
-    left = ", which the plan leaves out" if leaves_out else ""
-    where = f"{slow.dtype} is emulated on {_named(slow.emulated_on, cluster)}{left}"
+    emulating = [name for name in slow.emulated_on if used is None or name in used]
+    left = "" if emulating else ", which the plan leaves out"
+    where = f"{slow.dtype} is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
     if slow.other is None:
-        return f"{where}." if leaves_out else f"{where}: {seconds(slow.seconds)}; {slow.native} is native there."
+        found = f"{seconds(slow.seconds)}; {slow.native} is native there, but no faster plan was found in it"
+        return f"{where}: {found}." if emulating else f"{where}."
     other, batch = slow.other.estimate.iteration_seconds, slow.other.plan.global_batch_size
     rows = f" (of {batch} rows)" if batch != slow.rows else ""
     return f"{where}: {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}."

@@ -223,7 +223,7 @@ def plan_in_own_format(problem: Problem, plan: Plan) -> FormatAnswer:
     """
     used = {problem.cluster.node(node).accelerator for node in plan.nodes}
     answers = []
-    for dtype in dict.fromkeys((best_format(used), Dtype.FLOAT32)):
+    for dtype in dict.fromkeys((best_format(used, problem.limits.dtypes), Dtype.FLOAT32)):
         one = in_format(problem, dtype)
         answers.append(FormatAnswer(one, (replace(candidate_of(one, plan), dtype=dtype),)))
     return next((answer for answer in answers if answer.candidates[0].estimate.feasible), answers[0])

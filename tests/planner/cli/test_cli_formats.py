@@ -31,10 +31,16 @@ A100 = "NVIDIA-A100-SXM4-40GB"
 NAMED = "bfloat16 is emulated on V100 and T4: "
 
 
+MACHINES = {
+    "mixed": {"p3.8xlarge": 1, "g4dn.12xlarge": 1},
+    "ampere": {"a2-highgpu-4g": 1},
+    "three types": {"p4d.24xlarge": 1, "p3.8xlarge": 1, "g4dn.12xlarge": 1},
+}
+
+
 def call(folder: Path, command: str, *options: str, dtype: str = "auto", machines: str = "mixed") -> Result:
     (folder / "model.yaml").write_text(MODEL + f"dtype: {dtype}\n" if dtype != "auto" else MODEL)
-    counts = {"p3.8xlarge": 1, "g4dn.12xlarge": 1} if machines == "mixed" else {"a2-highgpu-4g": 1}
-    (folder / "cluster.json").write_text(dumps(cluster_of(counts)))
+    (folder / "cluster.json").write_text(dumps(cluster_of(MACHINES[machines])))
     given = [f"--cluster={folder / 'cluster.json'}", f"--model={folder / 'model.yaml'}"]
     result = CliRunner().invoke(app, [command, *given, *options])
     assert result.exit_code == 0, result.output
@@ -169,6 +175,25 @@ def test_format_by_name_that_the_trainer_lacks_is_refused(tmp_path: Path) -> Non
         call(tmp_path, "plan", "--runtime=torchtitan", dtype="float16")
 
 
+def test_export_is_in_the_format_of_the_devices_that_it_uses(tmp_path: Path) -> None:
+    """The given plan is in float16, for all three types; torchtitan's, without stages, takes the A100s alone."""
+    words = "pp4 dp1 tp4 mb8"
+    exported = answer(tmp_path, "export", words, "--to=torchtitan", machines="three types")
+    nodes = {device["node"] for device in exported["plan"]["pipelines"][0]["stages"][0]["devices"]}
+    assert {node.rpartition("-")[0] for node in nodes} == {"p4d.24xlarge"}
+    assert exported["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("command", ["estimate", "explain"])
+def test_given_plan_is_priced_in_the_formats_of_the_trainer(tmp_path: Path, command: str) -> None:
+    given = ("--plan=pp1 dp8 tp1 mb4 zero2", "--runtime=torchtitan")
+    result = call(tmp_path, command, *given)
+    assert "Number format: float32, the fastest of a trainer without float16 that " in words(result)
+    named = call(tmp_path, command, *given, dtype="float16")
+    assert "torchtitan has no float16; `dtype: auto` prices what it can run" in named.stderr
+    assert "float32" in words(call(tmp_path, command, *given, dtype="bfloat16"))
+
+
 def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Path) -> None:
     files, plan = scarce_files(tmp_path), str(tmp_path / "plan.json")
     (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *UNLIMITED, *files)["candidates"]
@@ -227,5 +252,5 @@ def test_slow_format_is_not_priced_for_a_plan_that_leaves_out_those_that_emulate
     slow = SlowFormat(Dtype.BFLOAT16, (v100,), 0.5908, 32, Dtype.FLOAT16, other=None)
     assert slow_sentence(slow, cluster, [a100]) == "bfloat16 is emulated on V100, which the plan leaves out."
     assert slow_sentence(slow, cluster, [a100, v100]) == (
-        "bfloat16 is emulated on V100: 590.8 ms; float16 is native there."
+        "bfloat16 is emulated on V100: 590.8 ms; float16 is native there, but no faster plan was found in it."
     )
