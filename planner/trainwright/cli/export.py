@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwright import documents, report
-from trainwright.accelerators import best_format
+from trainwright.accelerators import data_sheet, has_data_sheet, is_native
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
@@ -20,8 +20,9 @@ from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, format
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.report.plan_summary import short_names
 from trainwright.runtime_presets import runtime_presets
-from trainwright.search import Problem
+from trainwright.search import Candidate, Problem
 from trainwright.search.expressible import nearest_candidate
 from trainwright.search.format_search import FormatAnswer, in_format
 from trainwright.training import Optimizer, RequestedDtype, Training
@@ -105,6 +106,20 @@ class _Export:
         dtype = None if self.given_dtype is None else format_loss(self.given_dtype, capabilities)
         return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
 
+    @property
+    def missing_kernels(self) -> list[str]:
+        """Sentence on GPUs that the trainer's own PyTorch does not know; empty if there are none, or without a cluster."""
+        if self.price is None:
+            return []
+        cluster, missing = self.price.problem.cluster, self.target.capabilities.missing_generations
+        used = dict.fromkeys(cluster.node(node).accelerator for node in self.plan.nodes)
+        older = [name for name in used if has_data_sheet(name) and data_sheet(name).generation in missing]
+        if not older:
+            return []
+        named = " and ".join(short_names(cluster)[name] for name in older)
+        told = f"The PyTorch that {self.target.software} is tested with has no kernels for {named}"
+        return [f"{told}: build it against PyTorch 2.10, which is not tested, or leave {named} out."]
+
     def files(self, file: Path) -> tuple[ExportFile, ...]:
         price = (
             ["No price: give --cluster and --model."]
@@ -116,6 +131,7 @@ class _Export:
             f"{self.plan.summary()} for {self.target.software}, by Trainwright {version('trainwright')} from {file.name}.",
             lost,
             " ".join(price),
+            *self.missing_kernels,
             self.target.remark,
         )
         order = ExportOrder(
@@ -163,7 +179,15 @@ def export(
         idle = report.idle_sentences(found.plan, found.price.problem.cluster)
         band = report.error_range_sentences(found.price.exported, found.price.problem)
         formats = [] if found.formats is None else report.format_sentences(found.formats, given=True)
-        show(*idle, *band, *formats, *others, report.export_table(found.price), to_error=into is None)
+        show(
+            *idle,
+            *band,
+            *formats,
+            *found.missing_kernels,
+            *others,
+            report.export_table(found.price),
+            to_error=into is None,
+        )
     if into is not None:
         note(f"wrote {', '.join(str(into / one.name) for one in files)}")
 
@@ -196,10 +220,12 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     _check_optimizer(target, asked.optimizer)
     problem = replace(asked, limits=asked.limits.leaving_unknown_memory(asked.runtime, asked.cluster))
     dtype, reason = problem.model.dtype, ""
-    if dtype not in target.capabilities.dtypes:
-        problem = _in_format_of(target, problem, original.plan)
+    if dtype in target.capabilities.dtypes:
+        nearest = nearest_candidate(problem, original.plan, target.capabilities)
+    else:
+        problem, nearest = _nearest_in_own_format(target, problem, original.plan)
         reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
-    nearest = replace(nearest_candidate(problem, original.plan, target.capabilities), dtype=problem.model.dtype)
+    nearest = replace(nearest, dtype=problem.model.dtype)
     price = report.ExportPrice(asked, original, nearest)
     formats = None if reason else answer
     return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
@@ -210,10 +236,22 @@ def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
         raise ValueError(refusal)
 
 
-def _in_format_of(target: Target, problem: Problem, plan: Plan) -> Problem:
-    """Return the problem in the fastest of a target's formats that all devices of a plan compute natively."""
-    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
-    dtype = best_format(used, target.capabilities.dtypes)
+def _nearest_in_own_format(target: Target, problem: Problem, plan: Plan) -> tuple[Problem, Candidate]:
+    """Return the fastest of the nearest plans in each of a target's formats that all its devices compute natively."""
+    found: list[tuple[Problem, Candidate]] = []
+    for dtype in sorted(target.capabilities.dtypes):
+        one = _in_format_of(target, problem, dtype)
+        nearest = nearest_candidate(one, plan, target.capabilities)
+        if all(is_native(one.cluster.node(node).accelerator, dtype) for node in nearest.plan.nodes):
+            found.append((one, nearest))
+
+    def order(pair: tuple[Problem, Candidate]) -> tuple[bool, float]:
+        return not pair[1].estimate.feasible, pair[1].estimate.iteration_seconds
+
+    return min(found, key=order)
+
+
+def _in_format_of(target: Target, problem: Problem, dtype: Dtype) -> Problem:
     try:
         return in_format(problem, dtype)
     except ValueError as error:

@@ -45,6 +45,7 @@ class Capabilities:
         missing_stages: why there are no stages, where there are none.
         dtypes, optimizers: of which a plan says nothing: the request of training does.
         sharded_optimizers: those whose state replicas can share.
+        missing_generations: of GPUs for which the PyTorch that it is tested with has no kernels.
     """
 
     every_plan: bool = False
@@ -66,6 +67,7 @@ class Capabilities:
     dtypes: frozenset[Dtype] = frozenset(Dtype)
     optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
     sharded_optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
+    missing_generations: frozenset[str] = frozenset()
 
     def optimizer_refusal(self, optimizer: Optimizer) -> str | None:
         """Return why it cannot train with an optimizer; None if it can."""

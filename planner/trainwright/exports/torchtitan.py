@@ -19,6 +19,7 @@ from trainwright.runtime import Kernels, SelectiveRecompute
 
 RECIPE = "trainwright_recipe"
 _NEEDED = ': "${HF_ASSETS:?must be the folder of the tokenizer}"  # torchtitan has none of its own\n'
+_OWN_FORMAT = "# add mixed_precision_param, your model's number format"
 
 
 class Torchtitan:
@@ -38,6 +39,7 @@ class Torchtitan:
         tied_stages=False,
         optimizers=frozenset({"adam"}),
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
+        missing_generations=frozenset({"pascal", "volta"}),
     )
     remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."
 
@@ -208,7 +210,7 @@ def _quoted(names: list[str]) -> str:
 
 def _formats(order: ExportOrder) -> list[tuple[str, str]]:
     if order.model is None:
-        return []
+        return [(_OWN_FORMAT, "the model was not given (--model); the default is bfloat16")]
     return [(f'mixed_precision_param="{order.model.dtype}",', order.dtype_reason)]
 
 

@@ -173,6 +173,20 @@ def test_price_says_where_attention_is_not_fused(
     assert ("which Transformer Engine's is not on V100: write `attention: stored`" in said) == is_told
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "is_told"),
+    [("torchtitan", "p3.8xlarge", True), ("torchtitan", "p4d.24xlarge", False), ("deepspeed", "p3.8xlarge", False)],
+)
+def test_export_says_which_gpus_the_trainers_pytorch_lacks(
+    estimated: Path, name: str, machine: str, is_told: bool
+) -> None:
+    (estimated / "cluster.json").write_text(documents.dumps(cluster_of({machine: 1})))
+    files = ("--cluster", "cluster.json", "--model", "model.yaml", "--into", str(estimated / "out"))
+    said = words(export(estimated, "pp1 mb2", "--to", name, *files).stdout)
+    for text in (said, words((estimated / "out" / "launch.sh").read_text())):
+        assert ("is tested with has no kernels for V100: build it against PyTorch 2.10" in text) == is_told
+
+
 def test_export_of_emulated_times_says_so(folder: Path) -> None:
     result = export(folder, "--to", "torchrun", *PRICED)
     assert "Device times are emulated." in words(result.stdout)

@@ -72,6 +72,20 @@ def test_export_says_what_replicas_communicate_beyond_need_or_price(changes: dic
 
 
 @pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (None, "# add mixed_precision_param, your model's number format"),
+        (LLAMA, 'mixed_precision_param="bfloat16",'),
+    ],
+    ids=["no model", "llama"],
+)
+def test_recipe_states_the_number_format_or_leaves_it_to_the_user(model: Model | None, words: str) -> None:
+    recipe = written(ONE_STAGE, model)["trainwright_recipe.py"]
+    assert words in recipe
+    assert ("# add mixed_precision_param" in recipe) == (model is None)
+
+
+@pytest.mark.parametrize(
     ("family", "words"),
     [
         (Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=100), "has no gpt."),
