@@ -20,6 +20,7 @@ from trainwright.runtime import Kernels, SelectiveRecompute
 RECIPE = "trainwright_recipe"
 _NEEDED = ': "${HF_ASSETS:?must be the folder of the tokenizer}"  # torchtitan has none of its own\n'
 _OWN_FORMAT = "# add mixed_precision_param, your model's number format"
+_NO_MODEL = "the model was not given (--model)"
 
 
 class Torchtitan:
@@ -85,7 +86,7 @@ def _recipe(order: ExportOrder) -> str:
     training = [
         (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
         (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
-        (f"seq_len={'SEQUENCE' if model is None else _sequence(model)},", "model"),
+        ("seq_len=SEQUENCE,", f"yours: {_NO_MODEL}") if model is None else (f"seq_len={_sequence(model)},", "model"),
         (
             'steps=int(os.environ.get("TRAINWRIGHT_ITERATIONS", "100")),',
             "yours; a trial of the operator sets what it measures",
@@ -210,7 +211,7 @@ def _quoted(names: list[str]) -> str:
 
 def _formats(order: ExportOrder) -> list[tuple[str, str]]:
     if order.model is None:
-        return [(_OWN_FORMAT, "the model was not given (--model); the default is bfloat16")]
+        return [(_OWN_FORMAT, f"{_NO_MODEL}; the default is bfloat16")]
     return [(f'mixed_precision_param="{order.model.dtype}",', order.dtype_reason)]
 
 

@@ -83,6 +83,7 @@ def test_recipe_states_the_number_format_or_leaves_it_to_the_user(model: Model |
     recipe = written(ONE_STAGE, model)["trainwright_recipe.py"]
     assert words in recipe
     assert ("# add mixed_precision_param" in recipe) == (model is None)
+    assert ("# yours: the model was not given (--model)" in recipe) == (model is None)
 
 
 @pytest.mark.parametrize(
