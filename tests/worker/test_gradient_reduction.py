@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded_calls import Call, Record, Wait, recording
 
 from trainwright.cluster import Device
@@ -16,7 +18,9 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright_worker.executor import gradient_reduction
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.flat_parameter import Weight
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.initial_weights import part_start
 from trainwright_worker.measure.live_bytes import measure_peak_bytes
 
 MODEL = Model.of(Gpt(layers=2, hidden_size=16, heads=4, sequence_length=8, vocabulary_size=16))
@@ -108,3 +112,69 @@ def test_pipelines_that_divide_weights_differently_copy_one_message_of_gradients
 
     differently, alike = peak_bytes(Sharding.NONE, Sharding.ZERO3), peak_bytes(Sharding.NONE, Sharding.NONE)
     assert differently <= alike + 2 * message_bytes
+
+
+Shape = tuple[tuple[int, ...], int | None]
+"""Full shape of a weight, and the dimension that tensor groups divide."""
+
+
+@st.composite
+def shapes(draw: st.DrawFn, slices: int) -> Shape:
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    split = draw(st.none() | st.integers(0, len(shape) - 1))
+    if split is not None:
+        shape[split] += slices  # no slice is empty; they may be uneven
+    return tuple(shape), split
+
+
+def message_sizes(found: list[Shape], slices: int, degree: int, index: int) -> dict[int, list[list[int]]]:
+    """Return the values of every message's parts, by slice, on one rank of a tensor group. Checks that each is in one part."""
+    weights = []
+    for shape, split in found:
+        own = [
+            part_start(length, index + 1, degree) - part_start(length, index, degree) if dimension == split else length
+            for dimension, length in enumerate(shape)
+        ]
+        parameter = torch.nn.Parameter(torch.zeros(own))
+        weights.append(Weight("weight", parameter, split, None if split is None else shape[split]))
+    messages = list(gradient_reduction._messages(weights, slices))
+    per_rank, sizes = slices // degree, {}
+    for number in range(index * per_rank, (index + 1) * per_rank):
+        held = [one.narrow(torch.zeros(one.parameter.shape), number, slices, index * per_rank) for one in weights]
+        for message in messages:
+            for part in message:
+                part.of(held).add_(1)
+        assert all(bool((values == 1).all()) for values in held)
+        sizes[number] = [[part.of(held).numel() for part in message] for message in messages]
+    return sizes
+
+
+@given(st.data(), st.sampled_from([1, 2, 4, 6]), st.integers(4, 200))
+def test_ranks_with_different_parts_of_the_weights_reduce_the_same_messages(
+    data: st.DataObject, slices: int, values: int
+) -> None:
+    found = data.draw(st.lists(shapes(slices), min_size=1, max_size=4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradient_reduction, "MAX_MESSAGE_BYTES", 4 * values)
+        sizes = [
+            message_sizes(found, slices, degree, index)
+            for degree in range(1, slices + 1)
+            if slices % degree == 0
+            for index in range(degree)
+        ]
+    for number in range(slices):
+        first, *others = [one[number] for one in sizes if number in one]
+        assert all(other == first for other in others)
+        assert all(min(message) > 0 for message in first)
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "slices"), [((3, 64, 64), 1, 2), ((8, 2, 48, 64), 2, 4), ((512, 64), 0, 8), ((64, 64), None, 2)]
+)
+def test_messages_of_large_weights_keep_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], split: int | None, slices: int
+) -> None:
+    """Weights are parted by their longest dimension, which is not the first one of fused projections and of experts."""
+    monkeypatch.setattr(gradient_reduction, "MAX_MESSAGE_BYTES", 4 * 600)
+    sizes = message_sizes([(shape, split)], slices, slices, 0)
+    assert max(map(sum, sizes[0])) <= 600

@@ -259,8 +259,8 @@ class _TiedSliceAllReduction(Reduction):
             part.ensure_gradients()
         for number, group in self._groups.items():
             pieces = [self._piece(part, number, first) for part, first in self._slices[number]]
-            for (rows,) in _messages(self.flat_parameter.weights, self._slice_count):
-                summands = [rows.of([piece]) for piece in pieces]
+            for (part_of_slice,) in _messages(self.flat_parameter.weights, self._slice_count):
+                summands = [part_of_slice.of([piece]) for piece in pieces]
                 total = torch.stack(summands).sum(0)
                 if group is not None:
                     dist.all_reduce(total, group=group)
@@ -275,23 +275,25 @@ class _TiedSliceAllReduction(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class _MessagePart:
-    """Rows (first dimension) of a slice of a weight: those of the `number`-th of `count` equal parts."""
+    """Part of each slice of a weight: the `number`-th of `count` equal parts of a dimension."""
 
     place: int
+    dimension: int
     number: int
     count: int
 
     def of(self, slice_: Sequence[Tensor]) -> Tensor:
         """Return a view of the part of the weights' slices."""
-        rows = slice_[self.place]
+        whole = slice_[self.place]
         if self.count == 1:
-            return rows
-        start, stop = (part_start(len(rows), number, self.count) for number in (self.number, self.number + 1))
-        return rows[start:stop]
+            return whole
+        length = whole.size(self.dimension)
+        start, stop = (part_start(length, number, self.count) for number in (self.number, self.number + 1))
+        return whole.narrow(self.dimension, start, stop - start)
 
 
 def _messages(weights: Sequence[Weight], slice_count: int) -> Iterator[tuple[_MessagePart, ...]]:
-    """Yield the parts of each slice that are reduced together: several small weights, or some rows of a large one.
+    """Yield the parts of each slice that are reduced together: several small weights, or a part of a large one.
 
     They depend on the full weights alone, so that ranks that hold different parts of them agree.
     """
@@ -300,17 +302,25 @@ def _messages(weights: Sequence[Weight], slice_count: int) -> Iterator[tuple[_Me
     for place, weight in enumerate(weights):
         slices = 1 if weight.split_dimension is None else slice_count
         slice_bytes = prod(weight.full_shape) / slices * torch.float32.itemsize
-        count = ceil(slice_bytes / MAX_MESSAGE_BYTES)
-        if count > 1:
-            rows = weight.full_shape[0] // (slices if weight.split_dimension == 0 else 1)
-            count = max(min(count, rows), 1)
+        dimension, count = _parting(weight, slices, slice_bytes) if slice_bytes > MAX_MESSAGE_BYTES else (0, 1)
         for number in range(count):
             if message and message_bytes + slice_bytes / count > MAX_MESSAGE_BYTES:
                 yield tuple(message)
                 message, message_bytes = [], 0.0
-            message.append(_MessagePart(place, number, count))
+            message.append(_MessagePart(place, dimension, number, count))
             message_bytes += slice_bytes / count
     yield tuple(message)
+
+
+def _parting(weight: Weight, slices: int, slice_bytes: float) -> tuple[int, int]:
+    """Return the longest dimension of a weight's slices, by which large ones are parted, and the number of parts."""
+    lengths = [
+        length // (slices if dimension == weight.split_dimension else 1)
+        for dimension, length in enumerate(weight.full_shape)
+    ]
+    length = max(lengths)
+    most = max(int(MAX_MESSAGE_BYTES * length / slice_bytes), 1)
+    return lengths.index(length), max(ceil(length / most), 1)
 
 
 def _unpack(packed: Tensor, targets: list[Tensor]) -> None:
