@@ -24,7 +24,7 @@ from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Schedule, Sharding, check_plan
+from trainwright.plan import Plan, Schedule, Sharding, check_plan_of_model
 from trainwright.profiles import Profiles
 from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
@@ -73,7 +73,7 @@ class GivenPlan:
         if training.attention is not Attention.FUSED:
             raise ValueError(f"{model_file}: attention: the worker computes fused attention alone; leave the line out")
         try:
-            check_plan(plan, training.family.stack(training.attention), str(model_file))
+            check_plan_of_model(plan, training.family.stack(training.attention), str(model_file))
         except ValueError as error:
             raise ValueError(f"{plan_file}: {error}") from None
         for rank in ranks:

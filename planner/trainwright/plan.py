@@ -262,7 +262,7 @@ MOST_NAMED_DEGREE = 1024
 """Maximum tensor degree that is named to choose from."""
 
 
-def check_plan(plan: Plan, stack: LayerList, file: str) -> None:
+def check_plan_of_model(plan: Plan, stack: LayerList, file: str) -> None:
     """Raise ValueError for a plan of another model than that of `file`: of other layers, or of other tensor degrees."""
     if plan.model_layers != len(stack.layers):
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwright import documents, report
-from trainwright.accelerators import data_sheet, has_data_sheet, is_native
+from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
@@ -118,7 +118,8 @@ class _Export:
             return []
         named = " and ".join(short_names(cluster)[name] for name in older)
         told = f"The PyTorch that {self.target.software} is tested with has no kernels for {named}"
-        return [f"{told}: build it against PyTorch 2.10, which is not tested, or leave {named} out."]
+        others = f", or leave {named} out" if {one.name for one in cluster.accelerators} - {*older} else ""
+        return [f"{told}: build it against PyTorch 2.10, which is not tested{others}."]
 
     def files(self, file: Path) -> tuple[ExportFile, ...]:
         price = (
@@ -239,7 +240,9 @@ def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
 def _nearest_in_own_format(target: Target, problem: Problem, plan: Plan) -> tuple[Problem, Candidate]:
     """Return the fastest of the nearest plans in each of a target's formats that all its devices compute natively."""
     found: list[tuple[Problem, Candidate]] = []
-    for dtype in sorted(target.capabilities.dtypes):
+    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
+    own = best_format(used, target.capabilities.dtypes)
+    for dtype in sorted(target.capabilities.dtypes, key=lambda one: one is not own):  # the first one is named in errors
         one = _in_format_of(target, problem, dtype)
         nearest = nearest_candidate(one, plan, target.capabilities)
         if all(is_native(one.cluster.node(node).accelerator, dtype) for node in nearest.plan.nodes):

@@ -21,7 +21,7 @@ from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype, LayerList
 from trainwright.library import ROWS, estimate_from_data_sheets
-from trainwright.plan import Plan, check_plan
+from trainwright.plan import Plan, check_plan_of_model
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
@@ -105,11 +105,7 @@ class Inputs:
         return self.profiles is None and self._requested.dtype is RequestedDtype.AUTO
 
     def problem(
-        self,
-        limits: LimitOptions | None = None,
-        preference: Preference | None = None,
-        *,
-        is_given: bool = False,
+        self, limits: LimitOptions | None = None, preference: Preference | None = None, *, is_given: bool = False
     ) -> Problem:
         """Read the problem; without profiles they are estimated, with a note on standard error.
 
@@ -125,7 +121,9 @@ class Inputs:
             trainer = limits.trainer(preset) or ""
             if not is_given:
                 self._refuse_format(training.model.dtype, within.dtypes, trainer)
-            note(f"{trainer} has no {training.model.dtype}; `dtype: auto` prices what it can run")
+            is_open = self._requested.dtype is RequestedDtype.AUTO
+            told = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
+            note(f"{trainer} has no {training.model.dtype}; {told}")
         return Problem(
             cluster=cluster,
             model=training.model,
@@ -155,7 +153,7 @@ class Inputs:
     def check_model(self, plan: Plan, file: Path) -> None:
         """Raise DocumentError if a plan of a file is for another model: of other layers, or of other tensor degrees."""
         try:
-            check_plan(plan, self._stack, str(self.model))
+            check_plan_of_model(plan, self._stack, str(self.model))
         except ValueError as error:
             raise documents.DocumentError(f"{file}: {error}") from None
 

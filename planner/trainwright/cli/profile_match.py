@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -43,11 +44,17 @@ def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, mod
 
 
 def of_cluster(profiles: Profiles, cluster: Cluster) -> Profiles:
-    """Return the profiles under the names of the cluster's accelerators, with a note where a data sheet tells which."""
+    """Return the profiles of the cluster's accelerators, under its names, with a note where a data sheet tells which.
+
+    All profiles, if none are of the cluster's.
+    """
+    names = {one.name for one in cluster.accelerators}
     same = names_of_same_sheet(profiles, [one.name for one in cluster.accelerators])
     for name, profiled in same.items():
         note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
-    return with_names(profiles, same)
+    found = with_names(profiles, same)
+    own = tuple(layer for layer in found.layers if layer.accelerator in names)
+    return replace(found, layers=own) if own else found
 
 
 def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
@@ -86,9 +93,9 @@ def _format_mismatch(shares: Mapping[str, set[float]], training: Training) -> st
     """Return that all weights of some accelerators look like those of another number format, by the shares of each."""
     found = {name: next(iter(of_all)) for name, of_all in shares.items() if len(of_all) == 1}
     others = [name for name, share in found.items() if share in FORMATS]
-    if not others or len(found) < len(shares) or len({found[name] for name in others}) > 1:
+    if not others or len({found[name] for name in others}) > 1:
         return None
-    on = f" on {_named(others)}" if len(others) < len(found) else ""
+    on = f" on {_named(others)}" if len(others) < len(shares) else ""
     return (
         f"the weights of the profiles{on} take {FORMATS[found[others[0]]]} the bytes of this model's in {training.model.dtype}; "
         "check that they were measured in this number format"

@@ -16,6 +16,7 @@ from trainwright.calibration.factors import Evaluation
 from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
+from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, content_of
 from trainwright.cli.output import (
     Output,
@@ -43,6 +44,8 @@ from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
 app = typer.Typer(add_completion=False)
 
+_AS_TRIED: Final = LimitOptions(memory_headroom=0.0)
+"""Limits of plans that ran: none."""
 FIELDS: Final = ("trials", "failed")
 EXPECTED: Final = (
     "give a document with plans and their iteration_seconds under `trials` (`trainwright schema trials`); `trainwright trial "
@@ -63,7 +66,7 @@ def calibrate(
     """Fit the cost model to measured trials. The report goes to standard output, or to standard error without --write."""
     if inputs.searches_batch:
         raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
-    problem = inputs.problem()
+    problem = inputs.problem(_AS_TRIED, is_given=True)
     measured = read_trials(trials, inputs, problem.cost_context)
     check_devices((one.plan for one in measured.trials), problem, inputs, trials)
     if inputs.searches_format:
@@ -213,7 +216,7 @@ def trial(
     """Show a measured trial: throughput, utilisation, error of the prediction, and a timeline of each device."""
     trace = written.trace
     check_writable(trace)
-    planned = estimated_plan(plan_file, inputs.problem(), inputs)
+    planned = estimated_plan(plan_file, inputs.problem(_AS_TRIED, is_given=True), inputs)
     problem, candidate = planned.problem, planned.candidates[0]
     plan, predicted = candidate.plan, candidate.estimate
     answer = _report_in(measured)

@@ -49,8 +49,7 @@ def slow_sentence(slow: SlowFormat, cluster: Cluster, used: Collection[str] | No
     left = "" if emulating else ", which the plan leaves out"
     where = f"{slow.dtype} is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
     if slow.other is None:
-        found = f"{seconds(slow.seconds)}; {slow.native} is native there, but no faster plan was found in it"
-        return f"{where}: {found}." if emulating else f"{where}."
+        return f"{where}: {seconds(slow.seconds)}; {slow.native} is native there." if emulating else f"{where}."
     other, batch = slow.other.estimate.iteration_seconds, slow.other.plan.global_batch_size
     rows = f" (of {batch} rows)" if batch != slow.rows else ""
     return f"{where}: {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}."

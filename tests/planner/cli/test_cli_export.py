@@ -115,6 +115,13 @@ def test_torchtitan_recomputes_and_compiles_as_predicted(folder: Path) -> None:
         assert all(word in recipe for word in words), recipe
 
 
+def test_profiles_that_cannot_be_converted_are_to_be_measured_in_a_native_format(folder: Path) -> None:
+    (folder / "model.yaml").write_text(MODEL + "dtype: float16\n")
+    result = export(folder, "pp1 mb2", "--to", "torchtitan", *PRICED)
+    assert result.exit_code == 2, result.output
+    assert "measure them in float32" in words(result.stderr)
+
+
 def test_search_for_a_tied_model_on_torchtitan_has_no_stages(folder: Path) -> None:
     files = [str(folder / word) if (folder / word).is_file() else word for word in PRICED]
     asked = ["plan", *files, "--planner=amp", "--expressible-by=torchtitan", "--top=1", "--output=json"]
