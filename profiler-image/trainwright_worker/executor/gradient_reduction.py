@@ -162,6 +162,7 @@ class _SliceAllReduction(Reduction):
     ) -> None:
         super().__init__(flat_parameter)
         self._partial, self._groups, self._slice_count = partial, groups, slice_count
+        self._messages = tuple(_messages(flat_parameter.weights, slice_count))
 
     def start(self) -> None:
         flat_parameter = self.flat_parameter
@@ -170,7 +171,7 @@ class _SliceAllReduction(Reduction):
             return
         self._partial.sum()
         slices = [self._slice(flat_parameter.gradient_views, number) for number in self._groups]
-        for message in _messages(flat_parameter.weights, self._slice_count):
+        for message in self._messages:
             self._reduce([[part.of(slice_) for part in message] for slice_ in slices])
         flat_parameter.keep_gradient_shard()
 
@@ -253,13 +254,14 @@ class _TiedSliceAllReduction(Reduction):
         self._parts = list(dict.fromkeys(part for parts in slices.values() for part, _ in parts))
         super().__init__(self._parts[0])
         self._slices, self._groups, self._slice_count = slices, groups, slice_count
+        self._messages = tuple(_messages(self.flat_parameter.weights, slice_count))
 
     def start(self) -> None:
         for part in self._parts:
             part.ensure_gradients()
         for number, group in self._groups.items():
             pieces = [self._piece(part, number, first) for part, first in self._slices[number]]
-            for (part_of_slice,) in _messages(self.flat_parameter.weights, self._slice_count):
+            for (part_of_slice,) in self._messages:
                 summands = [part_of_slice.of([piece]) for piece in pieces]
                 total = torch.stack(summands).sum(0)
                 if group is not None:
