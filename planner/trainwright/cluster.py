@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -279,6 +280,10 @@ class Cluster:
             return self._nodes[name]
         except KeyError:
             raise ValueError(f"the cluster has no node {name}; it has {', '.join(self._nodes)}") from None
+
+    def accelerators_of(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the accelerators of these nodes, each once. Raises ValueError for an unknown node."""
+        return tuple(dict.fromkeys(self.node(name).accelerator for name in nodes))
 
     def accelerator_of(self, device: Device) -> Accelerator:
         """Return the accelerator of a device. Raises ValueError if the cluster lacks the device."""

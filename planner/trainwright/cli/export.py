@@ -112,7 +112,7 @@ class _Export:
         if self.price is None:
             return []
         cluster, missing = self.price.problem.cluster, self.target.capabilities.missing_generations
-        used = dict.fromkeys(cluster.node(node).accelerator for node in self.plan.nodes)
+        used = cluster.accelerators_of(self.plan.nodes)
         older = [name for name in used if has_data_sheet(name) and data_sheet(name).generation in missing]
         if not older:
             return []
@@ -240,12 +240,11 @@ def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
 def _nearest_in_own_format(target: Target, problem: Problem, plan: Plan) -> tuple[Problem, Candidate]:
     """Return the fastest of the nearest plans in each of a target's formats that all its devices compute natively."""
     found: list[tuple[Problem, Candidate]] = []
-    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
-    own = best_format(used, target.capabilities.dtypes)
+    own = best_format(problem.cluster.accelerators_of(plan.nodes), target.capabilities.dtypes)
     for dtype in sorted(target.capabilities.dtypes, key=lambda one: one is not own):  # the first one is named in errors
         one = _in_format_of(target, problem, dtype)
         nearest = nearest_candidate(one, plan, target.capabilities)
-        if all(is_native(one.cluster.node(node).accelerator, dtype) for node in nearest.plan.nodes):
+        if all(is_native(name, dtype) for name in problem.cluster.accelerators_of(nearest.plan.nodes)):
             found.append((one, nearest))
 
     def order(pair: tuple[Problem, Candidate]) -> tuple[bool, float]:

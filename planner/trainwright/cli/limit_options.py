@@ -71,7 +71,8 @@ class LimitOptions:
     def limits(self, runtime: Runtime, cluster: Cluster, *, preset: str, is_given: bool = False) -> Limits:
         """Return the limits; `preset`: the name that --runtime gives, which implies the plans of that trainer.
 
-        `is_given`: the plan is given, so that the name implies the trainer's number formats alone. Raises ValueError for an unknown trainer and for empty names.
+        `is_given`: the plan is given, so that the name implies the trainer's number formats alone. Raises ValueError for an
+        unknown trainer and for empty names.
         """
         limits = Limits(
             max_tensor_degree=self.max_tensor_degree,

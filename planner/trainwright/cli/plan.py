@@ -174,7 +174,7 @@ def _node_worth(
         answer = search_formats(other, find, part) if inputs.searches_format else search_problems([other], find, part)
         return answer.candidates[0].estimate.iteration_seconds
 
-    used = {problem.cluster.node(node).accelerator for node in best.plan.nodes}
+    used = problem.cluster.accelerators_of(best.plan.nodes)
     return tuple(node_worths(problem, best.estimate.iteration_seconds, used, find_without, control))
 
 

@@ -11,10 +11,6 @@ from trainwright.search import Candidate, Problem
 from trainwright.search.candidates import band_of_estimates
 
 
-def _accelerators(candidate: Candidate, problem: Problem) -> list[str]:
-    return list(dict.fromkeys(problem.cluster.node(node).accelerator for node in candidate.plan.nodes))
-
-
 def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str = "") -> list[str]:
     """Return the range in which the iteration is expected, and the runs that it comes from; the mean error if it was measured.
 
@@ -34,7 +30,7 @@ def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str 
     runs = f"8 of 10 published runs{plans}{where} ({band.runs} in all)"
     return [
         f"Estimated from data sheets: {least} to {greatest} an iteration{of}, as {runs}.",
-        *_scarce(scarce_runs(band, _accelerators(candidate, problem)), problem),
+        *_scarce(scarce_runs(band, problem.cluster.accelerators_of(candidate.plan.nodes)), problem),
     ]
 
 
@@ -53,7 +49,7 @@ def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]
     if band is None:
         return {"mean_error": MEAN_MEASURED_ERROR}
     least, greatest = band.range_of(candidate.estimate.iteration_seconds)
-    scarce = scarce_runs(band, _accelerators(candidate, problem))
+    scarce = scarce_runs(band, problem.cluster.accelerators_of(candidate.plan.nodes))
     return {
         "estimated_range": {
             "least_seconds": least,

@@ -60,7 +60,7 @@ class ExportPrice:
         model, runtime, names = self.problem.model, self.problem.runtime, short_names(self.problem.cluster)
         if self.problem.profiles.origin == "measured" or runtime.attention_library is not AttentionLibrary.CUDNN:
             return []
-        used = dict.fromkeys(self.problem.cluster.node(node).accelerator for node in self.exported.plan.nodes)
+        used = self.problem.cluster.accelerators_of(self.exported.plan.nodes)
         older = [
             names[name]
             for name in used

@@ -20,10 +20,10 @@ def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
     """
     first, cluster = answer.candidates[0], answer.problem.cluster
     if answer.slow is not None:
-        return [slow_sentence(answer.slow, cluster, _accelerators(first, cluster))]
+        return [slow_sentence(answer.slow, cluster, cluster.accelerators_of(first.plan.nodes))]
     if first.dtype is None:
         return []
-    used = _accelerators(first, cluster)
+    used = cluster.accelerators_of(first.plan.nodes)
     emulating = [name for name in answer.problem.accelerators if name not in used and not is_native(name, first.dtype)]
     left = f"; it leaves out {_named(emulating, cluster)}, which would emulate it" if emulating else ""
     allowed = answer.problem.limits.dtypes
@@ -88,14 +88,10 @@ def slow_format_fields(slow: SlowFormat | None) -> dict[str, Any]:
     return {"slow_format": {**told, "native_seconds": other}}
 
 
-def _accelerators(candidate: Candidate, cluster: Cluster) -> list[str]:
-    return list(dict.fromkeys(cluster.node(node).accelerator for node in candidate.plan.nodes))
-
-
 def _kinds_of(kinds: Mapping[str, tuple[str, ...]], candidate: Candidate, cluster: Cluster) -> dict[str, str]:
     """Return the kinds of layers on each accelerator that the candidate uses, by its short name."""
-    names = short_names(cluster)
-    return {names[name]: " and ".join(kinds[name]) for name in _accelerators(candidate, cluster) if name in kinds}
+    names, used = short_names(cluster), cluster.accelerators_of(candidate.plan.nodes)
+    return {names[name]: " and ".join(kinds[name]) for name in used if name in kinds}
 
 
 def _named(names: Collection[str], cluster: Cluster) -> str:

@@ -53,7 +53,7 @@ def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple
     one line. With more `detail`, a line tells consecutive layers of one strategy, with their number: `24 × dp16 tp1`.
     """
     names = short_names(cluster)
-    used = {cluster.node(node).accelerator for node in plan.nodes}
+    used = cluster.accelerators_of(plan.nodes)
     found: list[tuple[str, str, str]] = []
     for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
         head = f"pp{len(pipeline.stages)}"

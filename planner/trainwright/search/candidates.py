@@ -263,4 +263,4 @@ def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | Non
     """Return the error band of a candidate whose profiles come from data sheets; None for measured and emulated ones."""
     if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
         return None
-    return error_band(candidate.plan, {problem.cluster.node(node).accelerator for node in candidate.plan.nodes})
+    return error_band(candidate.plan, problem.cluster.accelerators_of(candidate.plan.nodes))

@@ -221,7 +221,7 @@ def plan_in_own_format(problem: Problem, plan: Plan) -> FormatAnswer:
 
     float32 is chosen where the plan fits into memory in that format alone.
     """
-    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
+    used = problem.cluster.accelerators_of(plan.nodes)
     answers = []
     for dtype in dict.fromkeys((best_format(used, problem.limits.dtypes), Dtype.FLOAT32)):
         one = in_format(problem, dtype)
@@ -237,7 +237,7 @@ def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
 
 def _label(candidate: Candidate, problem: Problem) -> Dtype:
     """Return the preferred one of the formats that are as fast as the problem's on the plan's accelerators."""
-    used = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
+    used = problem.cluster.accelerators_of(candidate.plan.nodes)
     return equally_fast(used, problem.model.dtype, problem.limits.dtypes)
 
 

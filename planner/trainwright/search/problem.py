@@ -189,7 +189,7 @@ class Problem:
     @property
     def accelerators(self) -> tuple[str, ...]:
         """Accelerators of these nodes."""
-        return tuple(dict.fromkeys(self.cluster.node(name).accelerator for name in self.nodes))
+        return self.cluster.accelerators_of(self.nodes)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

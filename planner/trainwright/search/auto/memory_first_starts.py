@@ -53,10 +53,9 @@ def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
     """Return each accelerator's tensor degrees, ascending."""
     most = min(len(problem.devices), problem.limits.max_tensor_degree or len(problem.devices))
     allowed = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
-    names = dict.fromkeys(problem.cluster.node(node).accelerator for node in problem.nodes)
     return {
         name: [one for one in allowed if is_profiled(problem.model, problem.profiles, (name,), one)] or [1]
-        for name in names
+        for name in problem.accelerators
     }
 
 
