@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.cluster import Accelerator
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.search import Candidate, Problem, SearchControl, run
@@ -185,8 +185,11 @@ def test_best_plans_of_other_kinds_take_half_of_the_places_where_the_error_leave
     far = [*order[:4], taking(split, 1.07)]
     assert with_other_kinds(far, 3, problem) == far[:3]
     # Estimates from data sheets err by more.
-    node = SimpleNamespace(accelerator="Tesla-V100-SXM2-16GB")
-    estimated = SimpleNamespace(
-        profiles=SimpleNamespace(origin="estimated"), cluster=SimpleNamespace(is_emulated=False, node=lambda _: node)
+    v100 = Accelerator("Tesla-V100-SXM2-16GB", 16 * 10**9)
+    nodes = tuple(replace(node, accelerator=v100.name) for node in problem.cluster.nodes)
+    estimated = replace(
+        problem,
+        cluster=replace(problem.cluster, accelerators=(v100,), nodes=nodes),
+        profiles=replace(problem.profiles, origin="estimated"),
     )
-    assert with_other_kinds(far, 3, estimated) == [*far[:2], far[4]]  # type: ignore[arg-type]
+    assert with_other_kinds(far, 3, estimated) == [*far[:2], far[4]]
