@@ -15,7 +15,7 @@ from trainwright import documents
 from trainwright.accelerators import best_format, extrapolated
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import check_figures, share_of
+from trainwright.cli.plausibility import check_figures, check_rates, share_of
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning, of_cluster
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
@@ -215,8 +215,9 @@ class Inputs:
 
     def _profiles(self, cluster: Cluster, training: Training, runtime: Runtime) -> Profiles:
         given = self._given_profiles
-        if given is not None:
+        if given is not None and self.profiles is not None:
             self._check_layer_kinds(training)
+            check_rates(given, training.model, self.profiles)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
             return _extrapolated(given, training)

@@ -25,6 +25,8 @@ LONGEST_LATENCY_SECONDS: Final = 1.0
 """Latency above which no link that trains is."""
 LEAST_MEMORY_BYTES: Final = 64 * 2**20
 """Memory below which no accelerator is, but an emulated one."""
+MOST_OVER_PEAK: Final = 10.0
+"""Ratio to the peak that another number format cannot explain: tensor cores compute at most 8 times as fast as other units."""
 
 MOST_PERCENT: Final = 100
 
@@ -57,13 +59,38 @@ def check_figures(cluster: Cluster, file: Path) -> None:
             )
 
 
-def unit_warning(profiles: Profiles, model: Model) -> str | None:
-    """Return which accelerator would compute the profiled layers faster than its peak allows; None if none does.
+def check_rates(profiles: Profiles, model: Model, file: Path) -> None:
+    """Raise DocumentError if an accelerator would compute the profiled layers many times as fast as its peak allows."""
+    name, ratio = _fastest(profiles, model)
+    if ratio > MOST_OVER_PEAK:
+        raise documents.DocumentError(
+            f"{file}: {_impossible(name, ratio, model)}; give the profiles of this model, with their times in seconds"
+        )
+
+
+def rate_warning(profiles: Profiles, model: Model) -> str | None:
+    """Return which accelerator would compute the profiled layers faster than its peak allows; None if none does."""
+    name, ratio = _fastest(profiles, model)
+    if ratio <= 1:
+        return None
+    return f"{_impossible(name, ratio, model)}; check that they are seconds, and of this model and number format"
+
+
+def _impossible(name: str, ratio: float, model: Model) -> str:
+    return (
+        f"by the profiles' forward_seconds and backward_seconds, {name} computes at {ratio:,.0%} of its peak in "
+        f"{model.dtype}, which cannot be"
+    )
+
+
+def _fastest(profiles: Profiles, model: Model) -> tuple[str, float]:
+    """Return the accelerator whose profiled layers come closest to its peak or exceed it by most, and the ratio to the peak.
 
     Emulated accelerators, and others without a data sheet, have no peak. Causal attention is left out: kernels skip about half
     of what counts as its FLOPs.
     """
     flops_per_row = {kind.name: PASSES * _flops_per_row(kind) for kind in model.kinds}
+    found = ("", 0.0)
     for name in dict.fromkeys(layer.accelerator for layer in profiles.layers):
         if not has_data_sheet(name):
             continue
@@ -71,12 +98,9 @@ def unit_warning(profiles: Profiles, model: Model) -> str | None:
         flops = sum(flops_per_row[one.kind] * one.rows / one.tensor_degree for one in layers)
         seconds = sum(one.forward_seconds + one.backward_seconds for one in layers)
         peak = data_sheet(name).flops_per_second(model.dtype, tensor_float32=True)
-        if seconds and flops > peak * seconds:
-            return (
-                f"by the profiles' forward_seconds and backward_seconds, {name} computes at {flops / seconds / peak:,.0%} of its "
-                f"peak in {model.dtype}, which cannot be; check that they are seconds, and of this model and number format"
-            )
-    return None
+        if seconds and flops / seconds / peak > found[1]:
+            found = name, flops / seconds / peak
+    return found
 
 
 def _flops_per_row(kind: LayerKind) -> float:

@@ -11,7 +11,7 @@ from typing import Final
 
 from trainwright.accelerators import names_of_same_sheet, with_names
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import unit_warning
+from trainwright.cli.plausibility import rate_warning
 from trainwright.cluster import Cluster
 from trainwright.documents import DocumentError
 from trainwright.layer import Dtype
@@ -75,7 +75,7 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     return (
         _format_mismatch(shares, training)
         or _activations_mismatch(profiles, training)
-        or unit_warning(profiles, training.model)
+        or rate_warning(profiles, training.model)
     )
 
 
@@ -90,8 +90,14 @@ def _refuse_no_time(profiles: Profiles, training: Training, file: Path) -> None:
 
 
 def _format_mismatch(shares: Mapping[str, set[float]], training: Training) -> str | None:
-    """Return that all weights of some accelerators look like those of another number format, by the shares of each."""
-    found = {name: next(iter(of_all)) for name, of_all in shares.items() if len(of_all) == 1}
+    """Return that weights of some accelerators look like those of another number format, by the shares of each."""
+    mixed = [name for name, of_all in shares.items() if len(of_all) > 1]
+    if mixed:
+        return (
+            f"the weights of the profiles on {_named(mixed)} are in several number formats, by their bytes; check that all "
+            f"were measured in {training.model.dtype}"
+        )
+    found = {name: next(iter(of_all)) for name, of_all in shares.items()}
     others = [name for name, share in found.items() if share in FORMATS]
     if not others or len({found[name] for name in others}) > 1:
         return None

@@ -261,6 +261,18 @@ def test_warning_names_the_accelerators_whose_profiles_are_of_another_number_for
     assert (told in " ".join(planned(tmp_path).stderr.split())) == is_told
 
 
+def test_warning_names_an_accelerator_with_layers_in_several_number_formats(folder: Path) -> None:
+    profiled(folder, gpt(more="dtype: float16"), gpt(more="dtype: float16"))
+    document = json.loads((folder / "profiles.json").read_text())
+    for layer in document["layers"]:
+        layer["parameter_bytes"] *= 1 + (layer["kind"] == "block" and layer["accelerator"] == "Tesla-V100-SXM2-16GB")
+    (folder / "profiles.json").write_text(json.dumps(document))
+    result = planned(folder)
+    assert result.exit_code == 0, result.output
+    told = "the weights of the profiles on Tesla-V100-SXM2-16GB are in several number formats, by their bytes"
+    assert told in " ".join(result.stderr.split())
+
+
 def llama(length: int, more: str = "") -> str:
     sizes = "layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, vocabulary_size: 100"
     return f"llama: {{{sizes}, sequence_length: {length}}}\ndtype: float16\n{more}"
@@ -288,17 +300,17 @@ def test_warning_names_profiles_of_another_sequence_length_but_not_of_other_kern
     assert told in result.stderr if told else not result.stderr
 
 
-def test_warning_names_an_accelerator_whose_times_are_in_another_unit(folder: Path) -> None:
+def test_profiles_that_exceed_the_peak_of_an_accelerator_many_times_are_refused(folder: Path) -> None:
+    """As with times in another unit, or with the profiles of a far smaller model."""
     profiled(folder, gpt(more="dtype: float16"), gpt(more="dtype: float16"))
     document = json.loads((folder / "profiles.json").read_text())
     for layer in document["layers"]:
         layer["forward_seconds"] *= 1e-6
         layer["backward_seconds"] *= 1e-6
     (folder / "profiles.json").write_text(json.dumps(document))
-    result = planned(folder)
-    assert result.exit_code == 0, result.output
-    assert "Tesla-V100-SXM2-16GB computes at " in result.stderr
-    assert result.stderr.count("\n") == 1
+    told = refused(planned(folder))
+    assert "profiles.json: by the profiles' forward_seconds and backward_seconds, Tesla-" in told
+    assert "give the profiles of this model, with their times in seconds" in told
 
 
 def test_profiles_whose_computing_layers_take_no_time_are_refused(folder: Path) -> None:

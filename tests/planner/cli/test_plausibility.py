@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from trainwright.cli.plausibility import unit_warning
+from trainwright.cli.plausibility import check_rates, rate_warning
+from trainwright.documents import DocumentError
 from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.library import estimate_from_data_sheets
@@ -39,15 +41,24 @@ def profiles(training: Training, factor: float = 1.0, name: str = NAME) -> Profi
 
 
 def told(training: Training, factor: float, name: str = NAME) -> str | None:
-    return unit_warning(profiles(training, factor, name), training.model)
+    return rate_warning(profiles(training, factor, name), training.model)
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT16, Dtype.FLOAT32])
-def test_times_in_a_wrong_unit_name_the_accelerator(dtype: Dtype) -> None:
-    sentence = told(llama(dtype), 1e-3)
+def test_times_that_are_too_short_name_the_accelerator(dtype: Dtype) -> None:
+    sentence = told(llama(dtype), 1 / 12)
     assert sentence is not None
     assert sentence.startswith(f"by the profiles' forward_seconds and backward_seconds, {NAME} computes at ")
     assert f"% of its peak in {dtype}, which cannot be; check that they are seconds" in sentence
+
+
+def test_only_a_rate_that_no_number_format_explains_is_refused() -> None:
+    file, training = Path("profiles.json"), llama(Dtype.FLOAT16)
+    check_rates(profiles(training, 1 / 12), training.model, file)
+    with pytest.raises(
+        DocumentError, match=r"^profiles\.json: .* computes at .* which cannot be; give the profiles of"
+    ):
+        check_rates(profiles(training, 1 / 40), training.model, file)
 
 
 def test_plausible_times_are_taken() -> None:
