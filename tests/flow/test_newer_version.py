@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import kopf
 import pytest
 from flow_harm import running
 from flow_reports import log_of, report_of
@@ -17,7 +19,10 @@ from flow_world import World, spec_of
 from trainwright.worker_api import REPORT_MARKER, ProfilingTask
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, requeue_after_seconds
+from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.kube import object_facts
+from trainwright_operator.kube.object_cache import WatchEvent
+from trainwright_operator.kube.watch import event_handler
 
 PASSES = 8
 REASON = "NeedsNewerVersion"
@@ -216,6 +221,17 @@ def test_fields_that_the_definition_hides_are_found_among_the_managed_ones() -> 
     assert shown.spec_error.startswith("spec.future: ")
     status = object_facts.plan_facts({"metadata": managed(fields, subresource="status"), "spec": SPEC}, "image")
     assert status.hidden_fields == ()
+
+
+def test_fields_that_the_definition_hides_are_found_by_the_watch() -> None:
+    seen: list[WatchEvent] = []
+    handler = event_handler(seen.append, lambda body: object_facts.plan_facts(body, "image"))
+    plan = {"metadata": managed({"f:spec": {"f:future": {}}}), "spec": SPEC}
+    asyncio.run(handler(body=kopf.Body(plan), event={"object": plan}, type=None))
+    (event,) = seen
+    assert isinstance(event.found, PlanFacts)
+    assert event.found.hidden_fields == ("spec.future",)
+    assert "managedFields" not in plan["metadata"]  # kopf keeps the object
 
 
 def test_status_of_a_newer_version_is_kept_as_far_as_it_can_be_read() -> None:

@@ -114,15 +114,7 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     def login(**options: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
 
-    def handle(
-        convert: Callable[[dict[str, Any]], Found], is_owned: Callable[[dict[str, Any]], bool] = lambda _: True
-    ) -> Callable[..., Any]:
-        async def changed(body: kopf.Body, event: Any, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
-            event["object"]["metadata"].pop("managedFields", None)  # half of the object, which kopf keeps for some time
-            resource = dict(body)
-            observe(watch_event(resource, convert(resource), type, is_owned=is_owned(resource)))
-
-        return changed
+    handle = partial(event_handler, observe)
 
     def plan_facts(body: dict[str, Any]) -> PlanFacts:
         return object_facts.plan_facts(body, default_image)
@@ -138,6 +130,23 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
         handle(object_facts.pod_facts, object_facts.is_of_gang)
     )
     return registry
+
+
+def event_handler(
+    observe: Callable[[WatchEvent], None],
+    convert: Callable[[dict[str, Any]], Found],
+    is_owned: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> Callable[..., Any]:
+    """Return kopf's handler of a watch, which passes on events about converted objects."""
+
+    async def changed(body: kopf.Body, event: Any, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
+        resource = dict(body)
+        found = watch_event(resource, convert(resource), type, is_owned=is_owned(resource))
+        # Half of the object, which kopf keeps for some time. The body is a view of it, and a plan's facts need them.
+        event["object"]["metadata"].pop("managedFields", None)
+        observe(found)
+
+    return changed
 
 
 def watch_event(resource: dict[str, Any], found: Found, kind: str | None, *, is_owned: bool) -> WatchEvent:
