@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -53,6 +54,38 @@ def test_claims_of_other_plans_reach_the_snapshot():
     seen = registry.with_claims(second.own_snapshot())
     assert [dict(claim.held) for claim in seen.other_claims] == [{"n1": 2, "n2": 2, "n3": 2}]
     assert not placed_gangs(first)  # only the registry counts them as placed, until the plan is read again
+
+
+def refuse_template(world: SharedWorld) -> None:
+    world.template_error = ("JobRefused", "exceeded quota")
+    world.restart()
+    world.generation += 1
+
+
+def hide_a_field(world: SharedWorld) -> None:
+    world.hidden_fields = ("spec.future",)
+
+
+@pytest.mark.parametrize("stop", [refuse_template, hide_a_field])
+def test_gangs_of_a_plan_that_cannot_go_on_hold_no_place_in_the_queue(stop: Callable[[SharedWorld], None]):
+    first, second = plan("a"), plan("b")
+    for world in (first, second):
+        world.foreign = {"n1": 2}
+    share(first, second)
+    for _ in range(10):
+        first.step(1.0)
+    for _ in range(10):
+        second.step(1.0)
+    stop(first)
+    first.foreign = second.foreign = {}
+    for _ in range(3):
+        first.step(1.0)
+    second.run()
+    assert second.succeeded == "True"
+    assert not placed_gangs(first)
+    first.template_error, first.hidden_fields = ("", ""), ()
+    first.run()
+    assert first.succeeded == "True"
 
 
 def test_plan_of_a_namespace_that_another_release_took_leaves_the_queue(monkeypatch: pytest.MonkeyPatch):

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from trainwright import documents
 from trainwright.worker_api import WorkerTask
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.reasons import LACKS
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
 
 
@@ -58,6 +61,18 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
             )
         )
     return tuple(claim for claim in claims if claim.held or claim.wanted)
+
+
+def claims_on_others(snapshot: Snapshot) -> tuple[GangClaim, ...]:
+    """Return the claims that the gangs of other plans respect.
+
+    Gangs of a plan that waits for somebody to mend it hold their devices and no place in the queue.
+    """
+    plan, claims = snapshot.plan, gang_claims(snapshot)
+    stuck = any(one.type is ConditionType.ACCEPTED and one.reason in LACKS for one in plan.status.conditions)
+    if not stuck and not plan.hidden_fields:
+        return claims
+    return tuple(replace(claim, wanted={}) for claim in claims if claim.held)
 
 
 def gangs_ahead(snapshot: Snapshot, gang: str) -> int:
