@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import pytest
+from flow_api import MemoryApi
+from flow_harm import requests
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
 from trainwright_operator.api.status import TrialState
-from trainwright_operator.flow.actions import PlanningRequest, StartPlanner
+from trainwright_operator.flow.actions import PlanningRequest, SetStatus
 from trainwright_operator.flow.snapshot import PlannerState
 from trainwright_operator.kube import search_pool as search_pool_module
+from trainwright_operator.kube.client import Api
+from trainwright_operator.kube.health import Liveness
+from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.search_pool import SearchPool
+from trainwright_operator.kube.snapshot_reader import ReadCache
 from trainwright_operator.metrics import METRIC_DEFINITIONS, Metrics
+from trainwright_operator.settings import Settings
 
 CONTRACT = {
     "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
@@ -203,9 +210,29 @@ def test_plan_reports_the_queue_position_of_its_search() -> None:
     assert " waits for 2 searches of other plans" in world.condition("Planned").message
 
 
-def requests(world: World) -> Iterator[StartPlanner]:
-    """Yield the requests for a plan's search."""
-    while True:
-        actions = world.decide()
-        yield from (one for one in actions if isinstance(one, StartPlanner))
+def test_status_that_is_left_to_the_next_pass_does_not_count() -> None:
+    registry, world = CollectorRegistry(), World()
+    metrics = Metrics(registry)
+    while not any(isinstance(one, SetStatus) and _is_accepted(one) for one in world.decide()):
         world.step()
+    snapshot = world.snapshot()
+    plan = snapshot.plan
+    path = f"/apis/trainwright.dev/v1alpha1/namespaces/{plan.namespace}/trainingplans/{plan.name}"
+    api = cast(Api, MemoryApi({path: {"metadata": {"uid": plan.uid}}}))
+    reconciler = Reconciler(api, Settings(), metrics, Liveness())
+
+    def accepted() -> float | None:
+        return registry.get_sample_value("trainwright_phase_duration_seconds_count", {"phase": "Accepted"})
+
+    async def story() -> list[float | None]:
+        memory, found = ReadCache(), []
+        for _ in range(4):
+            await reconciler._decide_and_apply(snapshot, memory)
+            found.append(accepted())
+        return found
+
+    assert asyncio.run(story()) == [None, None, None, 1.0]
+
+
+def _is_accepted(update: SetStatus) -> bool:
+    return any(one.type == "Accepted" and one.status == "True" for one in update.status.conditions)

@@ -31,8 +31,8 @@ from trainwright_operator.kube.snapshot_reader import ReadCache
 
 COMPONENT: Final = "trainwright"
 _MAX_MESSAGE = 1024
-_MAX_UNWRITTEN = 3
-"""Passes in a row that may leave their status to the next one."""
+_MAX_PASSES_WITHOUT_REPORT = 3
+"""Passes in a row that may leave status and Events to the next one."""
 
 
 def event_manifest(plan: PlanFacts, event: EmitEvent, now: datetime) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class Applier:
         self._searches = searches
         self._cache = cache
 
-    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
-        """Apply all actions in order, to no other objects than those of the snapshot.
+    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> bool:
+        """Apply all actions in order, to no other objects than those of the snapshot; return whether status and Events were.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
         Events to it. After a failure, apply only status and Events, so that users see the plan's progress.
@@ -80,16 +80,17 @@ class Applier:
         """
         changes = [action for action in actions if changes_objects(action)]
         failure = await self._apply_until_failure(snapshot, changes, memory)
-        if changes and failure is None and memory.unwritten < _MAX_UNWRITTEN:
-            memory.unwritten += 1
+        is_reported = not changes or failure is not None or memory.passes_without_report >= _MAX_PASSES_WITHOUT_REPORT
+        if not is_reported:
+            memory.passes_without_report += 1
         else:
-            memory.unwritten = 0
+            memory.passes_without_report = 0
             reports = [action for action in actions if not changes_objects(action)]
             unreported = await self._apply_until_failure(snapshot, reports, memory)
             failure = failure or unreported
         if failure is None:
             memory.failing = None
-            return
+            return is_reported
         since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
         memory.failing = RequestFailure(str(failure), since)
         raise failure

@@ -57,14 +57,14 @@ class ReadCache:
     """Cache of a plan between reconciliations, all of it rebuilt after a restart.
 
     Attributes:
-        unwritten: number of reconciliations in a row that left their status to the next one.
+        passes_without_report: number of reconciliations in a row that left status and Events to the next one.
         is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
     """
 
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
-    unwritten: int = 0
+    passes_without_report: int = 0
     is_large: bool = False
 
 

@@ -46,7 +46,7 @@ class MemoryApi(Lists):
         name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{len(self.objects)}"
         self.writes.append(("create", f"{path}/{name}"))
         self.objects[f"{path}/{name}"] = body
-        return body
+        return {**body, "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z", **body["metadata"]}}
 
     async def replace(self, path: str, body: dict[str, Any]) -> Any:
         self._find(path)

@@ -1,9 +1,9 @@
-"""Faults injected into a gang or the operator while a plan is in progress."""
+"""Faults injected into a gang or the operator while a plan is in progress, and how far a plan is."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from flow_world import World
@@ -16,6 +16,13 @@ from trainwright_operator.flow.gangs.retries import ATTEMPT_KEY, LostAttempt
 def running(world: World, gang: str) -> bool:
     pods = [pod for pod in world.pods.values() if pod.gang == gang]
     return bool(pods) and all(pod.phase == "Running" for pod in pods)
+
+
+def requests(world: World) -> Iterator[a.StartPlanner]:
+    """Yield the requests for a plan's search."""
+    while True:
+        yield from (one for one in world.decide() if isinstance(one, a.StartPlanner))
+        world.step()
 
 
 def run_with(world: World, gang: str, harm: Callable[[World], None]) -> World:
