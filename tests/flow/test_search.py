@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flow_harm import requests
 from flow_world import World
 
 from trainwright_operator import memory_limit
-from trainwright_operator.kube import child_process
+from trainwright_operator.flow.phases.planning import MAX_SEARCH_STARTS
+from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.kube import child_process, search_pool
 from trainwright_operator.search_process import EXIT_OUT_OF_MEMORY
 
 MEBIBYTE = 1 << 20
@@ -72,19 +76,63 @@ def test_search_starts_once_the_system_has_room_for_its_process(monkeypatch: pyt
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_the_planning_deadline_survives_restarts_of_the_operator() -> None:
+def searching() -> World:
     world = World(search_hangs=True)
     world.run(until=lambda: world.planner.started_at is not None)
-    started = world.now
-    for _ in range(40):
-        world.restart()
-        for _ in range(3):
-            world.step(20.0)
-        if world.succeeded != "Unknown":
-            break
+    world.step()
+    return world
+
+
+def test_search_of_a_restarted_operator_has_its_whole_time() -> None:
+    world = searching()
+    world.pass_time(40 * 60.0)
+    world.restart()
+    for _ in range(3):
+        world.step(20.0)
+    assert (world.condition("Planned").status, world.planner.state) == ("Unknown", PlannerState.RUNNING)
+    world.planner = replace(world.planner, state=PlannerState.TIMED_OUT)
+    world.step()
     assert world.condition("Planned").reason == "PlanningTimedOut"
-    assert 1800 < (world.now - started).total_seconds() < 1900
-    world.search_hangs = False
+    world.search_hangs, world.planner = (
+        False,
+        PlannerFacts(),
+    )  # the operator discards the search of a plan that has ended
     world.change(search={"planner": "Amp", "limits": {"maxTensorDegree": 2}}, links={"deadlineSeconds": 301})
     world.run()
     assert world.succeeded == "True"
+
+
+def test_plan_whose_search_ends_the_operator_each_time_fails() -> None:
+    world = searching()
+    restarts = 0
+    while world.succeeded == "Unknown":
+        world.restart()
+        restarts += 1
+        for _ in range(3):
+            world.step(20.0)
+    found = world.condition("Planned")
+    assert (found.reason, restarts) == ("PlannerFailed", MAX_SEARCH_STARTS)
+    assert f"the operator ended during each of {restarts} searches" in found.message
+
+
+def test_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def search_for_ever(*_: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "import time; time.sleep(60)",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    async def facts() -> PlannerFacts:
+        changed = asyncio.Queue[str]()
+        pool = search_pool.SearchPool(on_change=changed.put_nowait)
+        pool.start("uid", next(requests(World())).request)
+        for _ in ("starts", "ends"):
+            await changed.get()
+        return pool.facts("uid")
+
+    monkeypatch.setattr(search_pool, "start_module", search_for_ever)
+    monkeypatch.setattr(search_pool, "SEARCH_DEADLINE_SECONDS", 0.05)
+    assert asyncio.run(facts()).state is PlannerState.TIMED_OUT

@@ -248,6 +248,7 @@ class PlannerState(StrEnum):
     RUNNING = "Running"
     DONE = "Done"
     INFEASIBLE = "Infeasible"
+    TIMED_OUT = "TimedOut"
     FAILED = "Failed"
 
 

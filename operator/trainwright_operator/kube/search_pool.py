@@ -86,7 +86,7 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
         async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
             output, errors = await process.communicate(json.dumps(asdict(request)).encode())
     except TimeoutError:
-        return PlannerState.FAILED, f"timed out after {SEARCH_DEADLINE_SECONDS} s"
+        return PlannerState.TIMED_OUT, ""
     finally:
         if process.returncode is None:
             process.kill()

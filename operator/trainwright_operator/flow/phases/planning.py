@@ -1,12 +1,14 @@
 """Phase `Planned`: the search over the measured tables, in its own process.
 
-Waits for the searches of other plans and for its own; fails `SEARCH_DEADLINE_SECONDS` after the search began.
+Waits for the searches of other plans and for its own. Fails where the search takes more than `SEARCH_DEADLINE_SECONDS`, or
+where the operator ended during each of `MAX_SEARCH_STARTS` searches.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from trainwright import documents
@@ -29,7 +31,7 @@ from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTAT
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
-from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState, StoredConfigMap
 from trainwright_operator.flow.stored_times import stored_time
 from trainwright_operator.flow.trials import trial_gangs
 from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
@@ -38,6 +40,8 @@ RUNTIME_KEY: Final = "runtime.json"
 SEARCH_DEADLINE_SECONDS: Final = 1800
 """Search limit, well above the largest search.budgetSeconds. A longer search would cost more than the trials it
 saves."""
+MAX_SEARCH_STARTS: Final = 5
+"""Starts of one search, each of which gets its whole time: it may be what ends the operator, by its memory."""
 
 
 def store_cluster(context: ReconcileContext, findings: Findings) -> Done:
@@ -148,33 +152,38 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
 def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> Waiting | Failed:
     planner, stored_cluster = context.snapshot.planner, context.snapshot.find(context.names.cluster)
     asked = f"{context.plan.generation} {request.key}"
-    # The search for this generation and request may have begun before a restart of the operator.
-    annotations = stored_cluster.annotations if stored_cluster is not None else {}
-    started, _, what = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
-    stored_start = stored_time(started) if what == asked else None
+    last_start, starts = _known_starts(stored_cluster, asked)
     if planner.key != request.key:
         planner = PlannerFacts()
-    since = stored_start or planner.started_at
     actions: tuple[Action, ...] = ()
     if planner.state is PlannerState.INFEASIBLE:
         return Failed(explain(Reason.NO_FEASIBLE_PLAN, what=planner.message))
     if planner.state is PlannerState.FAILED:
         return Failed(explain(Reason.PLANNER_FAILED, what=planner.message))
+    if planner.state is PlannerState.TIMED_OUT:
+        return Failed(explain(Reason.PLANNING_TIMED_OUT, seconds=SEARCH_DEADLINE_SECONDS))
+    if planner.state is PlannerState.IDLE and starts >= MAX_SEARCH_STARTS:
+        return Failed(explain(Reason.PLANNER_FAILED, what=f"the operator ended during each of {starts} searches"))
     if planner.state is PlannerState.DONE:
         actions = (CreateConfigMap(name, StoredRole.DOCUMENT, {DOCUMENT_KEY: planner.answer}),)
-    elif since is not None and (context.now - since).total_seconds() > SEARCH_DEADLINE_SECONDS:
-        return Failed(explain(Reason.PLANNING_TIMED_OUT, seconds=SEARCH_DEADLINE_SECONDS))
     elif planner.state is PlannerState.IDLE:
         actions = (StartPlanner(request),)
-    elif stored_start is None and planner.started_at is not None and stored_cluster is not None:
-        # Makes the deadline hold across restarts of the operator, each of which restarts the search.
-        started = f"{planner.started_at.isoformat()} {asked}"
+    elif planner.started_at not in (None, last_start) and stored_cluster is not None:
+        started = f"{planner.started_at.isoformat()} {starts + 1} {asked}"
         actions = (AnnotateConfigMap(stored_cluster.name, {SEARCH_STARTED_ANNOTATION: started}),)
     doing = f"waits for {planner.ahead} searches of other plans" if planner.ahead else "is running"
     explanation = explain(Reason.RUNNING, what=f"search {request.planner} {doing}")
     # Most edits that need a new search plan the running trial again; the next phase deletes it where this one did not.
     live_gangs = trial_gangs.gangs_under_way(context)
     return Waiting(explanation, Progress(0, 1, "search"), live_gangs, actions=actions)
+
+
+def _known_starts(stored_cluster: StoredConfigMap | None, asked: str) -> tuple[datetime | None, int]:
+    """Return when the search for a generation and request began last, and how many times, by former operators too."""
+    annotations = stored_cluster.annotations if stored_cluster is not None else {}
+    started, _, further = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
+    starts, _, what = further.partition(" ")
+    return (stored_time(started), int(starts)) if what == asked and starts.isdecimal() else (None, 0)
 
 
 PHASE = PlanPhase(ConditionType.PLANNED, (store_cluster, plan))
