@@ -113,6 +113,20 @@ def test_plan_is_deleted_after_its_ttl() -> None:
     assert world.deleted
 
 
+def test_time_to_live_counts_from_the_last_failure() -> None:
+    world = World(spec=spec_of(ttlSecondsAfterFinished=100), image="")
+    world.run()
+    world.pass_time(90)
+    world.change(ttlSecondsAfterFinished=100, priority=1)
+    world.run()
+    world.pass_time(80)
+    world.step()
+    assert (world.succeeded, world.deleted) == ("False", False)
+    world.pass_time(20)
+    world.step()
+    assert world.deleted
+
+
 def test_plan_waits_for_capacity_until_devices_are_free() -> None:
     world = World(others={"n2": 1})
     for _ in range(20):

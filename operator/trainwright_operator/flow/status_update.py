@@ -109,11 +109,16 @@ def _condition(
     is_answer = kind is ConditionType.SUCCEEDED
     initial = explain(Reason.IN_PROGRESS, what="in progress") if is_answer else explain(Reason.NOT_STARTED)
     status, explanation = update or ("Unknown", initial)
+    since = before.last_transition_time if before is not None and before.status == status else context.now
+    if is_answer and status == "False" and before is not None and before.observed_generation != context.plan.generation:
+        since = (
+            context.now
+        )  # the time to live counts from the last failure, though the answer was False before an edit too
     return Condition(
         type=kind,
         status=status,
         observed_generation=context.plan.generation,
-        last_transition_time=before.last_transition_time if before and before.status == status else context.now,
+        last_transition_time=since,
         reason=explanation.reason.value,
         message=explanation.message,
     )
