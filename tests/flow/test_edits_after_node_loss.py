@@ -109,6 +109,7 @@ def test_winner_on_a_node_that_is_gone_is_not_handed_over() -> None:
     waiting = world.condition("Succeeded")
     assert (waiting.status, waiting.reason) == ("Unknown", "WaitingForNodes")
     assert "n1: it no longer exists" in waiting.message
+    assert world.status.winner is not None
     run_without_failure(world)
     check_answer(world, revision=2)
     pods = [template for one in world.handed_over.values() for _, template in pods_of_job(one)]

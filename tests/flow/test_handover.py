@@ -229,6 +229,25 @@ def test_job_that_a_dry_run_refuses_can_be_edited() -> None:
     assert {one["spec"]["containers"][0]["image"] for one in templates(world)} == {"lab/train:8"}
 
 
+@pytest.mark.parametrize("refused_by", ["the dry run", "the creation"])
+def test_plan_that_may_wait_no_longer_for_its_job_keeps_its_answer(refused_by: str) -> None:
+    world = world_of(waitDeadlineSeconds=60)
+    world.run(until=lambda: running(world, "candidate-1"))
+    if refused_by == "the dry run":
+        world.template_error = ("JobRefused", "exceeded quota")
+    else:
+        world.fails = {a.HandOverJob: "403 forbidden: exceeded quota"}
+    world.run(until=lambda: world.status.waiting is not None)
+    assert (world.succeeded, world.status.waiting.reason is not None) == ("Unknown", True)
+    world.run()
+    assert world.succeeded == "True"
+    assert world.status.winner is not None
+    told = world.condition("Succeeded").message
+    assert "; no job of it was created: " in told
+    assert "exceeded quota" in told or refused_by != "the dry run"
+    assert not world.handed_over
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[1]", '[{"kind":"Secret","metadata":{"name":"x"}}]'])
 def test_record_that_was_modified_creates_nothing(text: str) -> None:
     world = world_of()

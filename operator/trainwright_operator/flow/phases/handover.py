@@ -90,11 +90,11 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
     """
     problem = explain_problem(context)
     if problem is not None:  # the queue's flavors, which the pods' affinities name, are not known now
-        return Waiting(problem)
+        return Waiting(problem, is_lacking=True)
     pod_sets = len(manifest["spec"].get("replicatedJobs", ()))
     if QUEUE_LABEL in manifest["metadata"]["labels"] and pod_sets > MAX_POD_SETS:
         what = f"a queue of Kueue takes jobs of at most {MAX_POD_SETS} nodes, the winner has {pod_sets}; set apply: Suspended"
-        return Waiting(explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=what))
+        return Waiting(explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=what), is_lacking=True)
     key = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     tried, (again, due_at) = context.snapshot.dry_run, DryRunJob(key, manifest).repeated(context.now)
     if tried is None or not tried.key.startswith(key):
@@ -104,6 +104,7 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
     return Waiting(
         explain(Reason.JOB_REFUSED, kind=manifest["kind"], what=f"{tried.message}; edit spec.job, or set apply: Never"),
         actions=() if tried.key == again.key else (again,),
+        is_lacking=True,
         again_at=due_at,
     )
 

@@ -8,6 +8,7 @@ from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
@@ -28,20 +29,36 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
     gone for `settlingSeconds`. A plan that may wait no longer has its answer all the same, but hands nothing over.
     """
     trial, status, explanation = _answer(context, findings)
-    gone = _lost_nodes(context, findings.discovery, trial)
-    if gone:
-        what = f"nodes of the winner; {listed(gone)}"
-        waiting = explain(Reason.WAITING_FOR_NODES, seconds=context.spec.settling_seconds, what=what)
-        is_over = explain_exhaustion(context, waiting) is not None
-        return Done(findings, explanation, status=status) if is_over else Waiting(waiting, is_lacking=True)
-    job = hand_over(context, findings.discovery, trial, status)
+    waiting = _wait_for_nodes(context, findings.discovery, trial, status)
+    job = waiting if waiting is not None else hand_over(context, findings.discovery, trial, status)
+    further = ""
     if isinstance(job, Waiting):
-        return job
-    if job is not None:
+        if not _may_wait_no_longer(context, job):
+            return job
+        if context.spec.apply is not Apply.NEVER and job.explanation is not None:
+            further = f"; no job of it was created: {job.explanation.message}"
+    elif job is not None:
         status = status.model_copy(update={"job": job})
-        sentence = f"{explanation.message}; the job of this plan is the {job.kind} {job.names[0]}"
-        explanation = Explanation(explanation.reason, sentence)
-    return Done(findings, explanation, status=status)
+        further = f"; the job of this plan is the {job.kind} {job.names[0]}"
+    return Done(findings, Explanation(explanation.reason, explanation.message + further), status=status)
+
+
+def _may_wait_no_longer(context: ReconcileContext, wait: Waiting) -> bool:
+    """Return whether the wait is for what the cluster lacks, or for requests that fail, beyond `spec.waitDeadlineSeconds`."""
+    counts = wait.is_lacking or context.snapshot.failing is not None
+    return counts and wait.explanation is not None and explain_exhaustion(context, wait.explanation) is not None
+
+
+def _wait_for_nodes(
+    context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial, status: TrainingPlanStatus
+) -> Waiting | None:
+    """Return the wait for nodes of the winner that are gone; None if there are none."""
+    gone = _lost_nodes(context, discovery, winner)
+    if not gone:
+        return None
+    what = f"nodes of the winner; {listed(gone)}"
+    waiting = explain(Reason.WAITING_FOR_NODES, seconds=context.spec.settling_seconds, what=what)
+    return Waiting(waiting, is_lacking=True, status=status)
 
 
 def _lost_nodes(context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial) -> list[str]:
