@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainwright_operator.api.base import ApiModel, opaque, rules
 
@@ -51,12 +51,29 @@ _POD_SPEC = opaque(
 )
 
 
+MAX_NESTED_LEVELS: Final = 64
+"""Levels of a pod template, far above those of a pod. The API server takes 10,000, which no schema of a definition limits."""
+
+
+def _check_levels(spec: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError for objects that nest too deeply to be copied and compared."""
+    level: list[Any] = [spec]
+    for _ in range(MAX_NESTED_LEVELS):
+        parts = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+        level = [part for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return spec
+    raise ValueError(f"nests more than {MAX_NESTED_LEVELS} levels; no pod does, so remove the innermost ones")
+
+
 class PodTemplate(ApiModel):
     """Template that is merged into every worker pod."""
 
     metadata: PodMetadata = PodMetadata()
     """Labels and annotations that are added."""
-    spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC, default_factory=dict)]
+    spec: Annotated[
+        dict[str, Any], AfterValidator(_check_levels), Field(json_schema_extra=_POD_SPEC, default_factory=dict)
+    ]
     """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
     runtimeClassName, hostNetwork, as far as worker.allowPodTemplate of the chart lets them. Objects are merged field by field, lists of named things by name, other lists are
     replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,

@@ -1,8 +1,9 @@
-"""Rollback of definition and operator on a real API server: it hides the fields of a newer version, and each write erases them."""
+"""Plans that the operator cannot read, on a real API server: of a newer version, and nested too deeply."""
 
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from operator_process import operator, until
@@ -10,6 +11,10 @@ from operator_process import operator, until
 from trainwright_operator.api import crd
 
 FUTURE = {"type": "integer"}
+
+
+NESTED_LEVELS = 1_200
+"""More than Python's json reads by itself; the server takes minutes for 10,000, its own limit."""
 
 
 def newer_definition() -> dict[str, Any]:
@@ -60,3 +65,25 @@ def test_rolled_back_plan_waits_and_loses_no_field(bare_api_server, training_pla
     install(api, newer_definition())
     until("the field to be shown again", 20, lambda: plan()["spec"].get("futureLimit") == 5)
     assert plan()["spec"]["trials"]["futureLimit"] == 7
+
+
+def test_plan_that_nests_deeply_stops_no_other_plan(bare_api_server, training_plan_of, tmp_path) -> None:
+    api = bare_api_server
+    install(api, crd.crd_manifest())
+    deep = training_plan_of("default", "deep")
+    deep["spec"]["worker"] = {"podTemplate": {"spec": {"nested": "INNER"}}}
+    nested = '{"a":' * NESTED_LEVELS + "1" + "}" * NESTED_LEVELS
+    api.kubectl("create", "--filename", "-", piped=json.dumps(deep).replace('"INNER"', nested))
+    api.create(training_plan_of("default", "plain"))
+
+    def accepted(name: str) -> str:
+        path = 'jsonpath={.status.conditions[?(@.type=="Accepted")].message}'
+        found: str = api.kubectl("get", "trainingplan", name, "--namespace", "default", "--output", path)
+        return found
+
+    with operator(api, "default", tmp_path) as (process, _, log):
+        until("the other plan to be worked on", 40, lambda: accepted("plain"))
+        until("the deep plan to be told", 20, lambda: accepted("deep"))
+        assert process.poll() is None, log.read_text()
+    assert "spec.worker.podTemplate.spec: " in accepted("deep")
+    assert "nests more than 64 levels" in accepted("deep")
