@@ -57,7 +57,9 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         (*_PLAN, "release"),
     ),
     "trainwright_profile_age_seconds": MetricDefinition(
-        Kind.GAUGE, "Seconds since an accelerator was last profiled by a plan that still exists.", ("accelerator",)
+        Kind.GAUGE,
+        "Seconds since a plan that still exists last had its profiles of an accelerator; kept ones were measured before.",
+        ("accelerator",),
     ),
     "trainwright_collective_error_ratio": MetricDefinition(
         Kind.GAUGE,
