@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -12,7 +14,20 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright.cost.layer_sums import Array
-from trainwright.families import Gpt
+from trainwright.families import (
+    T5,
+    Bert,
+    Custom,
+    CustomKind,
+    Family,
+    Gpt,
+    Llama,
+    Moe,
+    Swin,
+    TransGan,
+    Vit,
+    WideResnet,
+)
 from trainwright.model import Model
 from trainwright.search.uniform.layer_partition import even_split, partition, with_messages
 
@@ -155,6 +170,50 @@ def test_megatron_splits_the_blocks_evenly_and_leaves_the_rest_at_the_ends(
 ) -> None:
     model = Model.of(Gpt(24, 64, 4, 32, 100))
     assert even_split(model, stages) == expected
+
+
+KIND = CustomKind("a", 10, 1e3, 8, 100.0)
+OWN_KINDS = tuple(replace(KIND, name=name) for name in ("stem", "block", "wide", "head"))
+
+
+@pytest.mark.parametrize(
+    ("family", "blocks"),
+    [
+        (Gpt(7, 64, 4, 32, 100), {"block": 7}),
+        (Llama(5, 64, 4, 32), {"block": 5}),
+        (Bert(6, 64, 4), {"block": 6}),
+        (Vit(6, 64, 4), {"block": 6}),
+        (Moe(24, 64, 4, 32, expert_every=2), {"block": 12, "expert_block": 12}),
+        (T5(5, 64, 4, decoder_layers=3), {"encoder": 5, "decoder": 3}),
+        (Swin((2, 2, 6, 2), 96), {"block_0": 2, "block_1": 2, "block_2": 6, "block_3": 2}),
+        (TransGan((3, 1, 0, 2), 64, bottom_width=8), {"block_0": 3, "block_1": 1, "block_3": 2}),
+        (
+            WideResnet(50),
+            {f"first_{stage}": 1 for stage in range(4)} | {"block_0": 2, "block_1": 3, "block_2": 5, "block_3": 2},
+        ),
+        (
+            Custom("models:own", OWN_KINDS, ("stem", "block", "block", "wide", "block", "head")),
+            {"block": 3, "wide": 1},
+        ),
+        (Custom("models:own", (KIND,), ("a",) * 5), {"a": 5}),
+        (Custom("models:own", (KIND,), ("a",)), {"a": 1}),
+    ],
+    ids=lambda value: getattr(value, "family", ""),
+)
+def test_stages_of_even_splits_differ_by_at_most_one_block_in_every_family(
+    family: Family, blocks: Mapping[str, int]
+) -> None:
+    model = Model.of(family)
+    assert {name: model.layers.count(name) for name in blocks} == blocks
+    count = sum(blocks.values())
+    for stages in range(1, count + 1):
+        ends = even_split(model, stages)
+        assert ends is not None
+        assert ends[-1] == len(model.layers)
+        counts = [sum(name in blocks for name in model.layers[first:end]) for first, end in pairwise((0, *ends))]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] - counts[-1] <= 1
+    assert even_split(model, count + 1) is None
 
 
 @given(instances(), st.data())

@@ -160,7 +160,7 @@ def fitting_partition(cut: PipelineSplit) -> Partition | None:
 
 
 def even_partition(cut: PipelineSplit) -> StageEnds | None:
-    """Return the partition with equal numbers of the model's most frequent layer per stage."""
+    """Return the partition with equal numbers of blocks per stage."""
     return even_split(cut.cache.problem.model, len(cut.devices))
 
 

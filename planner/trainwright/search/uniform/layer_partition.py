@@ -8,6 +8,7 @@ import numpy as np
 
 from trainwright.cost.layer_sums import Array
 from trainwright.model import Model
+from trainwright.plan import split_rows
 
 _TOLERANCE = 1e-9
 """Relative difference up to which two stage times count as equal."""
@@ -184,16 +185,24 @@ def _cheapest_ends_of_chunk(
 
 
 def even_split(model: Model, stages: int) -> tuple[int, ...] | None:
-    """Return the ends of stages with equal numbers of the most frequent layer, as Megatron splits transformer blocks.
+    """Return the ends of stages with equal numbers of blocks, as Megatron splits transformer blocks of whatever kind.
 
-    Layers before the first of them join the first stage, layers after the last of them the last stage (Table 8 of AMP:
-    [0, 14, 30]); remaining blocks go to the earlier stages. None if there are fewer blocks than stages.
+    Layers before the first block join the first stage, others that of the block before them (Table 8 of AMP: [0, 14, 30]);
+    remaining blocks go to the earlier stages. None if there are fewer blocks than stages.
     """
-    frequent = max(model.kinds, key=lambda kind: model.layers.count(kind.name)).name
-    blocks = [index for index, kind in enumerate(model.layers) if kind == frequent]
+    blocks = _blocks(model)
     if len(blocks) < stages:
         return None
-    blocks_per_stage, rest = divmod(len(blocks), stages)
-    counts = [blocks_per_stage + (stage < rest) for stage in range(stages)]
-    bounds = np.cumsum(counts)[:-1]
+    bounds = np.cumsum(split_rows(len(blocks), stages))[:-1]
     return (*(blocks[int(bound)] for bound in bounds), len(model.layers))
+
+
+def _blocks(model: Model) -> list[int]:
+    """Return the layers that a tensor degree splits: transformer blocks, in all families.
+
+    Without any (convolutions, a user's own model), all layers but a first and last one of kinds of their own: embedding and head.
+    """
+    layers = range(len(model.layers))
+    split = [layer for layer in layers if model.kind_of(layer).is_tensor_parallel]
+    inner = [layer for layer in layers if 0 < layer < layers[-1] or model.layers.count(model.layers[layer]) > 1]
+    return split or inner or [0]
