@@ -35,6 +35,7 @@ class Capabilities:
         replicated_tensor: tensor groups may have replicas that shard nothing.
         shardings, pipelined_shardings: without stages, and with several.
         tensor_shardings: with tensor groups.
+        replicated_stages: number formats in which several stages may have replicas that shard nothing.
         missing_shardings: where it lacks the others.
         sequence_parallel: tensor groups can divide activations along the sequence.
         partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
@@ -56,6 +57,7 @@ class Capabilities:
     shardings: frozenset[Sharding] = EVERY_SHARDING
     pipelined_shardings: frozenset[Sharding] = EVERY_SHARDING
     tensor_shardings: frozenset[Sharding] = EVERY_SHARDING
+    replicated_stages: frozenset[Dtype] = frozenset(Dtype)
     missing_shardings: str = "at these degrees"
     sequence_parallel: bool = False
     partial_recompute: bool = False
@@ -83,6 +85,9 @@ class Capabilities:
             found = replace(found, pipelines=False, missing_stages="it has none of models with tied embeddings")
         if self.pipelines and family in self.unstaged_families:
             found = replace(found, pipelines=False, missing_stages=f"it has none of {family}")
+        if model.dtype not in self.replicated_stages:
+            sharded, where = self.pipelined_shardings - {Sharding.NONE}, f"at these degrees in {model.dtype}"
+            found = replace(found, pipelined_shardings=sharded, missing_shardings=where)
         if optimizer not in self.sharded_optimizers:
             alone = frozenset({Sharding.NONE})
             found = replace(found, shardings=alone, pipelined_shardings=alone, missing_shardings=f"with {optimizer}")

@@ -31,7 +31,11 @@ _PIPELINED = frozenset({Sharding.NONE, Sharding.ZERO1})
 
 
 class DeepSpeed:
-    """DeepSpeed. Its pipeline engine refuses ZeRO-2 and 3, splits layers evenly, and has no tensor degree of its own."""
+    """DeepSpeed. Its pipeline engine refuses ZeRO-2 and 3, splits layers evenly, and has no tensor degree of its own.
+
+    In bfloat16 without ZeRO it uses BF16_Optimizer, whose replicas share float32 weights and moments, as ZeRO-1's do, and which
+    holds gradients twice (`_do_optimizer_sanity_check` in deepspeed/runtime/engine.py, deepspeed/runtime/bf16_optimizer.py).
+    """
 
     software = "DeepSpeed 0.19.8"
     capabilities = Capabilities(
@@ -39,6 +43,7 @@ class DeepSpeed:
         pipelined_tensor=False,
         pipelined_shardings=_PIPELINED,
         tensor_shardings=frozenset(Sharding) - {Sharding.ZERO3},
+        replicated_stages=frozenset(Dtype) - {Dtype.BFLOAT16},
     )
     remark = "The script is yours: give ds_config.json to deepspeed.initialize(config=…)."
 

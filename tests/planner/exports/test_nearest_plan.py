@@ -164,7 +164,22 @@ def test_megatron_has_no_stages_of_a_t5() -> None:
     capabilities = TARGETS["megatron"].capabilities.of(model, "adam")
     assert losses(EVEN, capabilities) == ("2 pipeline stages: it has none of t5",)
     assert len(nearest_plan(EVEN, capabilities).stages) == 1
-    assert losses(EVEN, TARGETS["deepspeed"].capabilities.of(model, "adam")) == ()
+    float16 = replace(model, dtype=Dtype.FLOAT16)
+    assert losses(EVEN, TARGETS["deepspeed"].capabilities.of(float16, "adam")) == ()
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_replicas_of_deepspeed_stages_in_bfloat16_share_the_state_of_the_optimizer(dtype: Dtype) -> None:
+    model = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32), dtype)
+    capabilities = TARGETS["deepspeed"].capabilities.of(model, "adam")
+    sharded = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),)))
+    is_shared = dtype is Dtype.BFLOAT16
+    found = ("replicas without sharding at these degrees in bfloat16",) if is_shared else ()
+    assert losses(EVEN, capabilities) == found
+    assert nearest_plan(EVEN, capabilities) == (sharded if is_shared else EVEN)
+    unreplicated = two_stages(stage(0, 3, DEVICES[:1]), stage(3, 3, DEVICES[1:2]))
+    unstaged = Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES),)),))
+    assert not losses(unreplicated, capabilities) + losses(unstaged, capabilities) + losses(sharded, capabilities)
 
 
 @pytest.mark.parametrize(
