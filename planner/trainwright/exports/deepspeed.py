@@ -121,9 +121,13 @@ def _pipeline(shape: UniformShape, model: Model | None) -> str:
         ('partition_method="uniform",', "stages of equal numbers of layers: embedding and head count as one each"),
         (
             f"activation_checkpoint_interval={interval},",
-            "every layer is recomputed" if interval else "nothing is recomputed",
+            "layer by layer" if interval else "nothing is recomputed",
         ),
     ]
+    if interval:
+        lines.append(
+            ('checkpointable_layers=["Block"],', "write the class of your block: layers of others are not recomputed")
+        )
     notes = [
         "Pipeline of the plan for DeepSpeed; give it one entry for the embedding, for every block and for the head."
     ]

@@ -213,8 +213,11 @@ def deepspeed(case: dict[str, Any]) -> Facts:
     folder = Path(case["folder"])
     given = json.loads((folder / "ds_config.json").read_text())
     if (folder / "trainwright_pipeline.py").exists():
-        layers = [torch.nn.Linear(1, 1) for _ in range(case["layers"])]
+        block = type("Block", (torch.nn.Linear,), {})
+        kinds = [torch.nn.Linear, *[block] * (case["layers"] - 2), torch.nn.Linear]
+        layers = [kind(1, 1) for kind in kinds]
         pipeline = _module(folder / "trainwright_pipeline.py").pipeline(layers, loss_fn=None)
+        pipeline._precompute_checkpointable_values()  # as its engine does
         grid = pipeline.mpu()
         config = DeepSpeedConfig(given, grid)
         tensor, data = grid.get_slice_parallel_world_size(), grid.get_data_parallel_world_size()
@@ -222,7 +225,7 @@ def deepspeed(case: dict[str, Any]) -> Facts:
         told = {
             "stages": pipeline.num_stages,
             "blocks": len(pipeline.forward_funcs) - is_first - is_last,
-            "recomputes": pipeline.activation_checkpoint_interval > 0,
+            "recomputed_blocks": sum(pipeline.is_checkpointable_results),
         }
     else:
         config = DeepSpeedConfig(given)

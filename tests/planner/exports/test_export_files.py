@@ -278,8 +278,9 @@ def test_deepspeed_stages_that_recompute_use_no_reentrant_checkpoints(
     found = config(shape, Dtype.BFLOAT16, "adam")
     assert ("pipeline" in found) == is_told
     assert found.get("pipeline", {"use_reentrant": False}) == {"use_reentrant": False}
-    script = written("deepspeed", shape.plan())["launch.sh"]
-    assert ("# pipeline.use_reentrant" in script) == is_told
+    files = written("deepspeed", shape.plan())
+    assert ("# pipeline.use_reentrant" in files["launch.sh"]) == is_told
+    assert ('checkpointable_layers=["Block"],' in files.get("trainwright_pipeline.py", "")) == is_told
 
 
 @pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1])
