@@ -301,7 +301,7 @@ def test_warning_names_profiles_of_another_sequence_length_but_not_of_other_kern
 
 
 def test_profiles_that_exceed_the_peak_of_an_accelerator_many_times_are_refused(folder: Path) -> None:
-    """As with times in another unit, or with the profiles of a far smaller model."""
+    """Their times are in another unit, or they are of a far smaller model."""
     profiled(folder, gpt(more="dtype: float16"), gpt(more="dtype: float16"))
     document = json.loads((folder / "profiles.json").read_text())
     for layer in document["layers"]:
