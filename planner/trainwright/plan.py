@@ -184,6 +184,11 @@ class Pipeline:
         """All devices, stage by stage."""
         return tuple(chain.from_iterable(stage.devices for stage in self.stages))
 
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """Number of layers of every stage."""
+        return tuple(stage.end - stage.first for stage in self.stages)
+
 
 @document("Plan")
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -117,6 +118,7 @@ class Runtime:
         overlaps_tensor_sync: tensor groups communicate piece by piece while the products around it compute (torch's
             asynchronous tensor parallelism, Megatron's `--tp-comm-overlap`).
         virtual_stages: chunks of layers that each rank of a pipeline holds (Megatron's interleaved schedule); 1: a stage.
+            Only where the stages divide the micro-batches and have as many layers each; other pipelines are plain.
         selective_recompute: what layers that are not recomputed compute again nevertheless, where profiles are estimated.
         hides_transfers: stages compute while boundaries are sent, as our worker does. Megatron and DeepSpeed send
             between computations: a message begins when sender and receiver are both free, and occupies both.
@@ -177,6 +179,15 @@ class Runtime:
     def inside_ratio(self) -> float:
         """Return achieved over stated bandwidth of links inside nodes."""
         return self.link_ratio if self.inside_link_ratio is None else self.inside_link_ratio
+
+    def chunks_of(self, micro_batches: int, layer_counts: Sequence[int]) -> int:
+        """Return the chunks of layers that each rank of a pipeline holds, given the number of layers of its stages.
+
+        Megatron interleaves several stages, each of as many layers as chunks, and only if they divide the micro-batches.
+        """
+        stages = len(layer_counts)
+        interleaves = stages > 1 and micro_batches % stages == 0 and min(layer_counts) >= self.virtual_stages
+        return self.virtual_stages if interleaves else 1
 
     def compute_ratio(self, accelerator: str) -> float:
         """Return measured over profiled compute seconds; 1 if the accelerator is not named."""

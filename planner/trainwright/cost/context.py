@@ -109,6 +109,10 @@ class CostContext:
         """Return whether replicas that shard gradients keep them whole until the last micro-batch."""
         return micro_batches > 1 and not self.runtime.reduces_every_micro_batch
 
+    def chunks_of_equal_stages(self, micro_batches: int, stages: int) -> int:
+        """Return the chunks of each rank before searches know its layers; 1 if no division of the model is interleaved."""
+        return self.runtime.chunks_of(micro_batches, [len(self.model.layers) // stages] * stages)
+
     @cached_property
     def value_bytes(self) -> ValueBytes:
         known = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)

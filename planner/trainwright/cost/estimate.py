@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.context import CostContext
@@ -178,16 +178,15 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
     plan = plan_times.plan
     found: list[MemoryParts] = []
     for index, pipeline in enumerate(plan.pipelines):
+        stages, batches = len(pipeline.stages), pipeline.micro_batches
+        chunks = plan_times.context.runtime.chunks_of(batches, pipeline.layer_counts)
         for number, stage in enumerate(pipeline.stages):
-            stages = len(pipeline.stages)
-            chunks = plan_times.context.runtime.virtual_stages
-            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, stages, chunks=chunks)
             found += stage_memory(
                 stage,
                 plan_times.layouts[index, number],
                 plan_times.context,
-                in_flight_count=kept,
-                micro_batches=pipeline.micro_batches,
+                in_flight_count=in_flight_micro_batches(plan.schedule, batches, number, stages, chunks),
+                micro_batches=batches,
                 divided_sides=plan_times.divided_sides(index, number),
                 mixed_sharding_layers=plan_times.mixed_sharding_layers,
             )
@@ -267,31 +266,9 @@ def _slowest(plan_times: PlanTimes) -> _DeviceEnd:
 
 def stage_end_times(plan_times: PlanTimes) -> tuple[dict[StageKey, StageReplayTimes], dict[StageKey, OptimizerStep]]:
     """Return the times of every stage's workers, and its optimizer step."""
-    chunks = plan_times.context.runtime.virtual_stages
-    times = {key: interleaved_times(found, chunks) for key, found in replay_pipelines(plan_times).items()}
+    times = replay_pipelines(plan_times)
     ends = {key: _stage_end(plan_times.stages[key], found) for key, found in times.items()}
     return times, optimizer_steps(plan_times, gradient_reductions(plan_times), ends)
-
-
-def interleaved_times(times: StageReplayTimes, virtual_stages: int) -> StageReplayTimes:
-    """Return the times of a stage whose ranks hold `virtual_stages` chunks each.
-
-    A micro-batch passes every stage as often, in passes that take that part of the time: the bubble shrinks by the number of
-    chunks, and there are as many times more messages (Narayanan et al. 2021, section 2.2).
-    """
-    if virtual_stages == 1:
-        return times
-    idle = tuple(seconds / virtual_stages for seconds in times.idle_seconds)
-    transit = tuple(seconds * virtual_stages for seconds in times.transit_seconds)
-    waits = zip(idle, transit, times.idle_seconds, times.transit_seconds, strict=True)
-    change = [after + moved - before - sent for after, moved, before, sent in waits]
-    return replace(
-        times,
-        replay_ends=tuple(end + by for end, by in zip(times.replay_ends, change, strict=True)),
-        ends=tuple(end + by for end, by in zip(times.ends, change, strict=True)),
-        idle_seconds=idle,
-        transit_seconds=transit,
-    )
 
 
 def _stage_end(stage: StageTimes, times: StageReplayTimes) -> StageEnd:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +16,7 @@ from trainwright.plan import Schedule, Sharding
 from trainwright.training import Optimizer
 
 Values = TypeVar("Values", int, float, NDArray[np.float64])
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 _MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
 """Bytes per parameter: two float32 moments, or one."""
@@ -101,17 +101,17 @@ def gathered_bytes(layer_values: Sequence[int], per_value: ValueBytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlightBytes(Generic[Values]):
+class InFlightBytes(Generic[Bytes]):
     """Bytes of each micro-batch in flight, and bytes that count once."""
 
-    per_micro_batch: Values
-    once: Values
+    per_micro_batch: Bytes
+    once: Bytes
 
-    def total(self, in_flight: Values | int) -> Values:
+    def total(self, in_flight: Bytes | float) -> Bytes:
         return in_flight * self.per_micro_batch + self.once
 
 
-def activation_bytes(saved: Values, inputs: Values, largest: Values, *, recompute: bool) -> InFlightBytes[Values]:
+def activation_bytes(saved: Bytes, inputs: Bytes, largest: Bytes, *, recompute: bool) -> InFlightBytes[Bytes]:
     """Return the activations of layers that save `saved` bytes for the backward.
 
     Recomputed layers keep their inputs, plus the activations of one layer at a time, at most the `largest`.
@@ -119,9 +119,7 @@ def activation_bytes(saved: Values, inputs: Values, largest: Values, *, recomput
     return InFlightBytes(inputs, largest) if recompute else InFlightBytes(saved, 0 * largest)
 
 
-def boundary_buffer_bytes(
-    entering: Values, leaving: Values, gathered_output: Values | int = 0
-) -> InFlightBytes[Values]:
+def boundary_buffer_bytes(entering: Bytes, leaving: Bytes, gathered_output: Bytes | float = 0) -> InFlightBytes[Bytes]:
     """Return the boundary tensors of a stage: outputs kept until their gradient arrives, and messages in transit.
 
     The message with an output is the output itself, unless the tensor group gathered it along the sequence: then
@@ -130,13 +128,15 @@ def boundary_buffer_bytes(
     return InFlightBytes(leaving + gathered_output, _PREFETCHED_BOUNDARIES * (entering + leaving))
 
 
-def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int, *, chunks: int = 1) -> int:
+def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int, chunks: int = 1) -> float:
     """Return the micro-batches in flight at a stage: under 1F1B at most one per stage from this one on, under GPipe all.
 
-    Interleaved stages of several chunks keep 1 + (p - 1) / (p v) times as many, here rounded up (Korthikanti et al. 2022,
-    section 4.2.3).
+    Interleaved stages of v chunks forward 2 (p - i - 1) + (v - 1) p chunks of 1/v stage before the first backward (Megatron's
+    schedule): the first of p stages keeps 1 + (p - 1) / (p v) times as many (Korthikanti et al. 2022, section 4.2.3).
     """
     if schedule is Schedule.GPIPE:
         return micro_batches
-    kept = min(micro_batches, stages - stage)
-    return kept if chunks == 1 else math.ceil(kept * (1 + (stages - 1) / (stages * chunks)))
+    if chunks == 1:
+        return min(micro_batches, stages - stage)
+    warm_up = 2 * (stages - stage - 1) + (chunks - 1) * stages
+    return min(warm_up + 1, micro_batches * chunks) / chunks

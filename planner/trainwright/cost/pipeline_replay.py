@@ -230,6 +230,26 @@ def _durations(stages: Sequence[StageTimes], gathers: Sequence[tuple[float, floa
     return tuple(durations)
 
 
+def interleaved_times(times: StageReplayTimes, chunks: int) -> StageReplayTimes:
+    """Return the times of a stage whose ranks hold several chunks of layers each.
+
+    A micro-batch passes every stage as often, in passes that take that part of the time: the bubble shrinks by the number of
+    chunks, and there are as many times more messages (Narayanan et al. 2021, section 2.2).
+    """
+    if chunks == 1:
+        return times
+    idle = tuple(seconds / chunks for seconds in times.idle_seconds)
+    transit = tuple(seconds * chunks for seconds in times.transit_seconds)
+    waits = zip(idle, transit, times.idle_seconds, times.transit_seconds, strict=True)
+    change = [after + moved - before - sent for after, moved, before, sent in waits]
+    return StageReplayTimes(
+        tuple(end + by for end, by in zip(times.replay_ends, change, strict=True)),
+        tuple(end + by for end, by in zip(times.ends, change, strict=True)),
+        transit,
+        idle,
+    )
+
+
 def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
     """Return the times of every stage's workers.
 
@@ -239,7 +259,7 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
     plan = plan_times.plan
     found: dict[StageKey, StageReplayTimes] = {}
     busy = Load()
-    shortest = float("inf")
+    runtime = plan_times.context.runtime
     for index, pipeline in enumerate(plan.pipelines):
         flows = channels_of(index, plan_times)
         timeline = replay_merged(
@@ -247,18 +267,20 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
             pipeline.micro_batches,
             flows.durations,
             flows.channels,
-            hides_transfers=plan_times.context.runtime.hides_transfers,
+            hides_transfers=runtime.hides_transfers,
         )
-        shortest = min(shortest, *timeline.ends)
+        chunks = runtime.chunks_of(pipeline.micro_batches, pipeline.layer_counts)
         for card, seconds in flows.nic_seconds.items():
-            busy[card] += pipeline.micro_batches * seconds
+            busy[card] += chunks * pipeline.micro_batches * seconds
         transit = [
             waited + pipeline.micro_batches * gathered
             for waited, gathered in zip(timeline.transit_seconds, flows.gather_seconds, strict=True)
         ]
         for number, (first, end) in enumerate(pairwise(flows.first_worker_of_stage)):
             ends, idle = timeline.ends[first:end], timeline.idle_seconds[first:end]
-            found[index, number] = StageReplayTimes(ends, ends, tuple(transit[first:end]), idle)
+            times = StageReplayTimes(ends, ends, tuple(transit[first:end]), idle)
+            found[index, number] = interleaved_times(times, chunks)
+    shortest = min(min(times.ends) for times in found.values())
     busiest_nic_seconds = max(busy.values(), default=0.0)
     return (
         {key: _at_least(times, busiest_nic_seconds) for key, times in found.items()}

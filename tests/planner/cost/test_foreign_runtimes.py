@@ -11,18 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
-from trainwright.cost.estimate import Estimate, estimate_with_context, interleaved_times
+from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.memory_terms import in_flight_micro_batches
-from trainwright.cost.pipeline_replay import StageReplayTimes
+from trainwright.cost.pipeline_replay import StageReplayTimes, interleaved_times
 from trainwright.layer import Dtype
 from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.auto.device_lines import device_lines
 from trainwright.search.auto.line_tables import LineOptions
+from trainwright.search.auto.local_search import repair_memory
 from trainwright.search.auto.replica_sets import sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import StageSites
+from trainwright.search.degrees import Degrees
+from trainwright.search.uniform.plan_space import UniformPlanSpace
+from trainwright.search.uniform.stage_tables import megatron_placement
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -154,10 +158,45 @@ def test_interleaving_moves_the_end_by_its_waits(busy: float, idle: float, trans
     assert found.replay_ends == found.ends
 
 
-@pytest.mark.parametrize(("stages", "chunks", "expected"), [(4, 1, 4), (4, 3, 5), (8, 2, 12)])
-def test_chunks_keep_more_micro_batches_in_flight(stages: int, chunks: int, expected: int) -> None:
-    schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
-    assert in_flight_micro_batches(schedule, 99, 0, stages, chunks=chunks) == expected
+@pytest.mark.parametrize(
+    ("batch", "layers", "chunks"),
+    [(1, (4, 4, 3, 3), 2), (6, (4, 4, 3, 3), 2), (8, (4, 4, 3, 3), 4), (8, (14,), 2)],
+    ids=["fewer micro-batches than stages", "no multiple of the stages", "more chunks than layers", "one stage"],
+)
+def test_pipelines_that_megatron_does_not_interleave_are_plain(
+    problem: Problem, make_plan: MakePlan, batch: int, layers: tuple[int, ...], chunks: int
+) -> None:
+    smaller = replace(problem, global_batch_size=batch)
+    plan = make_plan(smaller, list(layers), rows=1, devices=problem.devices[: len(layers)])
+    assert cost(smaller, plan, virtual_stages=chunks) == cost(smaller, plan)
+
+
+@given(st.integers(2, 9), st.integers(2, 6), st.integers(1, 4))
+def test_warm_up_of_interleaved_stages_is_in_flight(stages: int, chunks: int, rounds: int) -> None:
+    micro_batches, schedule = rounds * stages, Schedule.ONE_FORWARD_ONE_BACKWARD
+    kept = [in_flight_micro_batches(schedule, micro_batches, stage, stages, chunks) for stage in range(stages)]
+    whole = stages * (1 + (stages - 1) / (stages * chunks))  # Korthikanti et al. 2022
+    assert kept[0] == pytest.approx(min(whole, micro_batches))
+    assert kept[-1] == pytest.approx(((chunks - 1) * stages + 1) / chunks)
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_searches_reckon_with_the_memory_of_interleaved_stages(problem: Problem, make_plan: MakePlan) -> None:
+    plan, runtime = make_plan(problem, [4, 4, 3, 3], rows=1), Runtime(virtual_stages=2)
+    peak = cost(problem, plan, virtual_stages=2).peak_memory_bytes
+
+    def with_memory(size: int) -> Problem:
+        accelerators = tuple(replace(one, memory_bytes=size) for one in problem.cluster.accelerators)
+        return replace(problem, cluster=replace(problem.cluster, accelerators=accelerators), runtime=runtime)
+
+    for size, fits in ((peak, True), (peak - 1, False)):
+        space = UniformPlanSpace.of(with_memory(size))
+        stages = space.tables.place_stages(megatron_placement(Degrees(4, 1, 1)))
+        assert space.fits(stages, 1, (4, 8, 11, 14)) == fits
+        repaired = repair_memory(plan, with_memory(size).cost_context)
+        assert repaired is not None
+        assert (repaired == plan) == fits
+        assert estimate_with_context(repaired, with_memory(size).cost_context).feasible
 
 
 def test_overlapped_tensor_groups_pay_the_slow_down_alone(problem: Problem, make_plan: MakePlan) -> None:

@@ -40,8 +40,9 @@ def repair_memory(plan: Plan, context: CostContext) -> Plan | None:
     plan_layout = PlanLayout(with_sequence_parallel(plan, context), context)
     for index, pipeline in enumerate(plan.pipelines):
         count, configs = len(pipeline.stages), list(stage_configs(pipeline))
+        chunks = context.runtime.chunks_of(pipeline.micro_batches, pipeline.layer_counts)
         for number, stage in enumerate(pipeline.stages):
-            in_flight = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, count)
+            in_flight = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, count, chunks)
             limit = _StageMemoryLimit(plan_layout, (index, number), in_flight)
             if not limit.fits(stage):
                 repaired = limit.repair(configs[number])
@@ -58,7 +59,7 @@ class _StageMemoryLimit:
 
     plan_layout: PlanLayout
     key: StageKey
-    in_flight_micro_batches: int
+    in_flight_micro_batches: float
 
     def fits(self, stage: Stage) -> bool:
         context, (pipeline, number) = self.plan_layout.context, self.key

@@ -87,7 +87,8 @@ def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Iterator[
 def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
     """Return [group, layer] bytes per device: training state plus in-flight inputs (1F1B)."""
     schedule, batch, count = Schedule.ONE_FORWARD_ONE_BACKWARD, problem.global_batch_size, len(groups)
-    in_flight = [in_flight_micro_batches(schedule, batch, stage, count) for stage in range(count)]
+    chunks = problem.cost_context.chunks_of_equal_stages(batch, count)
+    in_flight = [in_flight_micro_batches(schedule, batch, stage, count, chunks) for stage in range(count)]
     resident = {size: state_and_input_bytes(problem, size) for size in set(map(len, groups))}
     found: Array = np.array(
         [

@@ -184,7 +184,7 @@ def _partition_tables_of(
 ) -> PartitionTables:
     """Build `[stage, first, end, weight]` steady and last seconds; stages of equal group and in-flight count share a row."""
     rows: dict[int, RelaxedStageOptions] = {}
-    places: dict[int, dict[int, int]] = {}
+    places: dict[int, dict[float, int]] = {}
     for group in cut.groups:
         if id(group) in rows:
             continue

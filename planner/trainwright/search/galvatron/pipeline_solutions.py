@@ -197,8 +197,9 @@ class PipelineSplit:
         """Return the tables of every stage with its micro-batches in flight under 1F1B."""
         count = len(self.devices)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+        chunks = self.cache.problem.cost_context.chunks_of_equal_stages(self.micro_batches, count)
         return tuple(
-            StageTable(group, in_flight_micro_batches(schedule, self.micro_batches, number, count))
+            StageTable(group, in_flight_micro_batches(schedule, self.micro_batches, number, count, chunks))
             for number, group in enumerate(self.groups)
         )
 

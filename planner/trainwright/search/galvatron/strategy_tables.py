@@ -143,7 +143,7 @@ class StageTable:
     """Tables of a group at a pipeline position with `in_flight` micro-batches in flight (1F1B)."""
 
     group: GroupTables
-    in_flight: int
+    in_flight: float
 
     @cached_property
     def forward_bytes(self) -> Array:

@@ -119,7 +119,7 @@ class StageTables:
     _layers: dict[tuple[TensorGroupClass, int], tuple[Array, Array]] = field(default_factory=dict)
     _times: dict[tuple[frozenset[TensorGroupClass], int], Array] = field(default_factory=dict)
     _state_bytes: dict[int, Array] = field(default_factory=dict)
-    _fits: dict[tuple[str, int, int, tuple[int, ...]], NDArray[np.bool_]] = field(default_factory=dict)
+    _fits: dict[tuple[str, int, int, tuple[float, ...]], NDArray[np.bool_]] = field(default_factory=dict)
 
     @cached_property
     def links(self) -> LinkMatrices:
@@ -179,8 +179,9 @@ class StageTables:
         pipeline, size = stages.pipeline, len(self.problem.model.layers) + 1
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+        chunks = self.problem.cost_context.chunks_of_equal_stages(micro_batches, pipeline)
         in_flight = tuple(
-            in_flight_micro_batches(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)
+            in_flight_micro_batches(schedule, micro_batches, stage, pipeline, chunks) for stage in range(pipeline)
         )
         result = np.ones((pipeline, size, size), dtype=np.bool_)
         for accelerator in self.problem.cost_context.cluster.accelerators:
@@ -190,7 +191,7 @@ class StageTables:
         return result
 
     def _fits_accelerator(
-        self, accelerator: Accelerator, tensor: int, rows: int, in_flight: tuple[int, ...]
+        self, accelerator: Accelerator, tensor: int, rows: int, in_flight: tuple[float, ...]
     ) -> NDArray[np.bool_]:
         key = (accelerator.name, tensor, rows, in_flight)
         if key not in self._fits:

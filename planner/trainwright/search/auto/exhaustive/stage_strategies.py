@@ -36,7 +36,7 @@ class StageContext:
     end_seconds: float
     start_seconds: float
     micro_batches: int
-    in_flight: int
+    in_flight: float
     has_several_pipelines: bool
     pipeline_sync_seconds_per_byte: float
 
