@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from auto_instances import instance
+from auto_instances import instance, interleaved_instance
 from auto_oracle import PlanSpace, fastest
 
 from trainwright.accelerators import estimate_profiles
@@ -36,6 +36,13 @@ def test_branch_and_bound_equals_costing_every_plan(seed: int) -> None:
     assert candidate.estimate.feasible
     assert candidate.estimate.iteration_seconds == pytest.approx(best, rel=1e-9)
     assert estimate_with_context(candidate.plan, problem.cost_context) == candidate.estimate
+
+
+@pytest.mark.parametrize("seed", [74, 101, 573])
+def test_branch_and_bound_keeps_interleaved_plans_whose_waits_are_divided(seed: int) -> None:
+    problem = interleaved_instance(seed)
+    (candidate,) = enumerate_plans(problem, SearchControl(), 1)
+    assert candidate.estimate.iteration_seconds == pytest.approx(fastest(problem)[0], rel=1e-9)
 
 
 def test_branch_and_bound_finds_the_best_few() -> None:

@@ -140,13 +140,25 @@ def test_candidates_are_feasible_distinct_and_in_order(
 
 @examples(60)
 @given(
-    speeds=nodes, batch=st.sampled_from([4, 6, 8, 24]), pick=randoms, seed=st.integers(0, 2**32), hides=st.booleans()
+    speeds=nodes,
+    batch=st.sampled_from([4, 6, 8, 24]),
+    pick=randoms,
+    seed=st.integers(0, 2**32),
+    hides=st.booleans(),
+    chunks=st.sampled_from([1, 2, 3]),
 )
 def test_the_bound_is_never_above_the_replay(
-    *, draw: Callable[..., Problem], speeds: list[tuple[str, int]], batch: int, pick: Random, seed: int, hides: bool
+    *,
+    draw: Callable[..., Problem],
+    speeds: list[tuple[str, int]],
+    batch: int,
+    pick: Random,
+    seed: int,
+    hides: bool,
+    chunks: int,
 ) -> None:
     problem = draw(speeds, batch, pick)
-    problem = replace(problem, runtime=replace(problem.runtime, hides_transfers=hides))
+    problem = replace(problem, runtime=replace(problem.runtime, hides_transfers=hides, virtual_stages=chunks))
     drafting = UniformPlanSpace.of(problem)
     layers = len(problem.model.layers)
     for degrees in open_degrees(problem):

@@ -26,7 +26,8 @@ class CriticalPathBound:
     the last one returns: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Boundaries give a similar
     bound: from the arrival of the first message on, the messages of all micro-batches leave one after the other. Also, no
     stage ends before the busiest NIC has carried all messages. Unless the runtime hides transfers, t_i includes the
-    messages of stage i, but for the first one that it receives and the last one that it sends.
+    messages of stage i, but for the first one that it receives and the last one that it sends. With chunks (`virtual_stages`)
+    all but m · t_i is divided by them.
 
     After that, the first stage reduces its gradients and updates its weights, as does every stage after its own last
     backward. Rings count without contention, except those of one stage's gradients, which start together and share each link
@@ -80,12 +81,18 @@ class CriticalPathBound:
         compute_end[:, :-1] = np.maximum(
             compute_end[:, :-1], round_trip - last_backward_return[:, :-1] + later_sends[1]
         )
+        first_stage = (compute_end + last_backward_return).max(axis=1)
+        # Interleaved stages wait the less the more chunks they have. Messages count as waits, since passes may hide them.
+        chunks = self.problem.cost_context.chunks_of_equal_stages(micro_batches, stages.pipeline)
+        work, saved = micro_batches * forward_backward, 1 - 1 / chunks
+        compute_end -= saved * (compute_end - work)
+        first_stage -= saved * (first_stage - work[:, 0])
         tail = self._sync_seconds(stages, ends, backward) + update
         nic_seconds = (row_bytes * ~is_divided) @ whole.nic_seconds_per_byte
         nic_seconds += (row_bytes * is_divided) @ slices.nic_seconds_per_byte
         busiest_nic = micro_batches * nic_seconds.max(axis=1, initial=0.0)
         stage_end = (np.maximum(compute_end.max(axis=2), busiest_nic[:, None]) + tail).max(axis=1)
-        first_stage_end = (compute_end + last_backward_return).max(axis=(1, 2)) + tail[:, 0]
+        first_stage_end = first_stage.max(axis=1) + tail[:, 0]
         bound: Array = np.maximum(stage_end, first_stage_end) + self.problem.runtime.constant_seconds
         return bound * (1 - _MARGIN)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from operator import le
+from operator import le, sub
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory_terms import in_flight_micro_batches
@@ -133,8 +133,10 @@ class _BranchAndBound:
         plan = Plan(len(self.problem.model.layers), self.problem.global_batch_size, pipelines)
         # Replayed as it is evaluated: without sequence parallelism it may take longer than the shape's plans.
         plan_without_savings = with_sequence_parallel(plan, self.problem.cost_context)
+        chunks = [self.problem.runtime.chunks_of(one.micro_batches, one.layer_counts) for one in pipelines]
+        # Longer passes may hide messages, and each of interleaved stages counts several times, so these are left out.
         ends = {
-            key: max(times.ends)
+            key: max(map(sub, times.ends, times.transit_seconds)) if chunks[key[0]] > 1 else max(times.ends)
             for key, times in replay_pipelines(PlanTimes(plan_without_savings, self._context_without_overlap)).items()
         }
         if max(ends.values()) + constant >= self.cutoff:
@@ -145,7 +147,7 @@ class _BranchAndBound:
             start = 0.0
             for number, stage in enumerate(one.stages):
                 in_flight = in_flight_micro_batches(
-                    Schedule.ONE_FORWARD_ONE_BACKWARD, one.micro_batches, number, len(one.stages)
+                    Schedule.ONE_FORWARD_ONE_BACKWARD, one.micro_batches, number, len(one.stages), chunks[index]
                 )
                 context = StageContext(
                     ends[index, number], start, one.micro_batches, in_flight, len(shape) > 1, pipeline_sync
@@ -153,7 +155,7 @@ class _BranchAndBound:
                 strategies_by_stage.append(possible_strategies(stage, context, self.shapes, self.cutoff))
                 if not strategies_by_stage[-1].bounds:
                     return
-                start += min(self.shapes.pass_seconds(stage).forward)
+                start += min(self.shapes.pass_seconds(stage).forward) / chunks[index]
         self._evaluate_strategies(shape, strategies_by_stage)
 
     def _can_reduce_in_time(self, shape: Shape) -> bool:

@@ -159,8 +159,17 @@ class ShapeSpace:
         )
 
     def _bound_seconds(self, micro_batches: int, stages: tuple[StageShape, ...]) -> float:
-        """Return a lower bound: first micro-batch to a stage, all of them there, last backward up, and optimizer."""
+        """Return a lower bound: first micro-batch to a stage, all of them there, last backward up, and optimizer.
+
+        Of interleaved stages, which wait less, it counts the work.
+        """
         passes = [self.pass_seconds(stage) for stage in stages]
+        if self.problem.runtime.chunks_of(micro_batches, [stage.end - stage.first for stage in stages]) > 1:
+            return max(
+                micro_batches * (f + b) + one.update_seconds
+                for one in passes
+                for f, b in zip(one.forward, one.backward, strict=True)
+            )
         forward = [min(one.forward) for one in passes]
         backward = [min(one.backward) for one in passes]
         best = 0.0
