@@ -54,6 +54,10 @@ SOURCES: Final[Mapping[str, SourceRuntime]] = {
 FRAMEWORKS: Final = {"megatron": "megatron", "nemo": "megatron", "deepspeed": "deepspeed"}
 """Presets by a part of the names of other sources."""
 
+CHUNKS: Final = {"GPT-76B": 3, "GPT-145B": 2, "GPT-310B": 2, "GPT-530B": 3}
+"""Chunks of interleaved stages: their 15, 10, 6 and 3 blocks in `--num-layers-per-virtual-pipeline-stage` 5, 5, 3 and 1
+(sc21/run_table_1.sh of Megatron-LM)."""
+
 
 def source_runtime(row: PublishedRow) -> SourceRuntime:
     """Return the runtime of a row's source; of an unknown source a preset by its name or by its plan."""
@@ -75,7 +79,7 @@ def runtime_of(row: PublishedRow) -> Runtime:
     if "asynctp" in row.compiled.lower():
         stated["overlaps_tensor_sync"] = True
     if "interleaved" in row.note:
-        stated["virtual_stages"] = 2
+        stated["virtual_stages"] = CHUNKS.get(row.model, 2)
     if "selective" in row.note:
         is_of_operators = source.preset == "torchtitan"
         stated["selective_recompute"] = (

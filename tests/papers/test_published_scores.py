@@ -12,6 +12,7 @@ from trainwright.cli import app
 from trainwright.plan import Sharding
 from trainwright_papers.published_models import named_model
 from trainwright_papers.published_rows import PublishedRow, read_rows
+from trainwright_papers.published_runtimes import runtime_of
 from trainwright_papers.published_scores import Agreement, score
 
 ROW = PublishedRow(
@@ -71,6 +72,11 @@ def test_cluster_has_the_memory_that_the_name_of_the_card_states():
 def test_models_whose_names_differ_by_a_point_are_kept_apart():
     assert named_model("GPT3-1.3B").sizes["layers"] == 24
     assert named_model("GPT3-13B").sizes["layers"] == 40
+
+
+def test_interleaved_rows_have_as_many_chunks_as_their_source_ran():
+    found = [runtime_of(replace(ROW, model=name, note="interleaved")) for name in ("GPT-76B", "GPT-145B", "GPT-530B")]
+    assert [runtime.virtual_stages for runtime in found] == [3, 2, 3]
 
 
 def test_score_grows_with_the_published_throughput_alone_in_its_error():
