@@ -115,6 +115,29 @@ def test_plan_whose_search_ends_the_operator_each_time_fails() -> None:
     assert f"the operator ended during each of {restarts} searches" in found.message
 
 
+def pool_facts() -> PlannerFacts:
+    """Return what a pool says of a search at its end."""
+
+    async def story() -> PlannerFacts:
+        changed = asyncio.Queue[str]()
+        pool = search_pool.SearchPool(on_change=changed.put_nowait)
+        pool.start("uid", next(requests(World())).request)
+        for _ in ("starts", "ends"):
+            await changed.get()
+        return pool.facts("uid")
+
+    return asyncio.run(story())
+
+
+def test_search_that_cannot_be_started_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: str) -> asyncio.subprocess.Process:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(search_pool, "start_module", refuse)
+    found = pool_facts()
+    assert (found.state, found.message) == (PlannerState.FAILED, "RuntimeError: can't start new thread")
+
+
 def test_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def search_for_ever(*_: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -125,14 +148,6 @@ def test_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             stdout=asyncio.subprocess.PIPE,
         )
 
-    async def facts() -> PlannerFacts:
-        changed = asyncio.Queue[str]()
-        pool = search_pool.SearchPool(on_change=changed.put_nowait)
-        pool.start("uid", next(requests(World())).request)
-        for _ in ("starts", "ends"):
-            await changed.get()
-        return pool.facts("uid")
-
     monkeypatch.setattr(search_pool, "start_module", search_for_ever)
     monkeypatch.setattr(search_pool, "SEARCH_DEADLINE_SECONDS", 0.05)
-    assert asyncio.run(facts()).state is PlannerState.TIMED_OUT
+    assert pool_facts().state is PlannerState.TIMED_OUT

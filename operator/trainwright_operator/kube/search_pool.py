@@ -72,21 +72,30 @@ class SearchPool:
             asked = replace(self._facts[uid], started_at=datetime.now(UTC))
             self._facts[uid] = asked
             self._on_change(uid)
-            state, text = await _run_search(request, self._concurrent)
+            state, text = await _run_in_time(request, self._concurrent)
         if self._facts.get(uid) is asked:
             answer, words = (text, "") if state is PlannerState.DONE else ("", text)
             self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
             self._on_change(uid)
 
 
+async def _run_in_time(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
+    """Return how the search ended, whatever ended it: nothing else would ever tell the plan, which waits for it."""
+    try:
+        async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
+            return await _run_search(request, concurrent)
+    except TimeoutError:
+        return PlannerState.TIMED_OUT, ""
+    except Exception as error:
+        logger.exception("the search could not be run")
+        return PlannerState.FAILED, f"{type(error).__name__}: {error}"[:_MAX_WORDS]
+
+
 async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
     """Return the state in which the search ended, with its answer or error message."""
     process = await start_module("trainwright_operator.search_process", str(concurrent))
     try:
-        async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
-            output, errors = await process.communicate(json.dumps(asdict(request)).encode())
-    except TimeoutError:
-        return PlannerState.TIMED_OUT, ""
+        output, errors = await process.communicate(json.dumps(asdict(request)).encode())
     finally:
         if process.returncode is None:
             process.kill()
