@@ -70,18 +70,18 @@ class Applier:
         self._searches = searches
         self._cache = cache
 
-    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> bool:
-        """Apply all actions in order, to no other objects than those of the snapshot; return whether status and Events were.
+    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
+        """Apply all actions in order, to no other objects than those of the snapshot.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
         Events to it. After a failure, apply only status and Events, so that users see the plan's progress.
 
         Raise the first ApiError at the end: the next reconciliation decides anew.
         """
+        memory.wrote_status = False
         changes = [action for action in actions if changes_objects(action)]
         failure = await self._apply_until_failure(snapshot, changes, memory)
-        is_reported = not changes or failure is not None or memory.passes_without_report >= _MAX_PASSES_WITHOUT_REPORT
-        if not is_reported:
+        if changes and failure is None and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
             memory.passes_without_report += 1
         else:
             memory.passes_without_report = 0
@@ -90,7 +90,7 @@ class Applier:
             failure = failure or unreported
         if failure is None:
             memory.failing = None
-            return is_reported
+            return
         since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
         memory.failing = RequestFailure(str(failure), since)
         raise failure
@@ -151,6 +151,7 @@ class Applier:
                 self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
                 await self._set_status(plan, status)
+                memory.wrote_status = True
             case a.EmitEvent():
                 await self._emit(plan, action)
             case a.DeletePlan():

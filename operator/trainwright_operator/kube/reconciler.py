@@ -335,14 +335,14 @@ class Reconciler:
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._claims.record_nodes(plan, status)
         try:
-            is_reported = await self._applier.apply(snapshot, actions, memory)
+            await self._applier.apply(snapshot, actions, memory)
         finally:
+            self._metrics.record_status(plan, status if memory.wrote_status else plan.status)
             if any(isinstance(action, PinPod) for action in actions):
-                self._claims.record_placement(plan.uid)
+                self._claims.record_placement(snapshot)
                 self._snapshot_reader.node_cache.invalidate()
         if any(isinstance(action, DeletePlan) for action in actions):
             self._snapshot_reader.cache.forget_plan((plan.namespace, plan.name))
-        self._metrics.record_status(plan, status if is_reported else plan.status)
         if is_finished(snapshot):
             self._searches.discard(plan.uid)
         if any(map(changes_objects, actions)):

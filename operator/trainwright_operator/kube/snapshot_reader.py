@@ -57,6 +57,7 @@ class ReadCache:
     """Cache of a plan between reconciliations, all of it rebuilt after a restart.
 
     Attributes:
+        wrote_status: whether the last reconciliation wrote its status.
         passes_without_report: number of reconciliations in a row that left status and Events to the next one.
         is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
     """
@@ -64,6 +65,7 @@ class ReadCache:
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
+    wrote_status: bool = False
     passes_without_report: int = 0
     is_large: bool = False
 
