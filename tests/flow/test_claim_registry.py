@@ -50,7 +50,7 @@ def test_claims_of_other_plans_reach_the_snapshot():
     assert [(claim.plan_uid, dict(claim.wanted)) for claim in seen.other_claims] == [
         ("uid-a", {"n1": 2, "n2": 2, "n3": 2})
     ]
-    registry.record_placement("uid-a")
+    registry.record_placement(first.own_snapshot())
     seen = registry.with_claims(second.own_snapshot())
     assert [dict(claim.held) for claim in seen.other_claims] == [{"n1": 2, "n2": 2, "n3": 2}]
     assert not placed_gangs(first)  # only the registry counts them as placed, until the plan is read again
@@ -80,6 +80,9 @@ def test_gangs_of_a_plan_that_cannot_go_on_hold_no_place_in_the_queue(stop: Call
     first.foreign = second.foreign = {}
     for _ in range(3):
         first.step(1.0)
+    registry = ClaimRegistry()
+    registry.with_claims(first.own_snapshot())
+    assert not registry.with_claims(second.own_snapshot()).other_claims
     second.run()
     assert second.succeeded == "True"
     assert not placed_gangs(first)

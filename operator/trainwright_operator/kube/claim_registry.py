@@ -10,7 +10,7 @@ from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
-from trainwright_operator.flow.placement_queue import claims_on_others, next_in_line
+from trainwright_operator.flow.placement_queue import claims_on_others, gang_claims, next_in_line
 from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, Snapshot
 
 PlanKey = tuple[str, str]
@@ -59,10 +59,10 @@ class ClaimRegistry:
         nodes = status.cluster.nodes if status.cluster is not None and is_limited and not is_answered else ()
         self._choose(plan.uid, frozenset(node.name for node in nodes))
 
-    def record_placement(self, uid: str) -> None:
+    def record_placement(self, snapshot: Snapshot) -> None:
         """Note that all pods of the plan's waiting gangs were placed; its next reconciliation corrects what failed."""
-        self._claims[uid] = tuple(
-            replace(claim, held={**claim.wanted, **claim.held}, wanted={}) for claim in self._claims.get(uid, ())
+        self._claims[snapshot.plan.uid] = tuple(
+            replace(claim, held={**claim.wanted, **claim.held}, wanted={}) for claim in gang_claims(snapshot)
         )
 
     def forget(self, uid: str) -> None:
