@@ -86,8 +86,7 @@ class Capabilities:
         if self.pipelines and family in self.unstaged_families:
             found = replace(found, pipelines=False, missing_stages=f"it has none of {family}")
         if model.dtype not in self.replicated_stages:
-            sharded, where = self.pipelined_shardings - {Sharding.NONE}, f"at these degrees in {model.dtype}"
-            found = replace(found, pipelined_shardings=sharded, missing_shardings=where)
+            found = replace(found, pipelined_shardings=self.pipelined_shardings - {Sharding.NONE})
         if optimizer not in self.sharded_optimizers:
             alone = frozenset({Sharding.NONE})
             found = replace(found, shardings=alone, pipelined_shardings=alone, missing_shardings=f"with {optimizer}")
@@ -164,7 +163,10 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     yield from _missing_stages(plan, stages, tensor, capabilities)
     refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
     if refused:
-        yield f"{_sharding(sharding_of(refused[0]))} {capabilities.missing_shardings}"
+        sharding, where = sharding_of(refused[0]), capabilities.missing_shardings
+        if sharding is Sharding.NONE and stages > 1 and sharding not in capabilities.pipelined_shardings:
+            where = "of several stages in this number format"
+        yield f"{_sharding(sharding)} {where}"
     if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
         yield "sequence parallelism: it has none"
     if any(run.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):

@@ -174,7 +174,7 @@ def test_replicas_of_deepspeed_stages_in_bfloat16_share_the_state_of_the_optimiz
     capabilities = TARGETS["deepspeed"].capabilities.of(model, "adam")
     sharded = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),)))
     is_shared = dtype is Dtype.BFLOAT16
-    found = ("replicas without sharding at these degrees in bfloat16",) if is_shared else ()
+    found = ("replicas without sharding of several stages in this number format",) if is_shared else ()
     assert losses(EVEN, capabilities) == found
     assert nearest_plan(EVEN, capabilities) == (sharded if is_shared else EVEN)
     unreplicated = two_stages(stage(0, 3, DEVICES[:1]), stage(3, 3, DEVICES[1:2]))
