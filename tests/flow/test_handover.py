@@ -17,6 +17,7 @@ from flow_world import RESOURCE, START, World, node, spec_of
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, PLAN_UID_LABEL
@@ -243,9 +244,38 @@ def test_plan_that_may_wait_no_longer_for_its_job_keeps_its_answer(refused_by: s
     assert world.succeeded == "True"
     assert world.status.winner is not None
     told = world.condition("Succeeded").message
-    assert "; no job of it was created: " in told
-    assert "exceeded quota" in told or refused_by != "the dry run"
+    words = "; no job of it was created: " if refused_by == "the dry run" else "-job, which may be incomplete: "
+    assert words in told
+    assert "exceeded quota" in told
     assert not world.handed_over
+
+
+@pytest.mark.parametrize("trouble", ["a refusal", "a failed request"])
+def test_trouble_of_a_moment_leaves_the_job_to_be_created_after_long_waits(trouble: str) -> None:
+    world = world_of(waitDeadlineSeconds=60)
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.status = world.status.model_copy(update={"waiting": WaitingStatus(earlier_seconds=70)})
+    if trouble == "a refusal":
+        world.template_error = ("JobRefused", "exceeded quota")
+    else:
+        world.fails = {a.DryRunJob: "500 Internal Server Error"}
+    world.run(until=lambda: world.condition("Succeeded").reason in ("JobRefused", "RequestFailed"))
+    world.template_error, world.fails = ("", ""), {}
+    world.run()
+    assert world.succeeded == "True"
+    assert list(world.handed_over) == list(world.status.job.names)
+
+
+def test_job_that_was_created_is_named_after_a_wait_that_is_over() -> None:
+    world = world_of(waitDeadlineSeconds=60)
+    record_of(world)
+    world.fails = {a.AnnotateConfigMap: "403 forbidden"}
+    world.run()
+    assert world.succeeded == "True"
+    assert (
+        f"; the job of this plan is the PyTorchJob {next(iter(world.handed_over))}"
+        in world.condition("Succeeded").message
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[1]", '[{"kind":"Secret","metadata":{"name":"x"}}]'])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow.phase import Failed, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -50,6 +51,8 @@ def explain_exhaustion(context: ReconcileContext, last: Explanation) -> Explanat
 def with_limit(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the steps, the last one failed if it waits and the limit of all waits is over."""
     *done, (condition, last) = steps
+    if condition is ConditionType.SUCCEEDED:
+        return tuple(steps)  # the trials were measured: this phase ends its own waits, with the answer
     if not isinstance(last, Waiting) or not last.is_lacking or last.explanation is None:
         return tuple(steps)
     exhaustion = explain_exhaustion(context, last.explanation)

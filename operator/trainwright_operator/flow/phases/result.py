@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from trainwright import documents
 from trainwright.plan import Plan
@@ -14,12 +15,15 @@ from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.number_formats import model_from_spec
-from trainwright_operator.flow.patience import explain_exhaustion
+from trainwright_operator.flow.patience import explain_exhaustion, waiting_since
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role, only_accelerator
+
+_LEAST_WAIT_SECONDS: Final = 60.0
+"""Shortest wait for nodes or the job of the winner, two dry runs long."""
 
 
 def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -31,22 +35,35 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
     trial, status, explanation = _answer(context, findings)
     waiting = _wait_for_nodes(context, findings.discovery, trial, status)
     job = waiting if waiting is not None else hand_over(context, findings.discovery, trial, status)
-    further = ""
+    cause = None
     if isinstance(job, Waiting):
-        if not _may_wait_no_longer(context, job):
+        cause = _exhausted_wait(context, job)
+        if cause is None:
             return job
-        if context.spec.apply is not Apply.NEVER and job.explanation is not None:
-            further = f"; no job of it was created: {job.explanation.message}"
-    elif job is not None:
+        job = context.plan.status.job
+    further = ""
+    if job is not None:
         status = status.model_copy(update={"job": job})
         further = f"; the job of this plan is the {job.kind} {job.names[0]}"
+        further += f", which may be incomplete: {cause.message}" if cause is not None else ""
+    elif cause is not None and context.spec.apply is not Apply.NEVER:
+        further = f"; no job of it was created: {cause.message}"
     return Done(findings, Explanation(explanation.reason, explanation.message + further), status=status)
 
 
-def _may_wait_no_longer(context: ReconcileContext, wait: Waiting) -> bool:
-    """Return whether the wait is for what the cluster lacks, or for requests that fail, beyond `spec.waitDeadlineSeconds`."""
-    counts = wait.is_lacking or context.snapshot.failing is not None
-    return counts and wait.explanation is not None and explain_exhaustion(context, wait.explanation) is not None
+def _exhausted_wait(context: ReconcileContext, last: Waiting) -> Explanation | None:
+    """Return what is waited for no longer, `spec.waitDeadlineSeconds` being over; None while it is waited for.
+
+    The job of the winner has a while even if trials used up the limit: the first refusal may be over soon.
+    """
+    failing, cause, since = context.snapshot.failing, last.explanation, None
+    if failing is not None:
+        cause, since = explain(Reason.REQUEST_FAILED, what=failing.message), failing.since
+    elif cause is not None and last.is_lacking:
+        since = waiting_since(context, cause.reason)
+    if cause is None or since is None or explain_exhaustion(context, cause) is None:
+        return None
+    return cause if (context.now - since).total_seconds() >= _LEAST_WAIT_SECONDS else None
 
 
 def _wait_for_nodes(
