@@ -119,7 +119,7 @@ def split_blocks_evenly(model: Model, stages: int) -> tuple[int, ...] | None:
 
     Other layers join the block before them; layers before the first block join the first stage.
     """
-    blocks = [layer for layer in range(len(model.layers)) if model.kind_of(layer).is_tensor_parallel]
+    blocks = model.blocks
     if len(blocks) < stages:
         return None
     return (*(blocks[number * len(blocks) // stages] for number in range(1, stages)), len(model.layers))

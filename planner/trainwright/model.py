@@ -69,6 +69,11 @@ class Model:
         return bool(kinds) and all(self.allows_sequence_parallel(kind, tensor) for kind in kinds)
 
     @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Layers that a tensor degree splits: transformer blocks, in all families; empty for convolutions."""
+        return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).is_tensor_parallel)
+
+    @cached_property
     def owners(self) -> tuple[int, ...]:
         """Layers with a weight that layers of other kinds may share."""
         return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).shared_weight is not None)

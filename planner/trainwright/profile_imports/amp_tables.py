@@ -23,7 +23,6 @@ from trainwright.model import Model
 from trainwright.profile_imports.layer_time_tables import (
     MeasuredLayer,
     Measurement,
-    block_layers,
     check_degree,
     find_blocks,
     layer_seconds,
@@ -148,7 +147,7 @@ def _entries(
     table: _AmpTable, model: Model, expected: Sequence[float], given: tuple[tuple[int, int], ...]
 ) -> tuple[int, ...]:
     """Return the entry of every block: as given, one to one if entries and layers are equally many, or the best match."""
-    blocks = block_layers(model)
+    blocks = model.blocks
     count = len(table.seconds)
     if not blocks:
         raise ValueError(f"{table.path}: the model has no layers that a tensor degree divides, so no entry is a block")
@@ -178,7 +177,7 @@ def _entries(
 def _remarks(table: _AmpTable, entries: Sequence[int], model: Model) -> Iterator[str]:
     """Yield which entries were taken for which layers, and a warning if entries beside the blocks look like blocks."""
     ranges: list[list[int]] = []
-    for entry, layer in zip(entries, block_layers(model), strict=True):
+    for entry, layer in zip(entries, model.blocks, strict=True):
         if ranges and entry == ranges[-1][1] + 1 and layer == ranges[-1][3] + 1:
             ranges[-1][1::2] = entry, layer
         else:

@@ -21,11 +21,6 @@ CHANGE_PENALTY = 0.1
 MOST_FACTORS = 33
 
 
-def block_layers(model: Model) -> tuple[int, ...]:
-    """Return the layers with tensor parallelism."""
-    return tuple(layer for layer in range(len(model.layers)) if model.kind_of(layer).is_tensor_parallel)
-
-
 def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequence[str]) -> tuple[int, ...]:
     """Find the ascending entries whose times best match the blocks' expected times, up to a factor per kind.
 
@@ -86,7 +81,7 @@ def layer_seconds(
     their expected times; without such layers, to the nearest layer that is no block, or else to the adjacent block. A
     layer without any entry takes its expected time.
     """
-    blocks = block_layers(model)
+    blocks = model.blocks
     found = [0.0] * len(model.layers)
     for layer, entry in zip(blocks, entries, strict=True):
         found[layer] = seconds[entry]
@@ -110,7 +105,7 @@ def layer_seconds(
 def _nearest(before: int, behind: int, model: Model) -> int:
     """Return the layer nearest to the middle of two layers that is no block; else the adjacent block."""
     middle = (before + behind) / 2
-    others = [layer for layer in range(len(model.layers)) if not model.kind_of(layer).is_tensor_parallel]
+    others = [layer for layer in range(len(model.layers)) if layer not in model.blocks]
     return min(others or [max(before, 0)], key=lambda layer: (abs(layer - middle), layer))
 
 
@@ -187,7 +182,7 @@ def _used_kinds(model: Model) -> list[LayerKind]:
 def check_layer_count(count: int, model: Model, where: str) -> None:
     """Raise ValueError if a table's number of layers differs from the model's."""
     if count != len(model.layers):
-        blocks = block_layers(model)
+        blocks = model.blocks
         others = len(model.layers) - len(blocks)
         remedy = "give the model that was measured"
         if len({model.layers[layer] for layer in blocks}) == 1 and count > others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -197,12 +198,11 @@ def even_split(model: Model, stages: int) -> tuple[int, ...] | None:
     return (*(blocks[int(bound)] for bound in bounds), len(model.layers))
 
 
-def _blocks(model: Model) -> list[int]:
-    """Return the layers that a tensor degree splits: transformer blocks, in all families.
+def _blocks(model: Model) -> Sequence[int]:
+    """Return the model's blocks.
 
     Without any (convolutions, a user's own model), all layers but a first and last one of kinds of their own: embedding and head.
     """
     layers = range(len(model.layers))
-    split = [layer for layer in layers if model.kind_of(layer).is_tensor_parallel]
     inner = [layer for layer in layers if 0 < layer < layers[-1] or model.layers.count(model.layers[layer]) > 1]
-    return split or inner or [0]
+    return model.blocks or inner or [0]
