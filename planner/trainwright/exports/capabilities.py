@@ -193,13 +193,12 @@ def _missing_stages(plan: Plan, stages: int, tensor: int, capabilities: Capabili
 
 def _is_even(plan: Plan) -> bool:
     return all(
-        [stage.end - stage.first for stage in pipeline.stages] == [*split_rows(plan.model_layers, len(pipeline.stages))]
-        for pipeline in plan.pipelines
+        pipeline.layer_counts == split_rows(plan.model_layers, len(pipeline.stages)) for pipeline in plan.pipelines
     )
 
 
 def _sizes(pipeline: Pipeline) -> str:
-    return " ".join(str(stage.end - stage.first) for stage in pipeline.stages)
+    return " ".join(map(str, pipeline.layer_counts))
 
 
 def _sharding(sharding: Sharding) -> str:

@@ -146,9 +146,7 @@ def batches(plan: Plan) -> str:
 
 def layers(plan: Plan) -> str:
     """Format the stages' layer counts, one pipeline per line."""
-    return "\n".join(
-        format_run_lengths([stage.end - stage.first for stage in pipeline.stages]) for pipeline in plan.pipelines
-    )
+    return "\n".join(format_run_lengths(pipeline.layer_counts) for pipeline in plan.pipelines)
 
 
 def format_run_lengths(numbers: Sequence[int]) -> str:

@@ -198,8 +198,7 @@ def _with_stages(plan: Plan, change: Callable[[Stage], Stage | None]) -> tuple[P
     """Return the pipelines with their stages changed, without stages that become None and pipelines without stages."""
     pipelines = []
     for pipeline in plan.pipelines:
-        layers = [stage.end - stage.first for stage in pipeline.stages]
-        stages = drop_missing_stages([change(stage) for stage in pipeline.stages], layers)
+        stages = drop_missing_stages([change(stage) for stage in pipeline.stages], pipeline.layer_counts)
         if stages:
             pipelines.append(replace(pipeline, stages=stages))
     return tuple(pipelines)
@@ -280,7 +279,7 @@ def _insert_stage(pipeline: Pipeline, position: int, stage: Stage) -> Pipeline:
     layers = pipeline.stages[-1].end
     if layers < len(stages):
         return pipeline
-    shares = [float(one.end - one.first) for one in pipeline.stages]
+    shares: list[float] = [*pipeline.layer_counts]
     shares.insert(position, layers * len(stage.devices) / len(pipeline.devices))
     return replace(pipeline, stages=with_layer_counts(stages, split_in_proportion(layers, shares)))
 
