@@ -39,6 +39,14 @@ def waited_seconds(plan: PlanFacts, now: datetime) -> float:
     return known.earlier_seconds + max(present, 0.0)
 
 
+def explain_lack(context: ReconcileContext, explanation: Explanation | None, *, is_lacking: bool) -> Explanation | None:
+    """Return what a wait with this explanation lacks, requests that fail before anything else; None if it lacks nothing."""
+    failing = context.snapshot.failing
+    if failing is not None:
+        return explain(Reason.REQUEST_FAILED, what=failing.message)
+    return explanation if is_lacking else None
+
+
 def explain_exhaustion(context: ReconcileContext, last: Explanation) -> Explanation | None:
     """Return that `spec.waitDeadlineSeconds` is over, or None while it is not; `last`: what is waited for."""
     limit, waited = context.spec.wait_deadline_seconds, waited_seconds(context.plan, context.now)

@@ -15,7 +15,7 @@ from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.number_formats import model_from_spec
-from trainwright_operator.flow.patience import explain_exhaustion, waiting_since
+from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, waiting_since
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
@@ -56,14 +56,12 @@ def _exhausted_wait(context: ReconcileContext, last: Waiting) -> Explanation | N
 
     The job of the winner has a while even if trials used up the limit: the first refusal may be over soon.
     """
-    failing, cause, since = context.snapshot.failing, last.explanation, None
-    if failing is not None:
-        cause, since = explain(Reason.REQUEST_FAILED, what=failing.message), failing.since
-    elif cause is not None and last.is_lacking:
-        since = waiting_since(context, cause.reason)
-    if cause is None or since is None or explain_exhaustion(context, cause) is None:
+    lack = explain_lack(context, last.explanation, is_lacking=last.is_lacking)
+    if lack is None or explain_exhaustion(context, lack) is None:
         return None
-    return cause if (context.now - since).total_seconds() >= _LEAST_WAIT_SECONDS else None
+    failing = context.snapshot.failing
+    since = failing.since if failing is not None else waiting_since(context, lack.reason)
+    return lack if since is not None and (context.now - since).total_seconds() >= _LEAST_WAIT_SECONDS else None
 
 
 def _wait_for_nodes(

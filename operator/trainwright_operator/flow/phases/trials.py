@@ -21,7 +21,7 @@ from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.number_formats import model_from_spec
-from trainwright_operator.flow.patience import explain_exhaustion
+from trainwright_operator.flow.patience import explain_exhaustion, explain_lack
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
@@ -110,10 +110,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None:
     """Return why no more is waited for, if `spec.waitDeadlineSeconds` is over while the trials wait."""
-    failing = context.snapshot.failing
-    if failing is not None:
-        return explain_exhaustion(context, explain(Reason.REQUEST_FAILED, what=failing.message))
-    return explain_exhaustion(context, step.explanation) if step.is_lacking else None
+    lack = explain_lack(context, step.explanation, is_lacking=step.is_lacking)
+    return None if lack is None else explain_exhaustion(context, lack)
 
 
 def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResult]:
