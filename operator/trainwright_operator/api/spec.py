@@ -252,8 +252,8 @@ class TrialsSpec(ApiModel):
     max_device_hours: Annotated[float, Field(gt=0, le=1_000_000)] = 8
     """Device-hours that all trials together may take; those that would go beyond are skipped. A trial's count from the
     start of its last pod to its end, for every device that it holds, and those of several trials in the same pods are
-    divided equally among them; waiting before that does not count, the attempts that the cluster ended do. An edit after which all is measured anew
-    begins to count anew."""
+    divided equally among them; waiting before that does not count, the attempts that the cluster ended do. An edit after
+    which all is measured anew begins to count anew."""
     run_deadline_seconds: Seconds = 900
     """The longest that a trial may run, counted from the start of its last pod; several in the same pods as many times."""
     pending_deadline_seconds: Seconds = 300

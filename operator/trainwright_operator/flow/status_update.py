@@ -111,9 +111,8 @@ def _condition(
     status, explanation = update or ("Unknown", initial)
     since = before.last_transition_time if before is not None and before.status == status else context.now
     if is_answer and status == "False" and before is not None and before.observed_generation != context.plan.generation:
-        since = (
-            context.now
-        )  # the time to live counts from the last failure, though the answer was False before an edit too
+        # The time to live counts from the last failure, though the answer was False before the edit, too.
+        since = context.now
     return Condition(
         type=kind,
         status=status,
