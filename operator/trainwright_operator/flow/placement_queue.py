@@ -63,8 +63,8 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     return tuple(claim for claim in claims if claim.held or claim.wanted)
 
 
-def claims_on_others(snapshot: Snapshot) -> tuple[GangClaim, ...]:
-    """Return the claims that the gangs of other plans respect.
+def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
+    """Return the claims of the plan that the gangs of others respect.
 
     Gangs of a plan that waits for somebody to mend it hold their devices and no place in the queue.
     """

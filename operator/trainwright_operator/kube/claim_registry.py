@@ -10,7 +10,7 @@ from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
-from trainwright_operator.flow.placement_queue import claims_on_others, gang_claims, next_in_line
+from trainwright_operator.flow.placement_queue import gang_claims, next_in_line, respected_claims
 from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, Snapshot
 
 PlanKey = tuple[str, str]
@@ -47,7 +47,7 @@ class ClaimRegistry:
     def with_claims(self, snapshot: Snapshot) -> Snapshot:
         """Store the claims of the snapshot's plan and return the snapshot with those of all others."""
         uid = snapshot.plan.uid
-        self._replace(uid, claims_on_others(snapshot))
+        self._replace(uid, respected_claims(snapshot))
         others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
         return replace(snapshot, other_claims=others, claims_known=self.is_complete, plans_by_node=self._plans_by_node)
 

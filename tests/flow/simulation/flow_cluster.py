@@ -8,7 +8,7 @@ from typing import Any
 
 from flow_world import World, spec_of
 
-from trainwright_operator.flow.placement_queue import claims_on_others, gang_claims
+from trainwright_operator.flow.placement_queue import gang_claims, respected_claims
 from trainwright_operator.flow.snapshot import GangClaim, Snapshot
 
 
@@ -33,7 +33,7 @@ class SharedWorld(World):
 
     def claims_of_others(self) -> tuple[GangClaim, ...]:
         others = (world for world in self.neighbours if world is not self)
-        return tuple(claim for world in others for claim in claims_on_others(world.own_snapshot()))
+        return tuple(claim for world in others for claim in respected_claims(world.own_snapshot()))
 
 
 def share(*worlds: SharedWorld) -> None:
