@@ -143,7 +143,7 @@ def test_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            "import time; time.sleep(60)",
+            "import time; time.sleep(60)",  # deliberate: it is ended by the limit
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
