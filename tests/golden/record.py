@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 NEEDED = (".", "../flow/simulation", "../worker/oracles", "../../benchmarks")
-PARTS = ("estimates", "schemas", "searches", "decisions")
+PARTS = ("estimates", "schemas", "searches", "decisions", "nodes")
 
 
 def main(names: list[str]) -> None:

@@ -37,7 +37,9 @@ from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.outcome import GangOutcome
 from trainwright_operator.flow.gangs.retries import LostAttempt
 from trainwright_operator.flow.gangs.worker_image import WorkerImage
+from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+from trainwright_operator.kube.object_facts import node_facts, slice_devices
 
 amp_seconds = amp_model.estimate_seconds
 galvatron_seconds = galvatron_model.estimate_seconds
@@ -97,5 +99,8 @@ __all__ = [
     "estimate",
     "estimate_profiles",
     "galvatron_seconds",
+    "inspect_nodes",
+    "node_facts",
     "run_search",
+    "slice_devices",
 ]
