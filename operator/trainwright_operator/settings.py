@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trainwright_operator.flow.snapshot import PodTemplateRule
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
 """Name and maximum of a number; its minimum is 1."""
+_LEAST_GRACE_SECONDS = 5
+"""What workers have of their own."""
+_HIGHEST_LIMIT = 1_000_000_000
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
 """Namespaces of Kubernetes itself, whose TrainingPlans are left alone."""
@@ -26,7 +29,7 @@ class Settings:
         lease_namespace, lease_name: location of the lease for a single active operator.
         identity: holder of the lease, unique for each operator.
         concurrent_searches: number of plans searched at a time, each on one core.
-        isolates_gangs, pod_template_rule: as in `Snapshot`.
+        rules: what the chart's values let plans do.
     """
 
     worker_image: str = ""
@@ -38,8 +41,7 @@ class Settings:
     health_port: int = 8080
     log_level: str = "INFO"
     concurrent_searches: int = 1
-    isolates_gangs: bool = True
-    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
+    rules: InstallationRules = field(default_factory=InstallationRules)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -56,11 +58,20 @@ class Settings:
             health_port=_number(environment, "TRAINWRIGHT_HEALTH_PORT", 8080, _PORT),
             log_level=_log_level(environment.get("TRAINWRIGHT_LOG_LEVEL", "info")),
             concurrent_searches=_number(environment, "TRAINWRIGHT_CONCURRENT_SEARCHES", 1, _SEARCHES),
-            isolates_gangs=_one_of(environment, "TRAINWRIGHT_NETWORK_POLICY", ("true", "false")) == "true",
-            pod_template_rule=PodTemplateRule(
-                _one_of(environment, "TRAINWRIGHT_ALLOW_POD_TEMPLATE", tuple(PodTemplateRule))
-            ),
+            rules=_rules(environment),
         )
+
+
+def _rules(environment: Mapping[str, str]) -> InstallationRules:
+    return InstallationRules(
+        isolates_gangs=_one_of(environment, "TRAINWRIGHT_NETWORK_POLICY", ("true", "false")) == "true",
+        pod_template=PodTemplateRule(_one_of(environment, "TRAINWRIGHT_ALLOW_POD_TEMPLATE", tuple(PodTemplateRule))),
+        limits=TenantLimits(
+            priority=_limit(environment, "TRAINWRIGHT_MAX_PRIORITY", 0),
+            plans_per_namespace=_limit(environment, "TRAINWRIGHT_PLANS_PER_NAMESPACE", 1),
+            grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _LEAST_GRACE_SECONDS),
+        ),
+    )
 
 
 def _namespaces(text: str) -> tuple[str, ...]:
@@ -92,4 +103,16 @@ def _number(environment: Mapping[str, str], name: str, default: int, kind: tuple
     what, most = kind
     if not text.isdecimal() or not 0 < int(text) <= most:
         raise ValueError(f"{name} must be a {what} from 1 to {most}, got {text!r}")
+    return int(text)
+
+
+def _limit(environment: Mapping[str, str], name: str, least: int) -> int | None:
+    """Return the variable's value, or None where it is empty."""
+    text = environment.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or not least <= int(text) <= _HIGHEST_LIMIT:
+        raise ValueError(
+            f"{name} must be a number from {least} to {_HIGHEST_LIMIT}, or empty for no limit, got {text!r}"
+        )
     return int(text)

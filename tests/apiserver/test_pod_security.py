@@ -11,9 +11,9 @@ import yaml
 from flow_jobs import pods_of_job
 from flow_world import World, spec_of
 
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.actions import CreateJob
-from trainwright_operator.flow.snapshot import PodTemplateRule
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT_CONTAINER = ROOT / "deploy/local-cluster/addons/init-container.yaml"
@@ -48,7 +48,7 @@ def manifests(**changes: Any) -> list[dict[str, Any]]:
     world = World(
         spec=spec_of(**{"trials": trials, "apply": "Run", "job": JOB} | changes),
         log=lambda order: "took 1 s\n" * 20 if order.kind == "trial" else None,
-        pod_template_rule=PodTemplateRule.NAMESPACE,
+        rules=InstallationRules(pod_template=PodTemplateRule.NAMESPACE),
     )
     found: list[dict[str, Any]] = []
     while world.succeeded == "Unknown":

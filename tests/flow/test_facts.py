@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.reasons import MESSAGES, Reason
-from trainwright_operator.flow.snapshot import PodFacts, PodTemplateRule
+from trainwright_operator.flow.snapshot import PodFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.settings import Settings
 
@@ -185,14 +186,35 @@ def test_settings_are_read_from_the_environment_and_a_wrong_port_is_rejected() -
 
 def test_settings_about_tenants_are_strict_by_default() -> None:
     usual = Settings.from_environment({})
-    assert (usual.isolates_gangs, usual.pod_template_rule) == (True, PodTemplateRule.RESTRICTED)
+    assert usual.rules == InstallationRules(isolates_gangs=True, pod_template=PodTemplateRule.RESTRICTED)
     variables = {"TRAINWRIGHT_NETWORK_POLICY": "false", "TRAINWRIGHT_ALLOW_POD_TEMPLATE": "Any"}
     chosen = Settings.from_environment(variables)
-    assert (chosen.isolates_gangs, chosen.pod_template_rule) == (False, PodTemplateRule.ANY)
+    assert chosen.rules == InstallationRules(isolates_gangs=False, pod_template=PodTemplateRule.ANY)
     with pytest.raises(ValueError, match="ALLOW_POD_TEMPLATE must be one of Restricted, Namespace, Any, got 'All'"):
         Settings.from_environment({"TRAINWRIGHT_ALLOW_POD_TEMPLATE": "All"})
     with pytest.raises(ValueError, match="must not name Kubernetes' own namespaces, got 'kube-system'; use another"):
         Settings.from_environment({"TRAINWRIGHT_WATCH_NAMESPACES": "team-a,kube-system"})
+
+
+def test_limits_of_tenants_are_absent_unless_they_are_set() -> None:
+    assert Settings.from_environment({}).rules.limits == TenantLimits()
+    variables = {
+        "TRAINWRIGHT_MAX_PRIORITY": "0",
+        "TRAINWRIGHT_PLANS_PER_NAMESPACE": "20",
+        "TRAINWRIGHT_MAX_GRACE_SECONDS": "60",
+    }
+    chosen = Settings.from_environment(variables)
+    assert chosen.rules.limits == TenantLimits(priority=0, plans_per_namespace=20, grace_seconds=60)
+    assert Settings.from_environment(dict.fromkeys(variables, "")).rules.limits == TenantLimits()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "least"),
+    [("MAX_PRIORITY", "-1", 0), ("PLANS_PER_NAMESPACE", "0", 1), ("MAX_GRACE_SECONDS", "1e9", 5)],
+)
+def test_wrong_limit_is_rejected_with_what_it_may_be(name: str, text: str, least: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a number from {least} to 1000000000, or empty for no limit"):
+        Settings.from_environment({f"TRAINWRIGHT_{name}": text})
 
 
 @pytest.mark.parametrize("text", ["0", "65", "two"])

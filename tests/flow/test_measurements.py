@@ -20,11 +20,11 @@ from flow_world import EMULATION, START, World, node, spec_of
 from trainwright import documents
 from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.measurements.obsolete_measurements import MAX_KEPT_BYTES
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
-from trainwright_operator.flow.snapshot import PodTemplateRule
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.object_cache import ObjectCache
@@ -134,7 +134,7 @@ def test_second_plan_of_the_same_model_starts_no_profiling_and_no_links() -> Non
     ],
 )
 def test_what_a_measurement_depends_on_is_measured_anew(changes: dict[str, Any], again: list[str]) -> None:
-    second = later(measured(), spec=spec(**changes), pod_template_rule=PodTemplateRule.ANY)
+    second = later(measured(), spec=spec(**changes), rules=InstallationRules(pod_template=PodTemplateRule.ANY))
     second.run()
     assert second.succeeded == "True"
     assert measured_gangs(second) == again

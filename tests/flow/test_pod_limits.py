@@ -11,6 +11,7 @@ from flow_world import World, spec_of
 
 from trainwright import documents
 from trainwright.worker_api import WorkerTask
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.actions import StoredRole
@@ -20,7 +21,7 @@ from trainwright_operator.flow.gangs.job_creation import create_missing
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_limits import find_template_excess
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import PodTemplateRule, StoredConfigMap
+from trainwright_operator.flow.snapshot import StoredConfigMap
 
 RESTRICTED, NAMESPACE, ANY = PodTemplateRule
 JOB = {"image": "lab/train:7", "command": ["train"]}
@@ -143,7 +144,7 @@ def templated(place: str, template: dict[str, Any], rule: PodTemplateRule = REST
         "trials.framework": {"trials": {"topK": 1, "framework": job | {"stepTimeRegex": "took"}}},
         "job": {"job": job},
     }
-    return World(spec=spec_of(**parts[place] | changes), pod_template_rule=rule)
+    return World(spec=spec_of(**parts[place] | changes), rules=InstallationRules(pod_template=rule))
 
 
 @pytest.mark.parametrize("place", ["worker", "trials.framework", "job"])
@@ -164,7 +165,7 @@ def test_plan_goes_on_once_the_installation_allows_its_template() -> None:
     world = templated("worker", {"spec": secured(runAsUser=0)})
     world.step()
     assert "has to be another user than 0; set it, or install" in world.condition("Accepted").message
-    world.pod_template_rule = ANY
+    world.rules = InstallationRules(pod_template=ANY)
     world.restart()
     assert world.run().winner is not None
 
@@ -172,13 +173,13 @@ def test_plan_goes_on_once_the_installation_allows_its_template() -> None:
 def test_gang_that_runs_is_kept_when_the_installation_allows_less() -> None:
     world = templated("worker", {"spec": {"serviceAccountName": "trainer"}}, NAMESPACE)
     world.run(until=lambda: running(world, "links"))
-    world.pod_template_rule = RESTRICTED
+    world.rules = InstallationRules(pod_template=RESTRICTED)
     world.restart()
     for _ in range(20):
         world.step()
     assert world.condition("Accepted").reason == "PodTemplateNotAllowed"
     assert [pod.phase for pod in world.pods.values()] == ["Succeeded"] * 3
-    world.pod_template_rule = NAMESPACE
+    world.rules = InstallationRules(pod_template=NAMESPACE)
     created = len(world.created)
     assert world.run().winner is not None
     assert "links" not in "".join(world.created[created:]).replace("links-result", "")
@@ -228,7 +229,7 @@ def test_modified_job_of_a_gang_creates_nothing() -> None:
 
 @pytest.mark.parametrize("isolates", [True, False])
 def test_gang_is_reached_by_its_own_pods_alone_unless_the_installation_says_otherwise(isolates: bool) -> None:
-    world = World(isolates_gangs=isolates)
+    world = World(rules=InstallationRules(isolates_gangs=isolates))
     world.run(until=lambda: running(world, "links"))
     assert len(world.policies) == isolates  # the simulated cluster checks that pods never come before it
     for policy in world.policies.values():

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
@@ -286,18 +287,6 @@ class GangClaim:
     wanted: Mapping[str, int]
 
 
-class PodTemplateRule(StrEnum):
-    """Rule about what pod templates may ask for; each allows what those before it do.
-
-    RESTRICTED: nothing that gives more than the worker's own pod. NAMESPACE: also what the pods of a namespace may use of
-    it: Secrets, volume claims, service accounts. ANY: also what is the node's.
-    """
-
-    RESTRICTED = "Restricted"
-    NAMESPACE = "Namespace"
-    ANY = "Any"
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Observed state at one moment.
@@ -310,8 +299,7 @@ class Snapshot:
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
         queue: the plan's queue; None where it has none.
-        isolates_gangs: whether the installation has gangs isolated by NetworkPolicies.
-        pod_template_rule: what the installation lets pod templates ask for.
+        rules: what the installation lets plans do.
         measurements: kept ones of the namespace, while the plan may reuse some.
     """
 
@@ -330,8 +318,7 @@ class Snapshot:
     claims_known: bool = True
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
     queue: QueueFacts | None = None
-    isolates_gangs: bool = True
-    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
+    rules: InstallationRules = field(default_factory=InstallationRules)
     measurements: tuple[StoredConfigMap, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:

@@ -135,8 +135,7 @@ class SnapshotReader:
             dry_run=memory.dry_run,
             planner=planner,
             failing=memory.failing,
-            isolates_gangs=self._settings.isolates_gangs,
-            pod_template_rule=self._settings.pod_template_rule,
+            rules=self._settings.rules,
         )
         return await self._with_measurements(await self._with_nodes(snapshot))
 

@@ -15,6 +15,7 @@ from flow_reports import log_of, report_of
 
 from trainwright.search import NoFeasiblePlan
 from trainwright.worker_api import TrialTask, WorkerTask
+from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
@@ -32,7 +33,6 @@ from trainwright_operator.flow.snapshot import (
     PlannerFacts,
     PlannerState,
     PodFacts,
-    PodTemplateRule,
     RequestFailure,
     Snapshot,
     StoredConfigMap,
@@ -107,8 +107,7 @@ class World:
     """Id that a node reports of an image."""
     queue: SimulatedQueue = field(default_factory=SimulatedQueue)
     """Queue of a plan with queueName; plans may share it."""
-    isolates_gangs: bool = True
-    pod_template_rule: PodTemplateRule = PodTemplateRule.RESTRICTED
+    rules: InstallationRules = field(default_factory=InstallationRules)
 
     def __post_init__(self) -> None:
         self.now = START
@@ -163,8 +162,7 @@ class World:
             planner=self.planner,
             failing=self.failing,
             queue=self.queue.facts if self.spec.queue_name else None,
-            isolates_gangs=self.isolates_gangs,
-            pod_template_rule=self.pod_template_rule,
+            rules=self.rules,
             measurements=tuple(self.measurements.values()),
         )  # fmt: skip
 
@@ -294,7 +292,7 @@ class World:
             place = LAUNCHERS[kind].read_place(pod["labels"])
             assert place is not None
             own = template["metadata"]["labels"]
-            assert self.isolates_gangs == any(selects(one, own) for one in self.policies.values())
+            assert self.rules.isolates_gangs == any(selects(one, own) for one in self.policies.values())
             speaks = LOG_LABEL in own or (RENDEZVOUS_LABEL in own and place.index == 0)
             self.pods[pod["name"]] = PodFacts(
                 pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=gates,

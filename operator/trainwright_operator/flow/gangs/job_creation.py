@@ -39,10 +39,10 @@ def create_missing(
         if refusal:
             return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=refusal)
         for pod in launcher.pods(manifest):
-            excess = find_pod_excess(pod, context.snapshot.pod_template_rule, own_labels=own_labels)
+            excess = find_pod_excess(pod, context.snapshot.rules.pod_template, own_labels=own_labels)
             if excess is not None:  # of a stored job that was modified: the spec's own are looked at before
                 return GangFailure.of(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess.sentence(task_map.name))
-    is_isolated = context.snapshot.isolates_gangs and missing
+    is_isolated = context.snapshot.rules.isolates_gangs and missing
     policy = (CreateNetworkPolicy(network_policy(context, task_map)),) if is_isolated else ()
     return (*policy, *map(CreateJob, missing))
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from trainwright_operator.api.installation import PodTemplateRule
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION
 from trainwright_operator.flow.names import TASK_SUFFIX
-from trainwright_operator.flow.snapshot import PodTemplateRule
 
 _RULES: Final = tuple(PodTemplateRule)
 

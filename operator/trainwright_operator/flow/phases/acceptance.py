@@ -62,7 +62,7 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 def _find_excess(context: ReconcileContext) -> str | None:
     """Describe the first part of the plan's pod templates that the installation does not allow, or return None."""
-    spec, rule = context.spec, context.snapshot.pod_template_rule
+    spec, rule = context.spec, context.snapshot.rules.pod_template
     templates = {
         "spec.worker.podTemplate": spec.worker.pod_template,
         "spec.trials.framework.podTemplate": spec.trials.framework.pod_template if spec.trials.framework else None,

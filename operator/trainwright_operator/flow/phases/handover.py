@@ -16,6 +16,7 @@ from trainwright.documents import DocumentError
 from trainwright.exports import ExportFile
 from trainwright.worker_api import GangNode
 from trainwright_operator.api.frameworks import Apply, JobSpec
+from trainwright_operator.api.installation import PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
 from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, DryRunJob, HandOverJob, StoredRole
@@ -45,7 +46,7 @@ from trainwright_operator.flow.names import (
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
-from trainwright_operator.flow.snapshot import PodTemplateRule, StoredConfigMap
+from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
 
@@ -73,7 +74,7 @@ def hand_over(
             return replace(waiting, status=status)
         data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
         return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
-    manifests = _stored_manifests(stored, context.snapshot.pod_template_rule)
+    manifests = _stored_manifests(stored, context.snapshot.rules.pod_template)
     names = tuple(one["metadata"]["name"] for one in manifests)
     created_job = HandedOverJob(kind=LauncherKind(manifests[0]["kind"]), names=names, config_map=name)
     if JOBS_CREATED_ANNOTATION not in stored.annotations:
