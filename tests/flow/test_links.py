@@ -87,6 +87,38 @@ def test_samples_represent_links_of_their_kind_in_large_clusters() -> None:
     assert not any("links-further" in name for name in world.created)
 
 
+def in_domains(nodes, domains):
+    """Return the nodes with the label of GPU feature discovery for their NVLink domains."""
+    return tuple(
+        replace(facts, labels={**facts.labels, "nvidia.com/gpu.clique": domain})
+        for facts, domain in zip(nodes, domains, strict=True)
+    )
+
+
+def test_links_in_an_nvlink_domain_and_between_domains_are_both_sampled() -> None:
+    nodes = in_domains(many(20, rack=20), [f"f81d4fae-7dec.{number // 10}" for number in range(20)])
+    world = World(nodes=nodes, report=reporting(lambda a, b: 1e8 if a // 10 == b // 10 else 1e6))
+    order = order_of(world, "links")
+    assert {int(a[1:]) // 10 == int(b[1:]) // 10 for a, b in order.pairs} == {True, False}
+    cluster = cluster_of(world)
+    for a, b in combinations(range(20), 2):
+        rate = cluster.link(f"n{a:03}", f"n{b:03}").bandwidth_bytes_per_second
+        assert rate == (1e8 if a // 10 == b // 10 else 1e6)
+    assert world.status.links.unlike_kinds == ()
+
+
+def test_nodes_without_an_nvlink_domain_are_as_before() -> None:
+    plain = many(14)
+    zeros = in_domains(plain, ["00000000-0000-0000-0000-000000000000.0"] * 14)
+    stored = []
+    for nodes in (plain, zeros):
+        world = World(nodes=nodes)
+        world.run(until=lambda: any(name.endswith("-discovery") for name in world.stored))  # noqa: B023
+        stored += [one.data["document.json"] for name, one in world.stored.items() if name.endswith("-discovery")]
+    assert stored[0] == stored[1]
+    assert "nvlink_domain" not in stored[0]
+
+
 def test_second_gang_measures_all_links_of_a_kind_that_differs() -> None:
     """The labels of rack 1 are wrong: half of it is elsewhere."""
     world = World(

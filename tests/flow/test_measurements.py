@@ -157,6 +157,18 @@ def test_another_device_table_is_profiled_anew_on_that_accelerator_alone() -> No
     assert measured_gangs(second) == ["profile-3", "profile-4"]
 
 
+def test_links_that_were_measured_before_an_nvlink_domain_was_known_are_measured_anew() -> None:
+    first = measured()
+    labels = {"nvidia.com/gpu.clique": "f81d4fae-7dec.1"}
+    nodes = tuple(replace(one, labels={**one.labels, **labels}) for one in first.nodes)
+    connected = later(first, "connected", nodes=nodes)
+    connected.run()
+    assert measured_gangs(connected) == LINKS
+    again = later(connected, "again")
+    again.run()
+    assert measured_gangs(again) == []
+
+
 def test_links_of_a_part_of_the_nodes_are_known_and_those_of_a_new_one_are_not() -> None:
     first = measured()
     fewer, more = later(first, "fewer", nodes=first.nodes[1:]), later(first, "more", nodes=(*first.nodes, node("n4")))

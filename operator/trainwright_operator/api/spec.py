@@ -36,7 +36,8 @@ class LinksSpec(MeasuringSpec):
     all_pairs_up_to_nodes: Annotated[int, Field(ge=2, le=40)] = 12
     """Up to so many nodes the links between every two are measured. With more, a few links of every kind are, and all
     those (1200 pairs at most) of a kind whose links turn out not to be alike. Nodes with equal topologyLabels and
-    machines (accelerator, number of devices, node.kubernetes.io/instance-type) are of one kind."""
+    machines (accelerator, number of devices, node.kubernetes.io/instance-type) are of one kind, those within an NVLink
+    domain (nvidia.com/gpu.clique) of another."""
     topology_labels: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=317)], ...],
         Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),

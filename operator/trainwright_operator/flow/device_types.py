@@ -17,13 +17,22 @@ from trainwright_operator.flow.names import EMULATION_ANNOTATION
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
+_NVLINK_DOMAIN_LABEL: Final = "nvidia.com/gpu.clique"
+"""Label of GPU feature discovery, CLUSTER.CLIQUE, on nodes whose devices NVLink connects with those of other nodes."""
 
 
 def node_location(node: Node, facts: NodeFacts, topology_labels: Sequence[str]) -> NodeLocation:
     """Return the node's location; a missing label becomes an empty string."""
     instance = facts.labels.get(INSTANCE_TYPE_LABEL)
     machine = f"{node.devices} × {node.accelerator}" + (f" in {instance}" if instance else "")
-    return NodeLocation(machine, tuple(facts.labels.get(label, "") for label in topology_labels))
+    topology = tuple(facts.labels.get(label, "") for label in topology_labels)
+    return NodeLocation(machine, topology, _nvlink_domain(facts))
+
+
+def _nvlink_domain(facts: NodeFacts) -> str:
+    """Return the node's NVLink domain; a cluster of zeros is what NVLink inside one node reports."""
+    domain = facts.labels.get(_NVLINK_DOMAIN_LABEL, "")
+    return domain if domain.rpartition(".")[0].strip("0-") else ""
 
 
 def location_without_labels(node: Node) -> NodeLocation:

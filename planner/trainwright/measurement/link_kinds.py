@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainwright.bounds import OMITTED_DEFAULT
 
 Pair = tuple[str, str]
 _Numbers = NDArray[np.intp]
@@ -38,13 +41,16 @@ class NodeLocation:
     Attributes:
         machine: equal for nodes with equally many devices of one type in machines of one type.
         topology: from the widest place to the narrowest, for example a zone and a rack in it.
+        nvlink_domain: nodes whose devices NVLink connects with each other, as in an NVL72 rack; empty where none does.
     """
 
     machine: str
     topology: tuple[str, ...] = ()
+    nvlink_domain: Annotated[str, OMITTED_DEFAULT] = ""
 
     def __str__(self) -> str:
-        return "/".join(part or "?" for part in (*self.topology, self.machine))
+        place = "/".join(part or "?" for part in (*self.topology, self.machine))
+        return f"{place} in NVLink domain {self.nvlink_domain}" if self.nvlink_domain else place
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +59,14 @@ class NodeGroups:
 
     Up to `MOST_GROUPS` groups, the links between each two groups (and within each) are a kind. With more, a kind is all
     links between two machine types that share equally many topology levels: in one rack, in one zone but in two racks,
-    in two zones.
+    in two zones; and of these, those inside NVLink domains are apart from the others.
 
     Attributes:
         members: `[group]` names of its nodes.
         machines: machine types that distinguish kinds; none where the groups do.
         types: `[group]` number of its machine type, or its own number where groups distinguish kinds.
         prefixes: `[level, group]` number of its topology down to that level; no level where groups distinguish kinds.
+        domains: `[group]` number of its NVLink domain, -1 without one; -1 for all where groups distinguish kinds.
     """
 
     locations: tuple[NodeLocation, ...]
@@ -67,6 +74,7 @@ class NodeGroups:
     machines: tuple[str, ...]
     types: _Numbers
     prefixes: _Numbers
+    domains: _Numbers
 
     @classmethod
     def of(cls, places: Mapping[str, NodeLocation]) -> NodeGroups:
@@ -76,14 +84,25 @@ class NodeGroups:
             members[place].append(node)
         names, count = tuple(map(tuple, members.values())), len(members)
         if count <= MOST_GROUPS:
-            return cls(tuple(members), names, (), np.arange(count), np.empty((0, count), np.intp))
+            return cls(
+                tuple(members), names, (), np.arange(count), np.empty((0, count), np.intp), np.full(count, -1, np.intp)
+            )
         machines = tuple(sorted({place.machine for place in members}))
         if len(machines) > MOST_MACHINES:
             machines = ()
         types = [machines.index(place.machine) if machines else 0 for place in members]
         levels = range(1, 1 + max(len(place.topology) for place in members))
         prefixes = [_numbered(place.topology[:level] for place in members) for level in levels]
-        return cls(tuple(members), names, machines, np.array(types), np.array(prefixes).reshape(-1, count))
+        numbers = _numbered(place.nvlink_domain for place in members)
+        domains = [number if place.nvlink_domain else -1 for number, place in zip(numbers, members, strict=True)]
+        return cls(
+            tuple(members),
+            names,
+            machines,
+            np.array(types),
+            np.array(prefixes).reshape(-1, count),
+            np.array(domains, np.intp),
+        )
 
     @cached_property
     def sizes(self) -> _Numbers:
@@ -102,14 +121,16 @@ class NodeGroups:
     @property
     def kind_count(self) -> int:
         """Upper bound of the numbers of kinds."""
-        return (int(self.types.max(initial=0)) + 1) ** 2 * (self._levels + 1)
+        return (int(self.types.max(initial=0)) + 1) ** 2 * (self._levels + 1) * 2
 
     def kinds_from(self, group: int, first: int = 0, stop: int | None = None) -> _Numbers:
         """Return `[group - first]` the number of the kind of the links to each group from `first` up to `stop`."""
         own, others = self.types[group], self.types[first:stop]
         types = np.minimum(others, own) * (self.types.max() + 1) + np.maximum(others, own)
         shared = (self.prefixes[:, first:stop] == self.prefixes[:, group, None]).sum(axis=0)
-        kinds: _Numbers = types * (self._levels + 1) + shared
+        own_domain = self.domains[group]
+        is_within = (self.domains[first:stop] == own_domain) & (own_domain >= 0)
+        kinds: _Numbers = (types * (self._levels + 1) + shared) * 2 + is_within
         return kinds
 
     def kind_between(self, one: str, other: str) -> int:
@@ -124,7 +145,9 @@ class NodeGroups:
             return f"among {first}" if one == other else f"between {first} and {second}"
         kinds = sorted({first.machine, second.machine}) if self.machines else ["all nodes"]
         shared = int((self.prefixes[:, one] == self.prefixes[:, other]).sum())
-        return f"between {' and '.join(kinds)} with {shared} of {self._levels} places in common"
+        is_within = first.nvlink_domain == second.nvlink_domain != ""
+        domain = ", in one NVLink domain" if is_within else ""
+        return f"between {' and '.join(kinds)} with {shared} of {self._levels} places in common{domain}"
 
 
 @dataclass(frozen=True, eq=False)

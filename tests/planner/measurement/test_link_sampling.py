@@ -58,6 +58,10 @@ def shared_levels(one: NodeLocation, other: NodeLocation) -> int:
     return next((level for level, same in enumerate(alike) if not same), len(one.topology))
 
 
+def shares_domain(one: NodeLocation, other: NodeLocation) -> bool:
+    return one.nvlink_domain == other.nvlink_domain != ""
+
+
 def spread_evenly(numbers) -> list[int]:
     return sorted(numbers, key=lambda number: number * 0.6180339887498949 % 1)
 
@@ -80,7 +84,9 @@ def pairs_by_kind(places: dict[str, NodeLocation]) -> dict[object, list[tuple[st
     blocks: dict[object, list[list[tuple[str, str]]]] = {}
     for one, other in combinations_with_replacement(groups, 2):
         types = frozenset((one.machine, other.machine)) if len(machines) <= MOST_MACHINES else None
-        kind = (one, other) if len(groups) <= MOST_GROUPS else (types, shared_levels(one, other))
+        kind = (one, other)
+        if len(groups) > MOST_GROUPS:
+            kind = (types, shared_levels(one, other), shares_domain(one, other))
         if one != other or len(groups[one]) > 1:
             blocks.setdefault(kind, []).append(pairs_of_block(groups[one], groups[other]))
     found = {}
@@ -95,7 +101,10 @@ def unordered(pairs) -> list[tuple[str, str]]:
     return sorted(tuple(sorted(pair)) for pair in pairs)
 
 
-places = st.builds(NodeLocation, st.sampled_from("ab"), st.tuples(st.sampled_from("xyz"), st.sampled_from("1234567")))
+domains = st.sampled_from(["", "", "c.1", "c.2"])
+places = st.builds(
+    NodeLocation, st.sampled_from("ab"), st.tuples(st.sampled_from("xyz"), st.sampled_from("1234567")), domains
+)
 
 
 @given(st.lists(places, min_size=1, max_size=40))
@@ -109,6 +118,7 @@ def test_every_pair_has_exactly_one_kind(found: list[NodeLocation]) -> None:
         assert len(set(kind.sample)) == len(kind.sample) >= min(kind.size, SAMPLES)
         assert len({shared_levels(nodes[a], nodes[b]) for a, b in kind.pairs()}) == 1
         assert len({tuple(sorted((nodes[a].machine, nodes[b].machine))) for a, b in kind.pairs()}) == 1
+        assert len({shares_domain(nodes[a], nodes[b]) for a, b in kind.pairs()}) == 1
     assert len({kind.name for kind in kinds}) == len(kinds)
 
 
@@ -127,6 +137,25 @@ many_places = st.builds(
 def test_pairs_of_kinds_keep_their_order(found: list[NodeLocation]) -> None:
     nodes = {f"node-{number}": place for number, place in enumerate(found)}
     assert [list(kind.pairs()) for kind in link_kinds(nodes)] == list(pairs_by_kind(nodes).values())
+
+
+@pytest.mark.parametrize("racks", [2, MOST_GROUPS + 4])
+def test_links_within_an_nvlink_domain_are_a_kind_of_their_own(racks: int) -> None:
+    nodes = {
+        f"node-{number:03}": NodeLocation("4 × gb200", ("zone",), f"cluster.{number // 3}")
+        for number in range(3 * racks)
+    }
+    nodes |= {name: NodeLocation("8 × h100", ("zone",)) for name in ("other-1", "other-2")}
+    kinds = link_kinds(nodes)
+    within = [kind for kind in kinds if all(shares_domain(nodes[a], nodes[b]) for a, b in kind.pairs())]
+    between = [kind for kind in kinds if not any(shares_domain(nodes[a], nodes[b]) for a, b in kind.pairs())]
+    assert len(within) + len(between) == len(kinds)
+    assert sum(kind.size for kind in within) == 3 * racks
+    assert all("one NVLink domain" in kind.name or "NVLink domain cluster." in kind.name for kind in within)
+    sampled = {pair for kind in kinds for pair in kind.sample}
+    assert any(shares_domain(nodes[a], nodes[b]) for a, b in sampled)
+    assert any({nodes[a].machine, nodes[b].machine} == {"4 × gb200"} and not shares_domain(nodes[a], nodes[b])
+               for a, b in sampled)  # fmt: skip
 
 
 def test_blocks_are_spread_evenly_when_they_are_more_than_are_sorted_at_once() -> None:
