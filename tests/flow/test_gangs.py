@@ -104,6 +104,7 @@ def test_pods_are_gated_and_unprivileged(role: str) -> None:
         "sidecar.istio.io/inject": "false",
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
+        "trainwright.dev/plan": "default/demo",
     }
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in spec["volumes"]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}

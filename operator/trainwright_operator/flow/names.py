@@ -15,6 +15,8 @@ from trainwright_operator.api.spec import AUTO, TrainingPlanSpec
 
 PLAN_UID_LABEL: Final = f"{GROUP}/plan-uid"
 PLAN_LABEL: Final = f"{GROUP}/plan"
+PLAN_ANNOTATION: Final = PLAN_LABEL
+"""Annotation of a gang's objects and pods: namespace and name of the plan, with a slash between them."""
 GANG_LABEL: Final = f"{GROUP}/gang"
 ROLE_LABEL: Final = f"{GROUP}/role"
 RENDEZVOUS_LABEL: Final = f"{GROUP}/rendezvous"

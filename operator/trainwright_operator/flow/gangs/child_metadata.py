@@ -1,11 +1,11 @@
-"""Metadata of a plan's children: owner reference and labels."""
+"""Metadata of a plan's children: owner reference, labels and annotations."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from trainwright_operator.api import API_VERSION, KIND
-from trainwright_operator.flow.names import GANG_LABEL, PLAN_LABEL, PLAN_UID_LABEL
+from trainwright_operator.flow.names import GANG_LABEL, PLAN_ANNOTATION, PLAN_LABEL, PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import PlanFacts
 
 MANAGED: Final = {"app.kubernetes.io/managed-by": "trainwright"}
@@ -36,3 +36,8 @@ def child_labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
         PLAN_UID_LABEL: plan.uid,
     }
     return own | {GANG_LABEL: gang_name} if gang_name else own
+
+
+def plan_annotations(plan: PlanFacts) -> dict[str, str]:
+    """Return the annotation that names the plan in full; its label holds 63 characters of a name that may have 253."""
+    return {PLAN_ANNOTATION: f"{plan.namespace}/{plan.name}"}

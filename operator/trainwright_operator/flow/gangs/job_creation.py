@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from trainwright_operator.flow.actions import Action, CreateJob, CreateNetworkPolicy
-from trainwright_operator.flow.gangs.child_metadata import child_labels
+from trainwright_operator.flow.gangs.child_metadata import child_labels, plan_annotations
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi, Launcher
@@ -34,12 +34,15 @@ def create_missing(
     manifests = launcher.manifests(context, gang_spec)
     missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in present]
     own_labels = {*child_labels(context.plan, gang_spec.name), LOG_LABEL, RENDEZVOUS_LABEL}
+    own_annotations = plan_annotations(context.plan)
     for manifest in missing:
         refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])
         if refusal:
             return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=refusal)
         for pod in launcher.pods(manifest):
-            excess = find_pod_excess(pod, context.snapshot.rules.pod_template, own_labels=own_labels)
+            excess = find_pod_excess(
+                pod, context.snapshot.rules.pod_template, own_labels=own_labels, own_annotations=own_annotations
+            )
             if excess is not None:  # of a stored job that was modified: the spec's own are looked at before
                 return GangFailure.of(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess.sentence(task_map.name))
     is_isolated = context.snapshot.rules.isolates_gangs and missing
@@ -63,6 +66,7 @@ def network_policy(context: ReconcileContext, task_map: StoredConfigMap) -> dict
             "name": f"{context.names.job(task_map.gang, 0)}-{task_map.uid[:_UID_LENGTH]}",
             "namespace": plan.namespace,
             "labels": child_labels(plan, task_map.gang),
+            "annotations": plan_annotations(plan),
             "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": task_map.name, "uid": task_map.uid}],
         },
         "spec": {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]},

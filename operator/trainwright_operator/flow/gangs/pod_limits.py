@@ -8,6 +8,7 @@ Security Standard `restricted` (https://kubernetes.io/docs/concepts/security/pod
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from trainwright_operator.api.installation import PodTemplateRule
@@ -64,6 +65,7 @@ _PROFILES: Final = ("RuntimeDefault", "Localhost")
 """Types of seccomp and AppArmor profiles that confine."""
 _CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
 """Capabilities that may be added."""
+_OWN_ANNOTATIONS: Final = {**pod_template.ANNOTATIONS, **TOPOLOGY_ANNOTATION}
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
@@ -75,22 +77,30 @@ def find_template_excess(template: PodTemplate, rule: PodTemplateRule) -> Excess
     return find_pod_excess(rendered, rule, own_labels=())
 
 
-def find_pod_excess(pod: Mapping[str, Any], rule: PodTemplateRule, *, own_labels: Collection[str]) -> Excess | None:
+def find_pod_excess(
+    pod: Mapping[str, Any],
+    rule: PodTemplateRule,
+    *,
+    own_labels: Collection[str],
+    own_annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Excess | None:
     """Return the first part of a rendered pod template that needs a wider rule, or None.
 
-    `own_labels`: labels that the operator sets.
+    `own_labels`, `own_annotations`: what the operator sets.
     """
     wider = _RULES[_RULES.index(rule) + 1 :]
-    return next((excess for excess in _all_excesses(pod, own_labels) if excess.rule in wider), None)
+    return next((excess for excess in _all_excesses(pod, own_labels, own_annotations) if excess.rule in wider), None)
 
 
-def _all_excesses(pod: Mapping[str, Any], own_labels: Collection[str]) -> Iterator[Excess]:
+def _all_excesses(
+    pod: Mapping[str, Any], own_labels: Collection[str], own_annotations: Mapping[str, str]
+) -> Iterator[Excess]:
     metadata, spec = _object(pod.get("metadata")), _object(pod.get("spec"))
     for key in _object(metadata.get("labels")):
         if key not in own_labels:  # network policies, services and webhooks that give identities go by labels
             yield Excess(f"metadata.labels[{key}]", PodTemplateRule.NAMESPACE)
     for key, value in _object(metadata.get("annotations")).items():
-        if {**pod_template.ANNOTATIONS, **TOPOLOGY_ANNOTATION}.get(key) != value:
+        if {**_OWN_ANNOTATIONS, **own_annotations}.get(key) != value:
             rule = PodTemplateRule.ANY if key.startswith(_APPARMOR) else PodTemplateRule.NAMESPACE
             yield Excess(f"metadata.annotations[{key}]", rule)
     yield from _fields("spec", spec, _POD, _POD_OF_NAMESPACE)

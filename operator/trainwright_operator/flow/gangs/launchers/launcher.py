@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from trainwright.worker_api import Gang, GangNode, TrialTask
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
+from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference, plan_annotations
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.worker_image import image_of_task
 from trainwright_operator.flow.names import LOG_LABEL, Names
@@ -142,6 +142,7 @@ def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> d
         "name": name,
         "namespace": context.plan.namespace,
         "labels": child_labels(context.plan, gang_spec.name),
+        "annotations": plan_annotations(context.plan),
         "ownerReferences": [owner_reference(context.plan)],
     }
 
@@ -157,7 +158,7 @@ def pod_of(
         task = gang_spec.task
         iterations = task.warmup_iterations + task.iterations if isinstance(task, TrialTask) else None
         container = pod_template.job_container(framework, master, iterations)
-    return pod_template.render(
+    rendered = pod_template.render(
         image=image_of_task(context, gang_spec.name),
         task_map=context.names.task(gang_spec.name),
         resource_name=spec.devices.resource_name,
@@ -166,6 +167,8 @@ def pod_of(
         template=template,
         container=container,
     )
+    rendered["metadata"]["annotations"] |= plan_annotations(context.plan)
+    return rendered
 
 
 def abandoned_seconds(gang_spec: GangSpec) -> int:
