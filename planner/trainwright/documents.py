@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainwright.document_kind import KINDS, TAKEN_BY, kind_by_fields, kind_of
-from trainwright.plain_data import plain_data
+from trainwright.outside.plain_data import plain_data
 from trainwright.quantity import expected_quantity
 
 VERSION = "trainwright.dev/v1alpha1"

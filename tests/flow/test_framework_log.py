@@ -14,6 +14,7 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt, Vit
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.outside.plain_text import plain_text
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.worker_api import Gang, GangNode, TrialTask
 from trainwright_operator.api.frameworks import FrameworkSpec
@@ -60,7 +61,7 @@ def test_torchtitans_tokens_per_second_become_seconds() -> None:
         stepTimeRegex=r"tps:", stepTimeUnit="TokensPerSecondPerDevice", memoryRegex="memory:", memoryUnit="GiB"
     )
     line = "\x1b[31mstep: {n}  \x1b[32mloss: 4.0  \x1b[33mmemory:  1.50GiB(1.58%)  \x1b[34mtps: 2,000  \x1b[36mtflops: 9.1\n"
-    log = "".join(line.format(n=number) for number in range(5))
+    log = plain_text("".join(line.format(n=number) for number in range(5)))
     found = StepLog.of(asked, task(), {"a": log, "b": log}).report(is_over=False)
     assert found is not None
     assert found.iteration_seconds == pytest.approx([100 * 3 / 3 / 2000] * 3)

@@ -14,8 +14,11 @@ from pydantic import (
     Field,
     PlainSerializer,
     WithJsonSchema,
+    field_validator,
 )
 from pydantic.alias_generators import to_camel
+
+from trainwright.outside.plain_text import plain_line
 
 VALIDATIONS: Final = "x-kubernetes-validations"
 """Keyword of a schema's CEL rules."""
@@ -38,6 +41,12 @@ class StatusModel(ApiModel):
     """A part of the status. Unknown fields are kept as they are: a newer version of the operator may have written them."""
 
     model_config = ConfigDict(extra="allow")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _on_one_line(cls, value: Any) -> Any:
+        """Return texts on one line and without control characters: columns and terminals show them."""
+        return plain_line(value) if isinstance(value, str) and not value.isprintable() else value
 
     def dump(self) -> dict[str, Any]:
         """Return the model as plain JSON data without None values."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from trainwright.outside.plain_text import plain_line
+
 
 class Reason(StrEnum):
     """Reason as one CamelCase word; includes the worker's `FailureReason` values."""
@@ -232,7 +234,7 @@ def message(reason: Reason, **fields: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    sentence = " ".join(text.split())
+    sentence = plain_line(text)
     return sentence if len(sentence) <= _MAX_MESSAGE else f"{sentence[: _MAX_MESSAGE - 1]}…"
 
 

@@ -22,6 +22,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
+from trainwright.outside.plain_text import plain_line, plain_text
 from trainwright_operator.api import GROUP, PLURAL, VERSION
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.kube.write_guard import NotLeading, WriteGuard
@@ -43,10 +44,13 @@ _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;
 
 
 class ApiError(Exception):
-    """Error response of the API server with its message, or status 0 if the server is unreachable."""
+    """Error response of the API server with its message on one line, or status 0 if the server is unreachable.
+
+    Webhooks and policies write messages, too.
+    """
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(plain_line(message))
         self.status = status
 
     @property
@@ -115,10 +119,13 @@ class Api:
         return json.loads(await self._request("GET", path, query=query))
 
     async def get_text(self, path: str, **query: str) -> str:
-        """Read a pod's log with a short timeout and no retry."""
-        read = partial(TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query, _ANY)
-        data = await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
-        return data.decode(errors="replace")
+        """Read a pod's log with a short timeout and no retry, without what would steer a terminal."""
+
+        def read() -> str:
+            sender = TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS)
+            return plain_text(sender.request("GET", path, None, query, _ANY).decode(errors="replace"))
+
+        return await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
 
     async def list(self, path: str, **query: str) -> builtins.list[dict[str, Any]]:
         """List all items."""

@@ -16,6 +16,7 @@ from typing import NoReturn
 from kubernetes.config import ConfigException
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+from trainwright.outside.plain_text import plain_text
 from trainwright_operator.kube import health
 from trainwright_operator.kube.client import connect, connect_for_lease
 from trainwright_operator.kube.lease import Lease
@@ -45,15 +46,27 @@ def main() -> int:
         _log(settings.log_level)
         asyncio.run(_run(settings))
     except (ValueError, ConfigException) as error:
-        sys.stderr.write(f"trainwright operator: {error}\n")
+        sys.stderr.write(f"trainwright operator: {plain_text(str(error))}\n")
         return 2
     return 0
+
+
+class PlainFormatter(logging.Formatter):
+    """Formatter whose records cannot steer a terminal or pass for several: further lines of a record are indented.
+
+    Records of libraries quote what came from outside, as tracebacks do.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_text(super().format(record)).replace("\n", "\n    ")
 
 
 def _log(level: str) -> None:
     logging.Formatter.converter = time.gmtime
     form = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level, format=form, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(form, datefmt="%Y-%m-%dT%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries; callers report their outcome
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are handled here, not there

@@ -1,4 +1,4 @@
-"""Conversion of API objects to the types of a snapshot."""
+"""Conversion of API objects to the types of a snapshot, without control characters in any text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from math import ceil
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.config_map_data import ConfigMapData
@@ -47,6 +48,8 @@ _SUFFIXES: dict[str, Fraction | int] = (
     | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
     | {f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
 )
+_AS_WRITTEN: Final = ("podTemplate", "command")
+"""Fields of the spec that programs read: what the acceptance and the definition let through reaches them unchanged."""
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,2})|([a-zA-Z]{0,2}))")
 
 
@@ -55,10 +58,10 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
     meta = resource["metadata"]
     spec, spec_error = None, ""
     try:
-        spec = TrainingPlanSpec.model_validate(resource.get("spec") or {})
+        spec = TrainingPlanSpec.model_validate(without_controls(resource.get("spec") or {}, except_under=_AS_WRITTEN))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        spec_error = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        spec_error = plain_line(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
     return PlanFacts(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -66,9 +69,9 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
         generation=meta.get("generation", 1),
         created_at=parse_time(meta["creationTimestamp"]),
         spec=spec,
-        status=_readable_status(resource.get("status") or {}),
+        status=_readable_status(without_controls(resource.get("status") or {})),
         image=(spec.worker.image if spec else None) or default_image,
-        annotations=meta.get("annotations") or {},
+        annotations=without_controls(meta.get("annotations") or {}),
         spec_error=spec_error,
         hidden_fields=hidden_fields(resource),
         resource_version=meta.get("resourceVersion", ""),
@@ -155,7 +158,7 @@ def _optional_time(text: str | None) -> datetime | None:
 def node_facts(node: dict[str, Any]) -> NodeFacts:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
-    return NodeFacts(
+    found = NodeFacts(
         name=meta["name"],
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
@@ -166,6 +169,7 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
         uid=meta.get("uid", ""),
     )
+    return without_controls(found)
 
 
 def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
@@ -180,7 +184,9 @@ def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
             if ((device.get("attributes") or {}).get("type") or {}).get("string") == "mig":
                 problem = MIG_UNUSABLE
             driver = ((device.get("attributes") or {}).get("driverVersion") or {}).get("version", "")
-            found.append(SliceDevice(spec["nodeName"], product, amount, problem, driver))
+            found.append(
+                SliceDevice(spec["nodeName"], plain_line(product), amount, plain_line(problem), plain_line(driver))
+            )
     return found
 
 
@@ -233,7 +239,7 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
     resumed = (c.get("lastTransitionTime") for c in told if (c["type"], c["status"]) == ("Suspended", "False"))
     failed = conditions.get("Failed")
     has_ended = failed is not None or launcher.succeeded_condition in conditions
-    return JobFacts(
+    found = JobFacts(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
@@ -247,6 +253,7 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
         suspended=bool(is_suspended) and not has_ended,
         resumed_at=_optional_time(next(resumed, None)),
     )
+    return without_controls(found)
 
 
 def pod_facts(pod: dict[str, Any]) -> PodFacts:
@@ -261,7 +268,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         for c in status.get("conditions") or []
         if c["type"] == "PodScheduled" and c["status"] != "True"
     ]
-    return PodFacts(
+    found = PodFacts(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
         job=place.job,
@@ -282,6 +289,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         uid=meta.get("uid", ""),
         job_uid=next((one["uid"] for one in owners if one["name"] == place.job), ""),
     )
+    return without_controls(found)
 
 
 def _required_config_maps(pod: dict[str, Any]) -> tuple[str, ...]:
@@ -327,7 +335,7 @@ def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
         role=labels.get(ROLE_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
         data=ConfigMapData(config_map.get("data") or {}, compressed).read(),
-        annotations=meta.get("annotations") or {},
+        annotations=without_controls(meta.get("annotations") or {}),
         terminating="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
         resource_version=meta.get("resourceVersion", ""),

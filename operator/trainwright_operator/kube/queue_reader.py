@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
+from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.flow.gangs.kueue import API_GROUP
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
@@ -36,7 +37,7 @@ class QueueReader:
         key, now = (namespace, name, resource_name), asyncio.get_running_loop().time()
         known = self._read.get(key)
         if known is None or now - known[0] >= age_seconds:
-            known = self._read[key] = now, await self._read_queue(*key)
+            known = self._read[key] = now, without_controls(await self._read_queue(*key))
         return known[1]
 
     async def with_messages(self, namespace: str, jobs: Iterable[JobFacts]) -> tuple[JobFacts, ...]:
@@ -152,4 +153,4 @@ def with_workload(job: JobFacts, workload: dict[str, Any]) -> JobFacts:
     newest = evicted if evicted.get("status") == "True" else reserved
     message = newest.get("message", "") or "Kueue has not looked at it yet"
     is_active = (workload.get("spec") or {}).get("active", True)
-    return replace(job, queue_message=message, deactivated=not is_active)
+    return replace(job, queue_message=plain_line(message), deactivated=not is_active)

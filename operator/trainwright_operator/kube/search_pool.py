@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
+from trainwright.outside.plain_text import plain_line
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.phases.planning import SEARCH_DEADLINE_SECONDS
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
@@ -88,7 +89,7 @@ async def _run_in_time(request: PlanningRequest, concurrent: int) -> tuple[Plann
         return PlannerState.TIMED_OUT, ""
     except Exception as error:
         logger.exception("the search could not be run")
-        return PlannerState.FAILED, f"{type(error).__name__}: {error}"[:_MAX_WORDS]
+        return PlannerState.FAILED, plain_line(f"{type(error).__name__}: {error}")[:_MAX_WORDS]
 
 
 async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
@@ -103,7 +104,7 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
     if process.returncode == 0:
         return PlannerState.DONE, output.decode()
     if process.returncode == EXIT_INFEASIBLE:
-        return PlannerState.INFEASIBLE, output.decode()
+        return PlannerState.INFEASIBLE, plain_line(output.decode())
     logger.error("the search exited with code %s:\n%s", process.returncode, errors.decode(errors="replace"))
     last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
-    return PlannerState.FAILED, f"exit code {process.returncode}: {last}"[:_MAX_WORDS]
+    return PlannerState.FAILED, plain_line(f"exit code {process.returncode}: {last}")[:_MAX_WORDS]

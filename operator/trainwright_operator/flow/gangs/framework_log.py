@@ -25,7 +25,6 @@ _MAX_LINE: Final = 2_000
 _MAX_NUMBERS: Final = 64
 _MILLISECOND: Final = 1e-3
 _NUMBER: Final = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
 
 
@@ -114,7 +113,7 @@ def _values(log: str, regex: str | None, json_path: str | None) -> Iterator[floa
     """Yield the numbers that follow the expression, or that stand under the path in lines of JSON."""
     for line in log.splitlines():
         if regex is not None:
-            yield from _numbers_after(_COLOUR.sub("", line[:_MAX_LINE]), _pattern(regex))
+            yield from _numbers_after(line[:_MAX_LINE], _pattern(regex))
         elif json_path is not None and line.lstrip().startswith("{"):
             yield from _number_at(line, json_path)
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainwright import documents
+from trainwright.outside.plain_text import may_hold_controls, without_controls
 from trainwright.worker_api import (
     FAILURE_MARKER,
     MAX_REPORT_BYTES,
@@ -55,11 +56,10 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
 def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
     try:
         data = json.loads(text)
-        if "\\u" in text:
-            # An escaped lone surrogate parses, but neither a status nor a request can hold it.
-            json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise documents.DocumentError(f"{source}: not JSON: {error}") from None
+    if may_hold_controls(text):
+        data = without_controls(data)
     if isinstance(data, dict):
         data.pop(ignored_field, None)
     return documents.parse(data, document_type, source=source)

@@ -1,0 +1,1 @@
+"""Text from outside: its plain data within bounds, and without control characters."""
