@@ -161,6 +161,34 @@ def test_plan_waits_without_pods_and_names_the_field_and_the_chart_value(place: 
     assert not world.created
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"fooBar": 1}, "spec.fooBar: unknown field `fooBar`; remove it; or"),
+        ({"hostNetwrok": True}, "spec.hostNetwrok: unknown field `hostNetwrok`; write hostNetwork; or"),
+        ({"toleration": [{}]}, "spec.toleration: unknown field `toleration`; write tolerations; or"),
+        ({"env": [{"name": "A"}]}, "spec.env: unknown field `env`; move it into an entry of containers; or"),
+        (worker(enviroment=[1]), f"{WORKER}.enviroment: unknown field `enviroment`; remove it; or"),
+        (worker(volumeMount=[1]), f"{WORKER}.volumeMount: unknown field `volumeMount`; write volumeMounts; or"),
+        (
+            secured(privilaged=True),
+            f"{WORKER}.securityContext.privilaged: unknown field `privilaged`; write privileged",
+        ),
+        (
+            {"volumes": [{"name": "a", "hostpath": {"path": "/"}}]},
+            "spec.volumes[a].hostpath: unknown field `hostpath`; write",
+        ),
+    ],
+)
+def test_unknown_field_is_told_from_one_that_is_not_allowed(spec: dict[str, Any], words: str) -> None:
+    world = templated("worker", {"spec": spec})
+    world.step()
+    told = world.condition("Accepted").message
+    assert told.startswith(f"spec.worker.podTemplate.{words}")
+    assert told.endswith("if it is of a newer Kubernetes, install the operator with worker.allowPodTemplate: Any")
+    assert "gives pods more" not in told
+
+
 def test_plan_goes_on_once_the_installation_allows_its_template() -> None:
     world = templated("worker", {"spec": secured(runAsUser=0)})
     world.step()

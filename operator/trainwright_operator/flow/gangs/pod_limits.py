@@ -13,54 +13,41 @@ from typing import Any, Final, NamedTuple
 
 from trainwright_operator.api.installation import PodTemplateRule
 from trainwright_operator.api.pods import PodTemplate
-from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs import pod_fields, pod_template
 from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION
+from trainwright_operator.flow.gangs.pod_fields import FieldNames
 from trainwright_operator.flow.names import TASK_SUFFIX
 
 _RULES: Final = tuple(PodTemplateRule)
 
 
 class Excess(NamedTuple):
-    """Field that needs a wider rule; `wanted`: the value that would not, where leaving it out is not enough."""
+    """Field that needs a wider rule.
+
+    Attributes:
+        wanted: value that would not, where leaving it out is not enough.
+        correction: what to do about a field that no pod is known to have.
+    """
 
     field: str
     rule: PodTemplateRule
     wanted: str = ""
+    correction: str = ""
 
     def sentence(self, place: str) -> str:
         """Return what is wrong and what to do, with the field's place."""
+        if self.correction:
+            return (
+                f"{place}.{self.field}: unknown field `{self.field.rpartition('.')[2]}`; {self.correction}; or, if it is of a "
+                f"newer Kubernetes, install the operator with worker.allowPodTemplate: {self.rule}"
+            )
         problem = f"has to be {self.wanted}" if self.wanted else "gives pods more than the worker's own have"
         mending = "set it" if self.wanted else "remove it"
         return f"{place}.{self.field}: {problem}; {mending}, or install the operator with worker.allowPodTemplate: {self.rule}"
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _OFF: Final[tuple[object, ...]] = (None, False, "", [], {})
-_POD: Final = _words(
-    "activeDeadlineSeconds affinity containers dnsConfig dnsPolicy enableServiceLinks hostAliases hostUsers hostname "
-    "initContainers os readinessGates resources restartPolicy schedulingGates securityContext setHostnameAsFQDN "
-    "shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
-)
-_POD_OF_NAMESPACE: Final = _words(
-    "imagePullSecrets preemptionPolicy priority priorityClassName resourceClaims runtimeClassName schedulerName "
-    "serviceAccount serviceAccountName"
-)
-_VOLUME: Final = _words("name configMap downwardAPI emptyDir")
-_VOLUME_OF_NAMESPACE: Final = _words("csi ephemeral image persistentVolumeClaim projected secret")
-_CONTAINER: Final = _words(
-    "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy "
-    "resources restartPolicy securityContext startupProbe stdin stdinOnce terminationMessagePath "
-    "terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
-)
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
-_SOURCE: Final = _words("prefix configMapRef configMapKeyRef fieldRef fileKeyRef resourceFieldRef")
-_SOURCE_OF_NAMESPACE: Final = _words("secretKeyRef secretRef")
-_USER: Final = _words("runAsGroup runAsNonRoot runAsUser seccompProfile")
-_POD_SECURITY: Final = _USER | {"fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"}
-_CONTAINER_SECURITY: Final = _USER | {"allowPrivilegeEscalation", "capabilities", "readOnlyRootFilesystem"}
 _PROFILES: Final = ("RuntimeDefault", "Localhost")
 """Types of seccomp and AppArmor profiles that confine."""
 _CAPABILITIES: Final = frozenset({"NET_BIND_SERVICE"})
@@ -103,12 +90,12 @@ def _all_excesses(
         if {**_OWN_ANNOTATIONS, **own_annotations}.get(key) != value:
             rule = PodTemplateRule.ANY if key.startswith(_APPARMOR) else PodTemplateRule.NAMESPACE
             yield Excess(f"metadata.annotations[{key}]", rule)
-    yield from _fields("spec", spec, _POD, _POD_OF_NAMESPACE)
+    yield from _fields("spec", spec, pod_fields.POD)
     security = _object(spec.get("securityContext"))
-    yield from _fields("spec.securityContext", security, _confined(security, _POD_SECURITY))
+    yield from _fields("spec.securityContext", security, _confined(security, pod_fields.POD_SECURITY))
     for volume in _objects(spec.get("volumes")):
         place = f"spec.volumes[{volume.get('name')}]"
-        yield from _fields(place, volume, _VOLUME, _VOLUME_OF_NAMESPACE)
+        yield from _fields(place, volume, pod_fields.VOLUME)
         if volume.get("name") != pod_template.TASK_VOLUME:
             yield from _task_excesses(place, volume, "configMap")
     for kind in ("containers", "initContainers"):
@@ -119,16 +106,16 @@ def _all_excesses(
 
 
 def _container_excesses(place: str, container: Mapping[str, Any]) -> Iterator[Excess]:
-    yield from _fields(place, container, _CONTAINER)
+    yield from _fields(place, container, pod_fields.CONTAINER)
     for port in _objects(container.get("ports")):
-        yield from _fields(f"{place}.ports", port, frozenset({"containerPort", "name", "protocol"}))
+        yield from _fields(f"{place}.ports", port, pod_fields.PORT)
     for variable in _objects(container.get("env")):
         source = _object(variable.get("valueFrom"))
         own_place = f"{place}.env[{variable.get('name')}].valueFrom"
-        yield from _fields(own_place, source, _SOURCE, _SOURCE_OF_NAMESPACE)
+        yield from _fields(own_place, source, pod_fields.SOURCE)
         yield from _task_excesses(own_place, source, "configMapKeyRef")
     for source in _objects(container.get("envFrom")):
-        yield from _fields(f"{place}.envFrom", source, _SOURCE, _SOURCE_OF_NAMESPACE)
+        yield from _fields(f"{place}.envFrom", source, pod_fields.SOURCE)
         yield from _task_excesses(f"{place}.envFrom", source, "configMapRef")
     hooks = _object(container.get("lifecycle"))
     handlers = {name: container.get(name) for name in _PROBES}
@@ -147,7 +134,7 @@ def _task_excesses(place: str, source: Mapping[str, Any], field: str) -> Iterato
 
 def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, Any]) -> Iterator[Excess]:
     """Yield what a container's security context, or the pod's where it is silent, lacks or has too much."""
-    yield from _fields(f"{place}.securityContext", own, _confined(own, _CONTAINER_SECURITY))
+    yield from _fields(f"{place}.securityContext", own, _confined(own, pod_fields.CONTAINER_SECURITY))
 
     def effective(field: str) -> tuple[str, Any]:
         is_own = own.get(field) is not None
@@ -172,20 +159,20 @@ def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, 
         yield Excess(f"{place}.securityContext.capabilities.add", PodTemplateRule.ANY)
 
 
-def _confined(security: Mapping[str, Any], free: frozenset[str]) -> frozenset[str]:
-    """Return the free fields of a security context, with the one for AppArmor where that confines."""
+def _confined(security: Mapping[str, Any], names: FieldNames) -> FieldNames:
+    """Return the fields of a security context, that for AppArmor free where it confines."""
     profile = _object(security.get("appArmorProfile"))
-    return free | {"appArmorProfile"} if profile.get("type") in _PROFILES else free
+    return names.freeing("appArmorProfile") if profile.get("type") in _PROFILES else names
 
 
-def _fields(
-    place: str, given: Mapping[str, Any], free: Collection[str], of_namespace: Collection[str] = ()
-) -> Iterator[Excess]:
+def _fields(place: str, given: Mapping[str, Any], names: FieldNames) -> Iterator[Excess]:
     """Yield the fields that are set and not free."""
     for name, value in given.items():
-        if name not in free and value not in _OFF:
-            rule = PodTemplateRule.NAMESPACE if name in of_namespace else PodTemplateRule.ANY
-            yield Excess(f"{place}.{name}", rule)
+        if name in names.free or value in _OFF:
+            continue
+        rule = PodTemplateRule.NAMESPACE if name in names.of_namespace else PodTemplateRule.ANY
+        correction = "" if name in names.known else pod_fields.describe_unknown(name, names)
+        yield Excess(f"{place}.{name}", rule, correction=correction)
 
 
 def _object(value: object) -> Mapping[str, Any]:
