@@ -71,6 +71,7 @@ def _rules(environment: Mapping[str, str]) -> InstallationRules:
             plans_per_namespace=_limit(environment, "TRAINWRIGHT_PLANS_PER_NAMESPACE", 1),
             grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _LEAST_GRACE_SECONDS),
         ),
+        priority_class=environment.get("TRAINWRIGHT_WORKER_PRIORITY_CLASS", ""),
     )
 
 

@@ -188,6 +188,8 @@ def test_settings_about_tenants_are_strict_by_default() -> None:
     usual = Settings.from_environment({})
     assert usual.rules == InstallationRules(isolates_gangs=True, pod_template=PodTemplateRule.RESTRICTED)
     variables = {"TRAINWRIGHT_NETWORK_POLICY": "false", "TRAINWRIGHT_ALLOW_POD_TEMPLATE": "Any"}
+    named = Settings.from_environment({"TRAINWRIGHT_WORKER_PRIORITY_CLASS": "batch-low"})
+    assert named.rules == InstallationRules(priority_class="batch-low")
     chosen = Settings.from_environment(variables)
     assert chosen.rules == InstallationRules(isolates_gangs=False, pod_template=PodTemplateRule.ANY)
     with pytest.raises(ValueError, match="ALLOW_POD_TEMPLATE must be one of Restricted, Namespace, Any, got 'All'"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flow_world import START, World, spec_of
 
 from trainwright.worker_api import Gang, GangNode, LinkTask
-from trainwright_operator.api.installation import InstallationRules
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.actions import CreateJob
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.job_creation import create_missing
 from trainwright_operator.flow.gangs.kueue import MAX_POD_SETS
@@ -59,6 +61,40 @@ def test_annotation_of_the_plan_cannot_be_taken_by_a_template() -> None:
         made = launcher.manifests(context, GangSpec("links", LinkTask(gang=UNEQUAL), 60, 60))
         for pod in (pod for one in made for pod in launcher.pods(one)):
             assert pod["metadata"]["annotations"]["trainwright.dev/plan"] == "default/demo"
+
+
+LOW = InstallationRules(priority_class="batch-low")
+
+
+@pytest.mark.parametrize(
+    ("template", "rules", "expected"),
+    [
+        ({}, InstallationRules(), None),
+        ({}, LOW, "batch-low"),
+        ({"priorityClassName": ""}, LOW, "batch-low"),
+        ({"priorityClassName": "high"}, replace(LOW, pod_template=PodTemplateRule.NAMESPACE), "high"),
+    ],
+)
+def test_pods_have_the_installations_priority_class_unless_their_template_names_one(
+    template: dict[str, Any], rules: InstallationRules, expected: str | None
+) -> None:
+    snapshot = replace(World(spec=spec_of(worker={"podTemplate": {"spec": template}})).snapshot(), rules=rules)
+    spec, task = GangSpec("links", LinkTask(gang=UNEQUAL), 60, 60), StoredConfigMap("t", "links", "order", START, {})
+    for launcher in LAUNCHERS.values():
+        found = create_missing(ReconcileContext(snapshot, START), spec, task, launcher, ())
+        assert isinstance(found, tuple), found
+        pods = [pod for one in found if isinstance(one, CreateJob) for pod in launcher.pods(one.manifest)]
+        assert {pod["spec"].get("priorityClassName") for pod in pods} == {expected}
+
+
+@pytest.mark.parametrize("name", ["high", "batch-low"])
+def test_restricted_plan_names_no_priority_class_of_its_own(name: str) -> None:
+    template = {"spec": {"priorityClassName": name}}
+    world = World(spec=spec_of(worker={"podTemplate": template}), rules=LOW)
+    world.step()
+    condition = world.condition("Accepted")
+    assert condition.reason == "PodTemplateNotAllowed"
+    assert "spec.priorityClassName" in condition.message
 
 
 def test_names_of_replicated_jobs_are_as_short_as_trainer_asks() -> None:

@@ -59,8 +59,10 @@ class InstallationRules:
         isolates_gangs: whether gangs are isolated by NetworkPolicies.
         pod_template: what pod templates may ask for.
         limits: what tenants may ask for at most.
+        priority_class: PriorityClass of gangs' pods whose template names none; empty: the cluster's default.
     """
 
     isolates_gangs: bool = True
     pod_template: PodTemplateRule = PodTemplateRule.RESTRICTED
     limits: TenantLimits = field(default_factory=TenantLimits)
+    priority_class: str = ""

@@ -34,18 +34,22 @@ def create_missing(
     manifests = launcher.manifests(context, gang_spec)
     missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in present]
     own_labels = {*child_labels(context.plan, gang_spec.name), LOG_LABEL, RENDEZVOUS_LABEL}
-    own_annotations = plan_annotations(context.plan)
+    own_annotations, rules = plan_annotations(context.plan), context.snapshot.rules
     for manifest in missing:
         refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])
         if refusal:
             return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=refusal)
         for pod in launcher.pods(manifest):
             excess = find_pod_excess(
-                pod, context.snapshot.rules.pod_template, own_labels=own_labels, own_annotations=own_annotations
+                pod,
+                rules.pod_template,
+                own_labels=own_labels,
+                own_annotations=own_annotations,
+                own_priority_class=rules.priority_class,
             )
             if excess is not None:  # of a stored job that was modified: the spec's own are looked at before
                 return GangFailure.of(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess.sentence(task_map.name))
-    is_isolated = context.snapshot.rules.isolates_gangs and missing
+    is_isolated = rules.isolates_gangs and missing
     policy = (CreateNetworkPolicy(network_policy(context, task_map)),) if is_isolated else ()
     return (*policy, *map(CreateJob, missing))
 

@@ -70,17 +70,19 @@ def find_pod_excess(
     *,
     own_labels: Collection[str],
     own_annotations: Mapping[str, str] = MappingProxyType({}),
+    own_priority_class: str = "",
 ) -> Excess | None:
     """Return the first part of a rendered pod template that needs a wider rule, or None.
 
-    `own_labels`, `own_annotations`: what the operator sets.
+    `own_labels`, `own_annotations`, `own_priority_class`: what the operator sets.
     """
     wider = _RULES[_RULES.index(rule) + 1 :]
-    return next((excess for excess in _all_excesses(pod, own_labels, own_annotations) if excess.rule in wider), None)
+    found = _all_excesses(pod, own_labels, own_annotations, own_priority_class)
+    return next((excess for excess in found if excess.rule in wider), None)
 
 
 def _all_excesses(
-    pod: Mapping[str, Any], own_labels: Collection[str], own_annotations: Mapping[str, str]
+    pod: Mapping[str, Any], own_labels: Collection[str], own_annotations: Mapping[str, str], own_priority_class: str
 ) -> Iterator[Excess]:
     metadata, spec = _object(pod.get("metadata")), _object(pod.get("spec"))
     for key in _object(metadata.get("labels")):
@@ -90,7 +92,8 @@ def _all_excesses(
         if {**_OWN_ANNOTATIONS, **own_annotations}.get(key) != value:
             rule = PodTemplateRule.ANY if key.startswith(_APPARMOR) else PodTemplateRule.NAMESPACE
             yield Excess(f"metadata.annotations[{key}]", rule)
-    yield from _fields("spec", spec, pod_fields.POD)
+    is_own = spec.get("priorityClassName") == own_priority_class
+    yield from _fields("spec", spec, pod_fields.POD.freeing("priorityClassName") if is_own else pod_fields.POD)
     security = _object(spec.get("securityContext"))
     yield from _fields("spec.securityContext", security, _confined(security, pod_fields.POD_SECURITY))
     for volume in _objects(spec.get("volumes")):

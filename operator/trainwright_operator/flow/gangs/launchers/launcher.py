@@ -168,6 +168,9 @@ def pod_of(
         container=container,
     )
     rendered["metadata"]["annotations"] |= plan_annotations(context.plan)
+    priority_class = context.snapshot.rules.priority_class
+    if priority_class and not rendered["spec"].get("priorityClassName"):
+        rendered["spec"]["priorityClassName"] = priority_class
     return rendered
 
 
