@@ -256,12 +256,17 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("logLevel=loud", "logLevel"),
         ("logLevel=null", "logLevel"),
         ("concurrentSearches=0", "concurrentSearches"),
+        ("replicas=-1", "replicas"),
+        ("replicas=1.5", "replicas"),
+        ("replicas=null", "replicas"),
+        ("worker.priorityClassName=Low", "priorityClassName"),
         ("concurrentSearches=1.5", "concurrentSearches"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("metrics.serviceMonitor.interval=0s", "interval"),
         ("metrics.serviceMonitor.interval=30s1m", "interval"),
         ("metrics.serviceMonitor.relabelings=a", "relabelings"),
         ("metrics.dashboard.labels.folder=a b", "labels"),
+        ("metrics.prometheusRule.runbookBase=docs/runbooks.md#", "runbookBase"),
         ("nameOverride=Trainwright", "nameOverride"),
         ("fullnameOverride=2nd", "fullnameOverride"),
         ("fullnameOverride=trainwright-plans", "the name of the lease by which releases claim namespaces"),
@@ -296,6 +301,7 @@ def test_invalid_values_are_refused(helm_template, setting, complaint) -> None:
         "resources.requests.ephemeral-storage=256Mi",
         "resources.limits.cpu=null",
         "resources=null",
+        "replicas=0",
     ],
 )
 def test_valid_values_are_accepted(rendered, setting) -> None:
@@ -331,6 +337,34 @@ def test_log_level_and_extra_variables_can_be_chosen(rendered) -> None:
 def test_number_of_parallel_searches_can_be_chosen(rendered) -> None:
     assert environment(rendered())["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "1"
     assert environment(rendered("--set", "concurrentSearches=3"))["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "3"
+
+
+def test_priority_class_of_gangs_can_be_chosen(rendered) -> None:
+    assert "TRAINWRIGHT_WORKER_PRIORITY_CLASS" not in environment(rendered())
+    chosen = environment(rendered("--set", "worker.priorityClassName=batch-low"))
+    assert chosen["TRAINWRIGHT_WORKER_PRIORITY_CLASS"] == "batch-low"
+
+
+def test_further_operators_are_spread_over_nodes_and_evicted_one_by_one(rendered) -> None:
+    documents = rendered("--set", "replicas=2")
+    (deployment,), (budget,) = (of_kind(documents, kind) for kind in ("Deployment", "PodDisruptionBudget"))
+    spec = deployment["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (2, {"type": "Recreate"})
+    assert budget["spec"]["maxUnavailable"] == 1
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    own = spec["selector"]["matchLabels"]
+    assert spread["labelSelector"]["matchLabels"] == budget["spec"]["selector"]["matchLabels"] == own
+    assert own.items() <= spec["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_single_operator_has_no_budget_that_holds_up_a_drain(rendered, replicas) -> None:
+    documents = rendered("--set", f"replicas={replicas}")
+    assert not of_kind(documents, "PodDisruptionBudget")
+    (deployment,) = of_kind(documents, "Deployment")
+    assert deployment["spec"]["replicas"] == replicas
+    assert "topologySpreadConstraints" not in deployment["spec"]["template"]["spec"]
 
 
 def test_nodes_labels_and_annotations_of_the_pod_can_be_chosen(rendered) -> None:

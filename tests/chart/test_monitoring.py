@@ -99,6 +99,13 @@ def test_release_whose_metrics_are_scraped_is_missed_by_name(only) -> None:
     assert only("Service", "metrics.serviceMonitor.enabled=true")["metadata"]["name"] == "trainwright-metrics"
 
 
+def test_addresses_of_runbooks_are_those_of_the_users_copy(only) -> None:
+    base = "https://wiki.example/ops/trainwright.html"
+    rule = only("PrometheusRule", f"metrics.prometheusRule.enabled=true,metrics.prometheusRule.runbookBase={base}")
+    found = [one["annotations"]["runbook_url"] for one in rule["spec"]["groups"][0]["rules"]]
+    assert found == [f"{base}#{one['alert'].lower()}" for one in RULES]
+
+
 def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: dict[str, list[dict[str, str]]]) -> None:
     """Let Prometheus compute an alert on series of a minute, and compare the labels of those that fire at some times."""
     promtool = shutil.which("promtool")
@@ -146,6 +153,44 @@ def test_operator_without_the_lease_is_missed_beside_another_of_its_name(tmp_pat
     leader = 'trainwright_leader{job="trainwright-metrics",namespace="%s"}'
     fires = [{"job": "trainwright-metrics", "namespace": "b"}]
     check_alerts(tmp_path, {leader % "a": "1x20", leader % "b": "0x20"}, "TrainwrightNoOperator", {"10m": fires})
+
+
+LEADER = '{job="trainwright-metrics",namespace="a",instance="first"}'
+STANDBY = LEADER.replace("first", "second")
+SEEN = "trainwright_last_reconcile_timestamp_seconds"
+
+
+@pytest.mark.parametrize("alert", ["TrainwrightNoOperator", "TrainwrightStalled"])
+def test_operator_that_waits_for_the_lease_is_no_alarm(tmp_path, alert) -> None:
+    series = {
+        f"trainwright_leader{LEADER}": "1x30",
+        f"{SEEN}{LEADER}": "0+60x30",
+        f"trainwright_leader{STANDBY}": "0x30",
+    }
+    check_alerts(tmp_path, series, alert, {"3m": [], "10m": [], "29m": []})
+
+
+def test_operator_that_takes_over_in_time_is_no_alarm(tmp_path) -> None:
+    series = {
+        f"trainwright_leader{LEADER}": "1x10 stale",
+        f"trainwright_leader{STANDBY}": "0x11 1x20",
+        f"{SEEN}{LEADER}": "0+60x10 stale",
+        f"{SEEN}{STANDBY}": "_x11 660+60x20",
+    }
+    for alert in ("TrainwrightNoOperator", "TrainwrightStalled"):
+        check_alerts(tmp_path, series, alert, {"12m": [], "20m": [], "30m": []})
+
+
+def test_operators_of_which_none_gets_the_lease_are_missed(tmp_path) -> None:
+    series = {f"trainwright_leader{one}": "0x30" for one in (LEADER, STANDBY)}
+    fires = [{"job": "trainwright-metrics", "namespace": "a"}]
+    check_alerts(tmp_path, series, "TrainwrightNoOperator", {"4m": [], "10m": fires})
+
+
+def test_every_figure_is_taken_over_all_operators_of_a_release() -> None:
+    over_all = re.compile(r"\b(sum|count|max|min|count_values|absent)\b")
+    for expression in QUERIES:
+        assert over_all.search(expression), f"{expression}: a standby would be a line of its own"
 
 
 def test_dashboard_equals_the_file_and_has_its_label(only) -> None:
