@@ -72,7 +72,7 @@ def test_every_training_plan_shown_is_valid(page: Page) -> None:
     for fence in page.fences:
         if fence.language == "yaml":
             shown = yaml.safe_load(fence.text)
-            if shown["kind"] == "TrainingPlan":
+            if shown.get("kind") == "TrainingPlan":
                 TrainingPlanSpec.model_validate(shown["spec"]).model.family()
 
 

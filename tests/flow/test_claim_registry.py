@@ -152,12 +152,12 @@ def test_plans_choose_the_nodes_that_the_fewest_others_chose():
     def choose(world: SharedWorld) -> list[str]:
         snapshot = registry.with_claims(world.own_snapshot())
         found = inspect_nodes(snapshot, world.spec)
-        registry.record_nodes(snapshot.plan, TrainingPlanStatus(cluster=found.status()))
+        registry.record_decision(snapshot, TrainingPlanStatus(cluster=found.status()))
         return [one.name for one in found.nodes]
 
     assert [choose(world) for world in worlds] == [["n1"], ["n2"], ["n3"], ["n1"]]
     registry.forget("uid-b")
     assert choose(SharedWorld(name="e", nodes=nodes, spec=worlds[0].spec)) == ["n2"]
     worlds[2].run()
-    registry.record_nodes(worlds[2].own_snapshot().plan, worlds[2].status)
+    registry.record_decision(worlds[2].own_snapshot(), worlds[2].status)
     assert choose(SharedWorld(name="f", nodes=nodes, spec=worlds[0].spec)) == ["n3"], "the plan on it has its answer"

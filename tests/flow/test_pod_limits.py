@@ -101,7 +101,7 @@ OF_NODE = {
 
 def excesses(template: PodTemplate) -> dict[PodTemplateRule, str]:
     """Return the field that each rule refuses, of those that refuse one."""
-    found = {rule: find_template_excess(template, rule) for rule in PodTemplateRule}
+    found = {rule: find_template_excess(template, InstallationRules(pod_template=rule)) for rule in PodTemplateRule}
     return {rule: excess.field for rule, excess in found.items() if excess is not None}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+_MOST_NAMES: Final = 5
 
 
 class PodTemplateRule(StrEnum):
@@ -16,6 +20,12 @@ class PodTemplateRule(StrEnum):
     RESTRICTED = "Restricted"
     NAMESPACE = "Namespace"
     ANY = "Any"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as words, only the first ones where there are many."""
+    shown = [*names[:_MOST_NAMES], *([f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else [])]
+    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +51,25 @@ class TenantLimits:
             "limits.maxPriority"
         )
 
-    def explain_grace(self, place: str, asked: object) -> str | None:
-        """Return that seconds of grace are above the limit, and what to do, or None; `place`: their field."""
-        if self.grace_seconds is None or not isinstance(asked, int | float) or asked <= self.grace_seconds:
+    def explain_places(self, under_way: Sequence[str], ahead: int) -> str | None:
+        """Return that no further plan of the namespace may be under way, and which are, or None.
+
+        `ahead`: plans that wait for a place before this one.
+        """
+        most = self.plans_per_namespace
+        if most is None or len(under_way) + ahead < most:
             return None
+        others = f", and {ahead} {'plan waits' if ahead == 1 else 'plans wait'} before this one" if ahead else ""
         return (
-            f"{place}: has to be at most {self.grace_seconds}, got {asked}; lower it, or install the operator with a higher "
-            "limits.maxTerminationGracePeriodSeconds"
+            f"limits.plansPerNamespace of the installation is {most}, and {join_names(under_way) or 'no plan'} "
+            f"{'is' if len(under_way) < 2 else 'are'} under way in this namespace{others}; wait until one of them ends, or "
+            "suspend or delete one"
         )
+
+    def is_too_long(self, grace_seconds: object) -> bool:
+        """Return whether a pod would have more seconds of grace than the limit; the API server refuses other values."""
+        limit = self.grace_seconds
+        return limit is not None and isinstance(grace_seconds, int | float) and grace_seconds > limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
-from trainwright_operator.flow.actions import Action
+from trainwright_operator.flow.actions import Action, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.link_results import LinkFindings
@@ -58,6 +58,12 @@ class ReconcileContext:
     def nodes(self) -> dict[str, NodeFacts]:
         """Return the observed nodes by name."""
         return {node.name: node for node in self.snapshot.nodes}
+
+    @cached_property
+    def current_gangs(self) -> frozenset[str]:
+        """Return the gangs of the same identity, which keep running while an edited spec is being accepted."""
+        tasks = (one for one in self.snapshot.stored if one.role == StoredRole.TASK)
+        return frozenset(one.gang for one in tasks if self.names.owns(one.name))
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""

@@ -24,7 +24,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
-from trainwright_operator.flow.reasons import LACKS
+from trainwright_operator.flow.reasons import LACKS, Reason
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
 
 
@@ -66,10 +66,13 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
 def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     """Return the claims of the plan that the gangs of others respect.
 
-    Gangs of a plan that waits for somebody to mend it hold their devices and no place in the queue.
+    Gangs of a plan that is not accepted any more hold their devices and no place in the queue.
     """
     plan, claims = snapshot.plan, gang_claims(snapshot)
-    stuck = any(one.type is ConditionType.ACCEPTED and one.reason in LACKS for one in plan.status.conditions)
+    stuck = any(
+        one.type is ConditionType.ACCEPTED and (one.reason in LACKS or one.reason == Reason.PLAN_LIMIT_REACHED)
+        for one in plan.status.conditions
+    )
     if not stuck and not plan.hidden_fields:
         return claims
     return tuple(replace(claim, wanted={}) for claim in claims if claim.held)

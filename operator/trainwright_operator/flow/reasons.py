@@ -25,6 +25,8 @@ class Reason(StrEnum):
     WORKER_IMAGE_MISSING = "WorkerImageMissing"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     POD_TEMPLATE_NOT_ALLOWED = "PodTemplateNotAllowed"
+    PRIORITY_NOT_ALLOWED = "PriorityNotAllowed"
+    PLAN_LIMIT_REACHED = "PlanLimitReached"
     PYTORCHJOB_MISSING = "PyTorchJobCRDMissing"
     JOBSET_MISSING = "JobSetCRDMissing"
     # NodesDiscovered
@@ -118,6 +120,7 @@ LACKS: Final = ENDED_BY_CLUSTER | {
     Reason.NEEDS_NEWER_VERSION,
     Reason.REQUEST_FAILED,
     Reason.POD_TEMPLATE_NOT_ALLOWED,
+    Reason.PRIORITY_NOT_ALLOWED,
     Reason.PYTORCHJOB_MISSING,
     Reason.JOBSET_MISSING,
     Reason.NO_USABLE_NODES,
@@ -149,6 +152,8 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.WORKER_IMAGE_MISSING: "spec.worker.image: no worker image, and the operator has no default; set one of them",
     Reason.POD_TEMPLATE_INVALID: ("{template}: the API server rejected a {kind} with it; correct it: {what}"),
     Reason.POD_TEMPLATE_NOT_ALLOWED: "{what}",
+    Reason.PRIORITY_NOT_ALLOWED: "{what}",
+    Reason.PLAN_LIMIT_REACHED: "{what}",
     Reason.PYTORCHJOB_MISSING: (
         "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator{alternative}: {what}"
     ),

@@ -288,6 +288,16 @@ class GangClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPlace:
+    """Plan that is under way, or waits until fewer plans of its namespace are."""
+
+    uid: str
+    name: str
+    created_at: datetime
+    is_under_way: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Observed state at one moment.
 
@@ -300,6 +310,9 @@ class Snapshot:
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
         queue: the plan's queue; None where it has none.
         rules: what the installation lets plans do.
+        has_place: whether the plan was found to be among those of its namespace that may be under way, which its status
+            may not say yet.
+        other_places: those of the namespace's other plans, where their number is limited.
         measurements: kept ones of the namespace, while the plan may reuse some.
     """
 
@@ -319,6 +332,8 @@ class Snapshot:
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
     queue: QueueFacts | None = None
     rules: InstallationRules = field(default_factory=InstallationRules)
+    has_place: bool = False
+    other_places: tuple[PlanPlace, ...] = ()
     measurements: tuple[StoredConfigMap, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:

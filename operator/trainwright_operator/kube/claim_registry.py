@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.phases.plan_places import age_order, kept_place, place_of
 from trainwright_operator.flow.placement_queue import gang_claims, next_in_line, respected_claims
-from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, Snapshot
+from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, PlanPlace, Snapshot
 
 PlanKey = tuple[str, str]
 _FIRST_READING_SECONDS: Final = 60.0
@@ -28,6 +29,8 @@ class ClaimRegistry:
         self._unread: set[PlanKey] | None = None
         self._started = time.monotonic()
         self._has_released = False
+        self._places: defaultdict[str, dict[str, PlanPlace]] = defaultdict(dict)
+        self._freed: set[str] = set()
 
     def expect(self, plans: Iterable[PlanKey]) -> None:
         """Note the plans that exist at the operator's start; later calls change nothing."""
@@ -49,10 +52,29 @@ class ClaimRegistry:
         uid = snapshot.plan.uid
         self._replace(uid, respected_claims(snapshot))
         others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
-        return replace(snapshot, other_claims=others, claims_known=self.is_complete, plans_by_node=self._plans_by_node)
+        found = replace(snapshot, other_claims=others, claims_known=self.is_complete, plans_by_node=self._plans_by_node)
+        return self._with_places(found) if found.rules.limits.plans_per_namespace is not None else found
 
-    def record_nodes(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
-        """Note the nodes that a plan with `devices.max` chose, until it has its answer or is suspended."""
+    def _with_places(self, snapshot: Snapshot) -> Snapshot:
+        plan, places = snapshot.plan, self._places[snapshot.plan.namespace]
+        own = kept_place(places.get(plan.uid), place_of(plan, plan.status))
+        self._set_place(plan, own)
+        others = tuple(place for uid, place in places.items() if uid != plan.uid)
+        return replace(snapshot, has_place=own is not None and own.is_under_way, other_places=others)
+
+    def _set_place(self, plan: PlanFacts, place: PlanPlace | None) -> None:
+        places = self._places[plan.namespace]
+        before = places.pop(plan.uid, None)
+        if before is not None and (place is None or before.is_under_way > place.is_under_way):
+            self._freed.add(plan.namespace)
+        if place is not None:
+            places[plan.uid] = place
+
+    def record_decision(self, snapshot: Snapshot, status: TrainingPlanStatus) -> None:
+        """Note what was decided: the plan's place, and with `devices.max` its nodes until it has ended or is suspended."""
+        plan = snapshot.plan
+        if snapshot.rules.limits.plans_per_namespace is not None:
+            self._set_place(plan, place_of(plan, status))
         spec = plan.spec
         is_limited = spec is not None and spec.devices.max is not None and not spec.suspend
         is_answered = any(one.type is ConditionType.SUCCEEDED and one.status != "Unknown" for one in status.conditions)
@@ -69,13 +91,24 @@ class ClaimRegistry:
         """Drop the claims of a plan."""
         self._replace(uid, ())
         self._choose(uid, frozenset())
+        for namespace, places in self._places.items():
+            if places.pop(uid, None) is not None:
+                self._freed.add(namespace)
 
     def plans_to_wake(self) -> set[str]:
-        """Return the plans whose gangs are the next for all of their nodes, if a node was released since the last call."""
-        if not self._has_released:
-            return set()
-        self._has_released = False
-        return {claim.plan_uid for claim in next_in_line(one for claims in self._claims.values() for one in claims)}
+        """Return the plans whose turn may be now, since a node or a place was released since the last call.
+
+        Those are the plans whose gangs are the next for all of their nodes, and the first that waits for a place.
+        """
+        waiting = [(one for one in self._places[name].values() if not one.is_under_way) for name in self._freed]
+        found = {min(places, key=age_order).uid for every in waiting if (places := list(every))}
+        self._freed.clear()
+        if self._has_released:
+            self._has_released = False
+            found.update(
+                one.plan_uid for one in next_in_line(one for claims in self._claims.values() for one in claims)
+            )
+        return found
 
     def _choose(self, uid: str, nodes: frozenset[str]) -> None:
         before = self._chosen.pop(uid, frozenset())

@@ -333,7 +333,7 @@ class Reconciler:
             actions = decide(snapshot, now)
         _log(plan, actions)
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
-        self._claims.record_nodes(plan, status)
+        self._claims.record_decision(snapshot, status)
         try:
             await self._applier.apply(snapshot, actions, memory)
         finally:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
-from flow_world import World, spec_of
+from flow_world import START, World, spec_of
 
+from trainwright_operator.flow.phases.plan_places import place_of
 from trainwright_operator.flow.placement_queue import gang_claims, respected_claims
-from trainwright_operator.flow.snapshot import GangClaim, Snapshot
+from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, PlanPlace, Snapshot
 
 
 @dataclass
@@ -17,19 +19,35 @@ class SharedWorld(World):
     """World of one plan among others."""
 
     name: str = "demo"
+    namespace: str = "default"
+    created_at: datetime = START
     neighbours: list[SharedWorld] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)
     """Devices that another workload holds, by node."""
 
     def own_snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
-        return replace(snapshot, plan=replace(snapshot.plan, name=self.name, uid=f"uid-{self.name}"))
+        return replace(snapshot, plan=self._named(snapshot.plan))
 
     def snapshot(self) -> Snapshot:
         used = Counter(self.foreign)
         for world in self.neighbours:
             used.update(world.own_snapshot().used_devices)
-        return replace(self.own_snapshot(), used_devices=dict(used), other_claims=self.claims_of_others())
+        return replace(
+            self.own_snapshot(),
+            used_devices=dict(used),
+            other_claims=self.claims_of_others(),
+            other_places=self.places_of_others(),
+        )
+
+    def _named(self, plan: PlanFacts) -> PlanFacts:
+        own = {"namespace": self.namespace, "created_at": self.created_at}
+        return replace(plan, name=self.name, uid=f"uid-{self.name}", **own)
+
+    def places_of_others(self) -> tuple[PlanPlace, ...]:
+        others = (world for world in self.neighbours if world is not self and world.namespace == self.namespace)
+        found = (place_of(world.own_snapshot().plan, world.status) for world in others)
+        return tuple(place for place in found if place is not None)
 
     def claims_of_others(self) -> tuple[GangClaim, ...]:
         others = (world for world in self.neighbours if world is not self)

@@ -42,7 +42,7 @@ def create_missing(
         for pod in launcher.pods(manifest):
             excess = find_pod_excess(
                 pod,
-                rules.pod_template,
+                rules,
                 own_labels=own_labels,
                 own_annotations=own_annotations,
                 own_priority_class=rules.priority_class,

@@ -1,4 +1,4 @@
-"""Limits on what pods of a plan may have, by the chart's `worker.allowPodTemplate`.
+"""Limits on what pods of a plan may have, by the chart's `worker.allowPodTemplate` and `limits`.
 
 The pod is looked at as it is rendered, since a template can also take away what the worker's own pod has. Fields are
 allowed by name, so that those of later versions of Kubernetes need `Any`. A pod that `Namespace` allows passes the Pod
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from trainwright_operator.api.installation import PodTemplateRule
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.flow.gangs import pod_fields, pod_template
 from trainwright_operator.flow.gangs.kueue import TOPOLOGY_ANNOTATION
@@ -22,7 +22,7 @@ _RULES: Final = tuple(PodTemplateRule)
 
 
 class Excess(NamedTuple):
-    """Field that needs a wider rule.
+    """Field that needs a wider rule, or a higher limit where `rule` is None.
 
     Attributes:
         wanted: value that would not, where leaving it out is not enough.
@@ -30,7 +30,7 @@ class Excess(NamedTuple):
     """
 
     field: str
-    rule: PodTemplateRule
+    rule: PodTemplateRule | None
     wanted: str = ""
     correction: str = ""
 
@@ -42,11 +42,15 @@ class Excess(NamedTuple):
                 f"newer Kubernetes, install the operator with worker.allowPodTemplate: {self.rule}"
             )
         problem = f"has to be {self.wanted}" if self.wanted else "gives pods more than the worker's own have"
-        mending = "set it" if self.wanted else "remove it"
-        return f"{place}.{self.field}: {problem}; {mending}, or install the operator with worker.allowPodTemplate: {self.rule}"
+        if self.rule is None:
+            mending, setting = "lower it", "a higher limits.maxTerminationGracePeriodSeconds"
+        else:
+            mending, setting = "set it" if self.wanted else "remove it", f"worker.allowPodTemplate: {self.rule}"
+        return f"{place}.{self.field}: {problem}; {mending}, or install the operator with {setting}"
 
 
 _OFF: Final[tuple[object, ...]] = (None, False, "", [], {})
+_GRACE: Final = "terminationGracePeriodSeconds"
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
 _PROFILES: Final = ("RuntimeDefault", "Localhost")
 """Types of seccomp and AppArmor profiles that confine."""
@@ -56,29 +60,45 @@ _OWN_ANNOTATIONS: Final = {**pod_template.ANNOTATIONS, **TOPOLOGY_ANNOTATION}
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
-def find_template_excess(template: PodTemplate, rule: PodTemplateRule) -> Excess | None:
-    """Return the first part of a user's template that needs a wider rule, or None."""
+def find_template_excess(template: PodTemplate, rules: InstallationRules) -> Excess | None:
+    """Return the first part of a user's template that the rules do not allow, or None."""
     rendered = pod_template.render(
         image="", task_map="", resource_name="", devices=1, labels={}, template=template, container={}
     )
-    return find_pod_excess(rendered, rule, own_labels=())
+    return find_pod_excess(rendered, rules, own_labels=())
 
 
 def find_pod_excess(
     pod: Mapping[str, Any],
-    rule: PodTemplateRule,
+    rules: InstallationRules,
     *,
     own_labels: Collection[str],
     own_annotations: Mapping[str, str] = MappingProxyType({}),
     own_priority_class: str = "",
 ) -> Excess | None:
-    """Return the first part of a rendered pod template that needs a wider rule, or None.
+    """Return the first part of a rendered pod template that the rules do not allow, or None.
 
     `own_labels`, `own_annotations`, `own_priority_class`: what the operator sets.
     """
-    wider = _RULES[_RULES.index(rule) + 1 :]
-    found = _all_excesses(pod, own_labels, own_annotations, own_priority_class)
-    return next((excess for excess in found if excess.rule in wider), None)
+    wider = _RULES[_RULES.index(rules.pod_template) + 1 :]
+    every = _all_excesses(pod, own_labels, own_annotations, own_priority_class)
+    return next((excess for excess in every if excess.rule in wider), None) or next(
+        _long_graces(pod, rules.limits), None
+    )
+
+
+def _long_graces(pod: Mapping[str, Any], limits: TenantLimits) -> Iterator[Excess]:
+    """Yield what lets a pod keep its devices for too long after it was deleted: its grace, or that of a probe."""
+    spec = _object(pod.get("spec"))
+    given = [("spec", spec)]
+    for kind in ("containers", "initContainers"):
+        for container in _objects(spec.get(kind)):
+            place = f"spec.{kind}[{container.get('name')}]"
+            given += [(f"{place}.{probe}", _object(container.get(probe))) for probe in _PROBES]
+    for place, holder in given:
+        seconds = holder.get(_GRACE)
+        if limits.is_too_long(seconds):
+            yield Excess(f"{place}.{_GRACE}", None, f"at most {limits.grace_seconds}, got {seconds}")
 
 
 def _all_excesses(

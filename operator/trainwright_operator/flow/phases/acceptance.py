@@ -2,7 +2,7 @@
 
 Waits for the answer to a dry run, which the next pass has. A template that the API server calls invalid ends the plan;
 where the cluster lacks the CRD, or forbids the job (a quota, missing rights, a policy), the dry run is repeated. A part of
-a template that the installation does not allow is waited for: the operator may be installed otherwise.
+the spec that the installation does not allow is waited for: the operator may be installed otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.gangs.pod_limits import find_template_excess
 from trainwright_operator.flow.number_formats import check_format, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.phases.plan_places import wait_for_place
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.trials.device_time import discard_result
 
 _PROBE = GangSpec(
@@ -40,38 +41,48 @@ _REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOBSET_MISSING, Reason.JOB_REFUSE
 
 def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Accept the model, the image and the pods once for each generation, and what the pods may have at every pass."""
-    excess = _find_excess(context)
-    if excess is not None:
-        return Waiting(
-            explain(Reason.POD_TEMPLATE_NOT_ALLOWED, what=excess), live_gangs=_current_gangs(context), is_lacking=True
-        )
+    refusal = _find_excess(context)
+    if refusal is not None:
+        return Waiting(refusal, live_gangs=context.current_gangs, is_lacking=True)
     known = context.condition(ConditionType.ACCEPTED)
-    if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
-        return Done(findings, status=_chosen(context))
+    is_known = known is not None and known.status == "True" and known.observed_generation == context.plan.generation
+    failure = None if is_known else _find_failure(context)
+    if failure is not None:
+        return Failed(failure)
+    waiting = wait_for_place(context)
+    if waiting is not None:
+        return waiting
+    return Done(findings, status=_chosen(context)) if is_known else _try_templates(context, findings)
+
+
+def _find_failure(context: ReconcileContext) -> Explanation | None:
+    """Explain why no plan of this spec can be made, or return None."""
     try:
         model = model_from_spec(context.spec, Dtype.FLOAT32)
         check_format(context.spec)
         if context.spec.trials.framework is not None:
             check_framework(context.spec.trials.framework, model.family)
     except ValueError as error:
-        return Failed(explain(Reason.SPEC_INVALID, what=error))
-    if not context.plan.image:
-        return Failed(explain(Reason.WORKER_IMAGE_MISSING))
-    return _try_templates(context, findings)
+        return explain(Reason.SPEC_INVALID, what=error)
+    return None if context.plan.image else explain(Reason.WORKER_IMAGE_MISSING)
 
 
-def _find_excess(context: ReconcileContext) -> str | None:
-    """Describe the first part of the plan's pod templates that the installation does not allow, or return None."""
-    spec, rule = context.spec, context.snapshot.rules.pod_template
+def _find_excess(context: ReconcileContext) -> Explanation | None:
+    """Explain the first part of the spec that the installation does not allow, or return None."""
+    spec, rules = context.spec, context.snapshot.rules
+    priority = rules.limits.explain_priority(spec.priority)
+    if priority is not None:
+        return explain(Reason.PRIORITY_NOT_ALLOWED, what=priority)
     templates = {
         "spec.worker.podTemplate": spec.worker.pod_template,
         "spec.trials.framework.podTemplate": spec.trials.framework.pod_template if spec.trials.framework else None,
         "spec.job.podTemplate": spec.job.pod_template if spec.job else None,
     }
     found = (
-        (place, find_template_excess(template, rule)) for place, template in templates.items() if template is not None
+        (place, find_template_excess(template, rules)) for place, template in templates.items() if template is not None
     )
-    return next((excess.sentence(place) for place, excess in found if excess is not None), None)
+    sentences = (excess.sentence(place) for place, excess in found if excess is not None)
+    return next((explain(Reason.POD_TEMPLATE_NOT_ALLOWED, what=sentence) for sentence in sentences), None)
 
 
 def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -81,14 +92,14 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
     probes = [_probe(context, launcher, gang_spec) for launcher in launchers for gang_spec in gangs.values()]
     number = next((at for at, probe in enumerate(probes) if tried and tried.key.startswith(probe.key)), None)
     if tried is None or number is None:
-        return Waiting(actions=(probes[0],), live_gangs=_current_gangs(context))
+        return Waiting(actions=(probes[0],), live_gangs=context.current_gangs)
     launcher, template = launchers[number // len(gangs)], tuple(gangs)[number % len(gangs)]
     following = (probes[number + 1].repeated(context.now)[0],) if (number + 1) % len(gangs) else ()
     is_other = launcher is not launchers[0]
     if not tried.reason and (following or is_other):
         # Kept before the plan goes on, since its gangs do not change their launcher.
         chosen = TrainingPlanStatus(launcher=launcher.kind) if is_other else TrainingPlanStatus()
-        return Waiting(status=chosen, actions=following, live_gangs=_current_gangs(context))
+        return Waiting(status=chosen, actions=following, live_gangs=context.current_gangs)
     if not tried.reason:
         return Done(findings, explain(Reason.ACCEPTED), status=_chosen(context))
     is_missing = tried.reason == launcher.missing
@@ -102,12 +113,12 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
     refused = number if number % len(gangs) else 0
     again, due_at = probes[len(gangs) if tries_other else refused].repeated(context.now)
     if tries_other and tried.key == probes[number].key:
-        return Waiting(actions=(again,), live_gangs=_current_gangs(context))  # nothing is known to be missing yet
+        return Waiting(actions=(again,), live_gangs=context.current_gangs)  # nothing is known to be missing yet
     is_early = not tries_other and tried.key == probes[number].repeated(context.now)[0].key
     return Waiting(
         explanation,
         actions=() if is_early else (again,),
-        live_gangs=_current_gangs(context),
+        live_gangs=context.current_gangs,
         is_lacking=True,
         again_at=due_at,
     )
@@ -145,14 +156,8 @@ def discard_transient_failures(context: ReconcileContext, findings: Findings) ->
         if not outcome.counts_for(context.plan.generation):
             discards.extend(discard_result(context, stored))
     if discards:
-        return Waiting(actions=tuple(discards), live_gangs=_current_gangs(context))
+        return Waiting(actions=tuple(discards), live_gangs=context.current_gangs)
     return Done(findings)
-
-
-def _current_gangs(context: ReconcileContext) -> frozenset[str]:
-    """Return the gangs of the same identity, which keep running while an edited spec is being accepted."""
-    stored = (one for one in context.snapshot.stored if one.role == StoredRole.TASK)
-    return frozenset(one.gang for one in stored if context.names.owns(one.name))
 
 
 PHASE = PlanPhase(ConditionType.ACCEPTED, (accept, discard_transient_failures))

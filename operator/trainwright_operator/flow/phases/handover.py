@@ -16,7 +16,7 @@ from trainwright.documents import DocumentError
 from trainwright.exports import ExportFile
 from trainwright.worker_api import GangNode
 from trainwright_operator.api.frameworks import Apply, JobSpec
-from trainwright_operator.api.installation import PodTemplateRule
+from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
 from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, DryRunJob, HandOverJob, StoredRole
@@ -74,7 +74,7 @@ def hand_over(
             return replace(waiting, status=status)
         data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
         return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
-    manifests = _stored_manifests(stored, context.snapshot.rules.pod_template)
+    manifests = _stored_manifests(stored, context.snapshot.rules)
     names = tuple(one["metadata"]["name"] for one in manifests)
     created_job = HandedOverJob(kind=LauncherKind(manifests[0]["kind"]), names=names, config_map=name)
     if JOBS_CREATED_ANNOTATION not in stored.annotations:
@@ -110,16 +110,16 @@ def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | N
     )
 
 
-def _stored_manifests(stored: StoredConfigMap, rule: PodTemplateRule) -> list[dict[str, Any]]:
+def _stored_manifests(stored: StoredConfigMap, rules: InstallationRules) -> list[dict[str, Any]]:
     """Return the objects that were decided. Raise DocumentError if the ConfigMap was modified.
 
-    Whoever may write ConfigMaps could let the operator create any pods, but for the rule.
+    Whoever may write ConfigMaps could let the operator create any pods, but for the rules.
     """
     problem = f"{_MANIFESTS_KEY} is no list of jobs;"
     try:
         found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
         pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
-        excesses = (find_pod_excess(pod, rule, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
+        excesses = (find_pod_excess(pod, rules, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
         excess = next((one for one in excesses if one is not None), None)
         is_valid = bool(pods) and all(one["metadata"]["name"] for one in found)
         if is_valid and excess is None:
