@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from trainwright_operator.api.installation import PodTemplateRule, TenantLimits
 from trainwright_operator.kube.namespace_claims import CLAIM_NAME
+from trainwright_operator.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
@@ -138,6 +140,36 @@ def test_gangs_are_isolated_and_templates_restricted_unless_the_values_say_other
     assert rules(*chosen) == []
 
 
+LIMITS = {
+    "maxPriority": "TRAINWRIGHT_MAX_PRIORITY",
+    "plansPerNamespace": "TRAINWRIGHT_PLANS_PER_NAMESPACE",
+    "maxTerminationGracePeriodSeconds": "TRAINWRIGHT_MAX_GRACE_SECONDS",
+}
+
+
+def test_limits_of_tenants_are_set_only_where_a_value_says_so(rendered) -> None:
+    assert not set(LIMITS.values()) & environment(rendered()).keys()
+    assert not set(LIMITS.values()) & environment(rendered("--set", "limits=null")).keys()
+    for name, variable in LIMITS.items():
+        found = environment(rendered("--set", f"limits.{name}=1000000000"))
+        assert {variable: found[variable] for variable in LIMITS.values() if variable in found} == {
+            variable: "1000000000"
+        }
+        assert Settings.from_environment({variable: found[variable]}).rules.limits != TenantLimits()
+    assert environment(rendered("--set", "limits.maxPriority=0"))["TRAINWRIGHT_MAX_PRIORITY"] == "0"
+
+
+def test_values_of_the_page_on_shared_clusters_set_what_it_says(rendered, tmp_path: Path) -> None:
+    page = (ROOT / "docs/shared-clusters.md").read_text()
+    values = tmp_path / "values.yaml"
+    values.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    found = environment(rendered("--values", str(values)))
+    settings = Settings.from_environment({name: str(value) for name, value in found.items() if value is not None})
+    assert settings.namespaces == ("team-a", "team-b")
+    assert settings.rules.limits == TenantLimits(priority=100, plans_per_namespace=10, grace_seconds=60)
+    assert settings.rules.pod_template is PodTemplateRule.RESTRICTED
+
+
 def test_operators_pod_is_reached_at_its_two_ports_alone(rendered) -> None:
     documents = rendered("--set", "networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus")
     (policy,) = of_kind(documents, "NetworkPolicy")
@@ -244,6 +276,13 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("workers.image=a", "workers"),
         ("worker.allowPodTemplate=Everything", "allowPodTemplate"),
         ("networkPolicy.metricsFrom=a", "metricsFrom"),
+        ("limits.maxPriority=-1", "maxPriority"),
+        ("limits.maxPriority=1000000001", "maxPriority"),
+        ("limits.maxPriority=high", "maxPriority"),
+        ("limits.plansPerNamespace=0", "plansPerNamespace"),
+        ("limits.plansPerNamespace=1.5", "plansPerNamespace"),
+        ("limits.maxTerminationGracePeriodSeconds=4", "maxTerminationGracePeriodSeconds"),
+        ("limits.maxPlans=3", "maxPlans"),
         ("watchNamespaces={team-a,kube-system}", "kube-system is a namespace of Kubernetes itself"),
         ("image.digest=sha256:abc", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
@@ -302,6 +341,8 @@ def test_invalid_values_are_refused(helm_template, setting, complaint) -> None:
         "resources.limits.cpu=null",
         "resources=null",
         "replicas=0",
+        "limits=null",
+        "limits.maxPriority=null",
     ],
 )
 def test_valid_values_are_accepted(rendered, setting) -> None:

@@ -43,6 +43,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "trainwright/worker:%s" .Chart.AppVersion) .Values.worker.image -}}
 {{- end -}}
 
+{{- /* Variables of the limits that are set. Numbers come as floats, which Helm would write with an exponent. */ -}}
+{{- define "trainwright.limits" -}}
+{{- $limits := .Values.limits | default dict -}}
+{{- $variables := dict "maxPriority" "MAX_PRIORITY" "plansPerNamespace" "PLANS_PER_NAMESPACE" "maxTerminationGracePeriodSeconds" "MAX_GRACE_SECONDS" -}}
+{{- range $name, $variable := $variables -}}
+{{- if not (kindIs "invalid" (index $limits $name)) }}
+- name: TRAINWRIGHT_{{ $variable }}
+  value: {{ index $limits $name | int64 | quote }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /*
 Watched namespaces with commas between them; empty: all. An upgrade without a value keeps those of the release, which it
 reads from the cluster: where it cannot (helm template), the release counts as new.
