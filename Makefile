@@ -40,7 +40,8 @@ test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"
 
 test-nightly: venv lint docs programs test-releases  ## Every test with all of its cases and examples
-	@$(call CLUSTER,build --kueue)
+	@$(call CLUSTER,build --kueue --kueue-release 0.18)
+	@$(call CLUSTER,build --kueue --kueue-release 0.19)
 	$(IN_PARALLEL) --hypothesis-profile nightly --timeout 600 -m "$(FAST)"
 	$(PYTHON) -m pytest --hypothesis-profile nightly --timeout 600 -m "$(SERIAL)"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from local_cluster.binaries import KUEUES
 from trainwright_demo.follow import condition
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,10 +21,11 @@ LONG_TRIALS = {"topK": 1, "baseline": "None", "warmupIterations": 1, "iterations
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _kueue(kubectl) -> None:
-    """Install Kueue on the running cluster, where it stays."""
-    subprocess.run([sys.executable, "-m", "local_cluster", "up", "--kueue"], cwd=ROOT, check=True)
+@pytest.fixture(scope="module", autouse=True, params=KUEUES)
+def _kueue(kubectl, request) -> None:
+    """Install a release of Kueue on the running cluster, each over the one before; the last one stays."""
+    release = ("--kueue", "--kueue-release", request.param)
+    subprocess.run([sys.executable, "-m", "local_cluster", "up", *release], cwd=ROOT, check=True)
 
 
 def manifest(kind: str, name: str, spec: dict[str, Any], api: str = KUEUE, **labels: str) -> dict[str, Any]:

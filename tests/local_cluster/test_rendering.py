@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 import tomllib
 from hashlib import sha256
@@ -15,7 +16,7 @@ import yaml
 from cryptography import x509
 
 from local_cluster.addons import adapt_jobset, adapt_kueue, adapt_training_operator
-from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, KUEUE, Binaries
+from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, KUEUE_RELEASE, KUEUES, Binaries
 from local_cluster.certificates import make_certificates
 from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
 from local_cluster.control_groups import ControlGroups
@@ -148,7 +149,21 @@ def test_kueue_queues_jobsets_and_its_webhooks_see_nothing_else() -> None:
 
 def test_kueue_is_built_only_for_clusters_that_ask_for_it(folders: Folders) -> None:
     assert "kueue" not in [program for _, program in Binaries(folders).missing()]
-    assert "kueue" in [program for _, program in Binaries(folders, (KUEUE,)).missing()]
+    assert "kueue" in [program for _, program in Binaries(folders, (KUEUES[KUEUE_RELEASE],)).missing()]
+
+
+@pytest.mark.parametrize("release", KUEUES)
+def test_release_of_kueue_is_what_its_name_says_and_is_built_apart(release: str, folders: Folders) -> None:
+    part = KUEUES[release]
+    version = part.version(folders)
+    assert version is not None
+    assert version.startswith(f"v{release}.")
+    assert part.build_folder(folders).name.startswith(f"kueue-{release}-")
+
+
+def test_makefile_builds_every_release_of_kueue_for_the_nightly_tests() -> None:
+    built = re.findall(r"--kueue-release (\S+)\)", (project_root() / "Makefile").read_text())
+    assert built == list(KUEUES)
 
 
 def test_every_part_is_pinned_with_checksums(folders: Folders) -> None:
@@ -156,7 +171,7 @@ def test_every_part_is_pinned_with_checksums(folders: Folders) -> None:
     assert "gitVersion=v1.34.4" in KUBERNETES.linker_flags(folders)
     assert "gitMinor=34" in KUBERNETES.linker_flags(folders)
     assert HELM.version(folders) == "v3.19.5"
-    for part in (*GO_MODULES, KUEUE):
+    for part in (*GO_MODULES, *KUEUES.values()):
         requires = "require" in (part.folder(folders) / "go.mod").read_text()
         assert (part.folder(folders) / "go.sum").exists() == requires, part.name
 

@@ -176,12 +176,16 @@ JOB_CONTROLLERS = (
         check="jobset-check.yaml",
     ),
 )
-KUEUE_CONTROLLER = JobController(
-    name="Kueue",
-    module=binaries.KUEUE,
-    image=KUEUE,
-    namespace="kueue-system",
-    deployment="kueue-controller-manager",
-    adapt=lambda documents, _: adapt_kueue(documents),
-    check="kueue-check.yaml",
-)
+
+
+def kueue_controller(module: GoModule) -> JobController:
+    """Return the controller of that release of Kueue."""
+    return JobController(
+        name="Kueue",
+        module=module,
+        image=KUEUE,
+        namespace="kueue-system",
+        deployment="kueue-controller-manager",
+        adapt=lambda documents, _: adapt_kueue(documents),
+        check="kueue-check.yaml",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -88,9 +89,18 @@ TRAINING_OPERATOR = GoModule(
     kustomization=("github.com/kubeflow/training-operator", "manifests/overlays/standalone"),
 )
 JOBSET = GoModule("jobset", {"jobset": "sigs.k8s.io/jobset"}, kustomization=("sigs.k8s.io/jobset", "config/default"))
-KUEUE = GoModule(
-    "kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, kustomization=("sigs.k8s.io/kueue", "config/default")
-)
+KUEUES = {
+    release: GoModule(
+        f"kueue-{release}",
+        {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+        "sigs.k8s.io/kueue",
+        kustomization=("sigs.k8s.io/kueue", "config/default"),
+    )
+    for release in ("0.18", "0.19")
+}
+"""Releases of Kueue, of which a cluster has one; plans in queues are tested on each."""
+KUEUE_RELEASE = "0.19"
+"""Release of clusters that name none."""
 COREDNS = GoModule("coredns", {"coredns": "github.com/coredns/coredns"})
 HELM = GoModule(
     "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, "helm.sh/helm/v3", ("helm.sh/helm/v3/internal/version.version",)
@@ -159,11 +169,14 @@ class Binaries:
 
     def _render(self, part: GoModule, module: str, overlay: str) -> None:
         """Render the manifests of the module itself, which match the program's version."""
-        what = f"rendering the manifests of {part.name}"
-        source = run(
-            ["go", "list", "-m", "-f", "{{.Dir}}", module], what=what, folder=part.folder(self.folders)
-        ).strip()
-        self.manifests(part).write_text(run([self.path("kubectl"), "kustomize", f"{source}/{overlay}"], what=what))
+        what, source = f"rendering the manifests of {part.name}", self.source(part, module)
+        self.manifests(part).write_text(run([self.path("kubectl"), "kustomize", source / overlay], what=what))
+
+    def source(self, part: GoModule, module: str) -> Path:
+        """Return the folder of a module's source at the version that the part pins, downloaded where it is missing."""
+        command = ["go", "mod", "download", "-json", module]
+        folder: str = json.loads(run(command, what=f"downloading {module}", folder=part.folder(self.folders)))["Dir"]
+        return Path(folder)
 
 
 def _require_go() -> None:

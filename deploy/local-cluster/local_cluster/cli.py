@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from local_cluster.binaries import KUEUE_RELEASE, KUEUES, GoModule
 from local_cluster.cluster import LocalCluster
 from local_cluster.commands import ClusterError
 from local_cluster.config import read_config
@@ -27,12 +28,15 @@ _errors = Console(stderr=True)
 ShapeFile = Annotated[Path | None, typer.Option("--file", help="The cluster's description (default: cluster.yaml).")]
 
 WithKueue = Annotated[bool, typer.Option("--kueue", help="With Kueue, for plans with queueName: 10 minutes to build.")]
+KueueRelease = Annotated[
+    str, typer.Option("--kueue-release", help=f"Its release: {' or '.join(KUEUES)}.", envvar="KUEUE_RELEASE")
+]
 
 
 @app.command()
-def up(file: ShapeFile = None, kueue: WithKueue = False) -> None:
+def up(file: ShapeFile = None, kueue: WithKueue = False, kueue_release: KueueRelease = KUEUE_RELEASE) -> None:
     """Bring the cluster up, or bring the running one to what the file says. Kueue stays until the cluster is down."""
-    with _open_cluster(file, kueue=kueue) as cluster:
+    with _open_cluster(file, kueue_release if kueue else None) as cluster:
         started_seconds = time.monotonic()
         with cluster.steps.shown():
             cluster.up()
@@ -55,9 +59,9 @@ def down(
 
 
 @app.command()
-def build(file: ShapeFile = None, kueue: WithKueue = False) -> None:
+def build(file: ShapeFile = None, kueue: WithKueue = False, kueue_release: KueueRelease = KUEUE_RELEASE) -> None:
     """Build the cluster's programs that are missing."""
-    with _open_cluster(file, kueue=kueue) as cluster, cluster.steps.shown():
+    with _open_cluster(file, kueue_release if kueue else None) as cluster, cluster.steps.shown():
         cluster.build()
 
 
@@ -89,17 +93,23 @@ def env(file: ShapeFile = None) -> None:
 
 
 @contextmanager
-def _open_cluster(file: Path | None, *, kueue: bool = False) -> Iterator[LocalCluster]:
+def _open_cluster(file: Path | None, kueue_release: str | None = None) -> Iterator[LocalCluster]:
     """Open the configured cluster for a command, and report its failures as one message with exit code 1 or 2."""
     project = project_root()
     try:
         shape = read_config(file or project / "deploy" / "local-cluster" / "cluster.yaml")
         folders = Folders(project, default_cache(), shape.name)
         os.umask(0o022)
-        yield LocalCluster(folders, shape, Steps(_console), kueue)
+        yield LocalCluster(folders, shape, Steps(_console), _kueue(kueue_release))
     except ValueError as error:
         _errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except ClusterError as error:
         _errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+def _kueue(release: str | None) -> GoModule | None:
+    if release is not None and release not in KUEUES:
+        raise ValueError(f"--kueue-release: must be one of {', '.join(KUEUES)}, got {release!r}")
+    return KUEUES[release] if release is not None else None

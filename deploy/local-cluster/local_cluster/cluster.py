@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local_cluster import host_settings, packages
-from local_cluster.addons import JOB_CONTROLLERS, KUEUE_CONTROLLER, apply_dns_rights
-from local_cluster.binaries import KUEUE, Binaries
+from local_cluster.addons import JOB_CONTROLLERS, JobController, apply_dns_rights, kueue_controller
+from local_cluster.binaries import Binaries, GoModule
 from local_cluster.certificates import Certificates, make_certificates
 from local_cluster.cleanup import remove_builders_cache, remove_dead_sockets, remove_leftovers
 from local_cluster.commands import ClusterError, wait_until
@@ -36,12 +36,12 @@ from local_cluster.project_images import ProjectImages
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """Cluster on this machine, identified by its name; `kueue`: whether Kueue is built and installed, too."""
+    """Cluster on this machine, identified by its name; `kueue`: the release of Kueue that is built and installed, too, if any."""
 
     folders: Folders
     config: ClusterConfig
     steps: Steps
-    kueue: bool = False
+    kueue: GoModule | None = None
 
     @property
     def groups(self) -> ControlGroups:
@@ -53,7 +53,7 @@ class LocalCluster:
 
     @property
     def binaries(self) -> Binaries:
-        return Binaries(self.folders, (KUEUE,) if self.kueue else ())
+        return Binaries(self.folders, (self.kueue,) if self.kueue is not None else ())
 
     @property
     def images(self) -> Images:
@@ -112,19 +112,19 @@ class LocalCluster:
                 self.code.load(reimport=False)
                 for one in JOB_CONTROLLERS:
                     one.wait(self.folders, self.kubectl)
-            if self.kueue:
-                with self.steps.step("install Kueue"):
-                    self._install_kueue()
+            if self.kueue is not None:
+                with self.steps.step(f"install Kueue {self.kueue.version(self.folders)}"):
+                    self._install(kueue_controller(self.kueue))
             self._check_devices()
 
-    def _install_kueue(self) -> None:
-        """Install Kueue, from an image that only the system node gets: few clusters need it."""
-        image, node = KUEUE_CONTROLLER.image, self.node(SYSTEM_NODE_NAME)
-        self.images.build_programs([image])
-        self.images.export(image)
-        import_image(self.images, image, node.store, node.containerd_socket)
-        KUEUE_CONTROLLER.apply(self.folders, self.binaries, self.kubectl, self.images.digest(image))
-        KUEUE_CONTROLLER.wait(self.folders, self.kubectl)
+    def _install(self, controller: JobController) -> None:
+        """Install a controller from an image that only the system node gets: few clusters need it."""
+        node = self.node(SYSTEM_NODE_NAME)
+        self.images.build_programs([controller.image])
+        self.images.export(controller.image)
+        import_image(self.images, controller.image, node.store, node.containerd_socket)
+        controller.apply(self.folders, self.binaries, self.kubectl, self.images.digest(controller.image))
+        controller.wait(self.folders, self.kubectl)
 
     def build(self) -> None:
         """Build missing programs."""

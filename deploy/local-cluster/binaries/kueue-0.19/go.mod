@@ -1,4 +1,4 @@
-module trainwright.dev/local-cluster/kueue
+module trainwright.dev/local-cluster/kueue-0.19
 
 go 1.26.0
 
