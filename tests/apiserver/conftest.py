@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,25 @@ def programs() -> None:
         BINARIES.build(Steps(Console()))
 
 
+@pytest.fixture(scope="session")
+def bare_api_servers(
+    programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], AbstractContextManager[ApiServer]]:
+    """Return a function that runs an API server without our resources, until its block ends."""
+
+    @contextmanager
+    def run() -> Iterator[ApiServer]:
+        with ExitStack() as running:
+            yield real_api_server.start(tmp_path_factory.mktemp("bare"), running)
+
+    return run
+
+
 @pytest.fixture
-def bare_api_server(programs: None, tmp_path: Path) -> Iterator[ApiServer]:
+def bare_api_server(bare_api_servers: Callable[[], AbstractContextManager[ApiServer]]) -> Iterator[ApiServer]:
     """Start an API server for one test, without our resources."""
-    with ExitStack() as running:
-        yield real_api_server.start(tmp_path, running)
+    with bare_api_servers() as api:
+        yield api
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from local_cluster.binaries import JOBSET, TRAINING_OPERATOR, Binaries, GoModule
+from local_cluster.binaries import JOBSET, KUEUES, TRAINING_OPERATOR, Binaries, GoModule
 from local_cluster.paths import Folders, default_cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,15 @@ def pytorch_job_definition() -> dict[str, Any]:
 def job_set_definition() -> dict[str, Any]:
     """Return the definition of JobSet as its controller's manifests install it."""
     return _definition(JOBSET, "jobsets.jobset.x-k8s.io")
+
+
+def kueue_definitions(release: str) -> list[dict[str, Any]]:
+    """Return the definitions of a release of Kueue, from its source: nothing has to be built for them.
+
+    They lack the webhook that converts between versions, which belongs to Kueue's controller.
+    """
+    folder = BINARIES.source(KUEUES[release], "sigs.k8s.io/kueue") / "config" / "components" / "crd" / "bases"
+    return [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
 
 
 def _definition(part: GoModule, name: str) -> dict[str, Any]:
