@@ -20,6 +20,7 @@ SERVICE_ACCOUNT = "trainwright"
 CLUSTER_READ = [
     ("list", "", "nodes"),
     ("list", "resource.k8s.io", "resourceslices"),
+    ("list", "resource.k8s.io", "deviceclasses"),
     ("list", "kueue.x-k8s.io", "clusterqueues"),
     ("list", "kueue.x-k8s.io", "resourceflavors"),
     ("list", "kueue.x-k8s.io", "topologies"),
@@ -37,6 +38,7 @@ NAMESPACED = [
         ("jobset.x-k8s.io", "jobsets", "create get list watch delete"),
         ("kueue.x-k8s.io", "localqueues", "list"),
         ("kueue.x-k8s.io", "workloads", "list"),
+        ("resource.k8s.io", "resourceclaims", "list"),
         ("", "pods", "list watch patch"),
         ("", "pods/log", "get"),
         ("", "configmaps", "create get list patch delete"),
@@ -49,12 +51,16 @@ LEASE_CREATED = [("create", "coordination.k8s.io", "leases")]
 CLAIM = "trainwright-plans"
 LEASE_HELD = [(verb, "coordination.k8s.io", "leases") for verb in ("get", "update")]
 """Of the one lease that is named after the release."""
-ALL_PODS = [("list", "", "pods")]
+ALL_PODS = [("list", "resource.k8s.io", "resourceclaims"), ("list", "", "pods")]
 """With rbac.allPods."""
 NEVER = [
     *((verb, "", "secrets") for verb in ("get", "list", "watch", "create", "update", "patch", "delete")),
     *((verb, "", "nodes") for verb in ("get", "watch", "create", "update", "patch", "delete")),
-    *((verb, "resource.k8s.io", "resourceslices") for verb in ("get", "watch", "create", "update", "patch", "delete")),
+    *(
+        (verb, "resource.k8s.io", resource)
+        for resource in ("resourceslices", "deviceclasses", "resourceclaims")
+        for verb in ("get", "watch", "create", "update", "patch", "delete")
+    ),
     *((verb, "", "configmaps") for verb in ("watch", "update", "deletecollection")),
     *((verb, "networking.k8s.io", "networkpolicies") for verb in ("get", "list", "update", "patch", "delete")),
     *((verb, "", "events") for verb in ("get", "list", "watch", "update", "patch", "delete")),

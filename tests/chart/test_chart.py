@@ -82,7 +82,15 @@ def test_rights_are_minimal(rendered, settings) -> None:
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), rule
     for rule in operator_rules(documents):
         assert not FORBIDDEN_VERBS & set(rule["verbs"]), rule
-        if {"nodes", "namespaces", "customresourcedefinitions", "resourceslices"} & set(rule["resources"]):
+        read_only = {
+            "nodes",
+            "namespaces",
+            "customresourcedefinitions",
+            "resourceslices",
+            "deviceclasses",
+            "resourceclaims",
+        }
+        if read_only & set(rule["resources"]):
             assert set(rule["verbs"]) <= READ, rule
 
 
@@ -91,6 +99,7 @@ CLUSTER_WIDE = {
     "namespaces",
     "customresourcedefinitions",
     "resourceslices",
+    "deviceclasses",
     "clusterqueues",
     "resourceflavors",
     "topologies",
@@ -117,6 +126,9 @@ def test_pods_of_other_namespaces_are_listed_only_when_enabled(rendered) -> None
         rule for rule in operator_rules(rendered(*NAMED, *all_pods)) if rule not in operator_rules(rendered(*NAMED))
     ]
     assert added == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    claims = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list"]}
+    cluster_roles = [of_kind(rendered(*NAMED, *more), "ClusterRole")[0]["rules"] for more in ((), all_pods)]
+    assert [claims in rules for rules in cluster_roles] == [False, True], "it is also among the rules of namespaces"
     assert rendered(*EVERYWHERE, *all_pods) == rendered(*EVERYWHERE)
 
 

@@ -4,7 +4,7 @@
   resources: [nodes] # devices, their type and their number
   verbs: [list]
 - apiGroups: [resource.k8s.io]
-  resources: [resourceslices] # the same, where devices are published by DRA
+  resources: [resourceslices, deviceclasses] # the same, where drivers publish devices (DRA), and how pods ask for them
   verbs: [list]
 - apiGroups: [kueue.x-k8s.io]
   resources: [clusterqueues, resourceflavors, topologies] # which nodes the queue of a plan has, and its quota of their devices
@@ -19,6 +19,9 @@
 {{- if .Values.rbac.allPods }}
 - apiGroups: [""]
   resources: [pods] # devices that pods of other namespaces hold
+  verbs: [list]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims] # the same, where devices are published by DRA
   verbs: [list]
 {{- end }}
 {{- end }}
@@ -44,6 +47,9 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch] # patch: pins a worker to its node and lifts the operator's own scheduling gate
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims] # devices that claims hold, where they are published by DRA
+  verbs: [list]
 - apiGroups: [""]
   resources: [pods/log] # workers report on their standard output
   verbs: [get]
