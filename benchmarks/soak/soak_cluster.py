@@ -138,7 +138,7 @@ def rates(api: ApiServer, running: Operator) -> tuple[float, float]:
 
 def request_count(api: ApiServer) -> float:
     """Return the number of requests so far, without watches, leases and logs."""
-    kinds = "trainingplans|pods|pytorchjobs|jobsets|configmaps|nodes|events|resourceslices"
+    kinds = "trainingplans|pods|pytorchjobs|jobsets|configmaps|nodes|events|resourceslices|deviceclasses|resourceclaims"
     total = 0.0
     for line in api.kubectl("get", "--raw", "/metrics").splitlines():
         is_request = line.startswith("apiserver_request_total{") and not re.search(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
+from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.reasons import MESSAGES, Reason
-from trainwright_operator.flow.snapshot import PodFacts
+from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts
+from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.settings import Settings
 
 
@@ -28,6 +30,10 @@ def pod(
     return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
 
 
+def slice_devices(resource_slice: dict) -> tuple[SliceDevice, ...]:
+    return PublishedDevices.of([published_objects.pool_part(resource_slice, {})], {}).slice_devices()
+
+
 def test_bound_and_pinned_pods_hold_devices_until_they_end() -> None:
     pods = [
         pod("bound", node="a", devices="2"),
@@ -37,7 +43,7 @@ def test_bound_and_pinned_pods_hold_devices_until_they_end() -> None:
         pod("gated", pinned="b", gated=True),
         pod("unplaced"),
     ]
-    assert object_facts.used_devices_by_node(pods, "nvidia.com/gpu") == {"a": 3}
+    assert used_devices(object_facts.device_requests(pods, "nvidia.com/gpu")) == {"a": 3}
 
 
 @pytest.mark.parametrize(
@@ -67,9 +73,9 @@ def test_invalid_quantity_is_reported_as_the_problem_of_a_slice(text: str) -> No
         "attributes": {"productName": {"string": "NVIDIA H200"}},
         "capacity": {"memory": {"value": text or "?"}},
     }
-    (found,) = object_facts.slice_devices({"spec": {"nodeName": "n", "devices": [device]}})
+    (found,) = slice_devices({"spec": {"nodeName": "n", "devices": [device]}})
     assert "is not a quantity" in found.problem
-    assert object_facts.used_devices_by_node([pod("odd", node="a", devices=text or "?")], "nvidia.com/gpu") == {"a": 0}
+    assert not list(object_facts.device_requests([pod("odd", node="a", devices=text or "?")], "nvidia.com/gpu"))
 
 
 def test_a_nodes_taints_are_read() -> None:
@@ -147,11 +153,11 @@ def test_resource_slices_yield_devices_with_product_and_memory() -> None:
         "capacity": {"memory": {"value": "141Gi"}},
     }
     raw = {"spec": {"nodeName": "n", "driver": "gpu.nvidia.com", "devices": [device, {"name": "nic-0"}]}}
-    (found,) = object_facts.slice_devices(raw)
+    (found,) = slice_devices(raw)
     assert (found.product, found.memory_bytes, found.problem) == ("NVIDIA H200", 141 * 2**30, "")
     assert found.driver == "550.54.15"
     device["attributes"] |= {"type": {"string": "mig"}, "profile": {"string": "1g.18gb"}}
-    assert "MIG instances" in object_facts.slice_devices(raw)[0].problem
+    assert "MIG instances" in slice_devices(raw)[0].problem
 
 
 def test_spec_of_another_version_becomes_an_error_message() -> None:

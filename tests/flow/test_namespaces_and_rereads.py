@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from trainwright_operator.kube import reconciler as reconciler_module
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
-from trainwright_operator.kube.node_cache import NodeCache
+from trainwright_operator.kube.nodes.node_cache import NodeCache
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics

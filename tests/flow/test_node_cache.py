@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 from flow_api import Lists
 
-from trainwright_operator.kube import node_cache as node_cache_module
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.node_cache import NodeCache
+from trainwright_operator.kube.nodes import node_cache as node_cache_module
+from trainwright_operator.kube.nodes.node_cache import NodeCache
 
 GPU = "nvidia.com/gpu"
 WITHIN_SECONDS = 15.0
@@ -28,10 +28,9 @@ class Cluster(Lists):
         self.meanwhile: Callable[[], None] = lambda: None
         self.failing = False
 
-    async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
-        raise ApiError(404, f"{path}: no ResourceSlices are served")
-
     async def pages(self, path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
+        if path.startswith("/apis/resource.k8s.io/"):
+            raise ApiError(404, f"{path}: not served")
         if path.endswith("/nodes"):
             self.nodes_read += 1
             yield [{"metadata": {"name": "alpha"}}]
@@ -45,7 +44,7 @@ class Cluster(Lists):
         self.meanwhile()
         if self.failing:
             raise ApiError(500, "etcd is not there")
-        yield [{"spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": asked}]}}]
+        yield [{"metadata": {}, "spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": asked}]}}]
 
 
 def story(told: Callable[[NodeCache, Cluster], Awaitable[None]]) -> Cluster:
@@ -133,7 +132,7 @@ def test_missing_right_to_list_pods_raises() -> None:
 def test_resources_are_counted_separately() -> None:
     async def told(occupancy: NodeCache, _: Cluster) -> None:
         assert (await occupancy.usage(GPU)).devices == {"alpha": 1}
-        assert not (await occupancy.usage("amd.com/gpu")).devices["alpha"]
+        assert "alpha" not in (await occupancy.usage("amd.com/gpu")).devices
 
     story(told)
 

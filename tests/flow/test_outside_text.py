@@ -22,11 +22,13 @@ from property_tests import examples
 from trainwright.outside.plain_text import find_control, plain_line, plain_text, without_controls
 from trainwright.worker_api import PROGRESS_MARKER, REPORT_MARKER, LinkTask
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.snapshot import JobFacts, Snapshot
 from trainwright_operator.kube import object_facts, queue_reader
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.main import PlainFormatter
+from trainwright_operator.kube.nodes import published_objects
 
 NASTY = (
     "\x1b[31m", "\x1b]0;owned\x07", "\x9b2J", "\a", "\0", "\x7f", "\x85", "\r", "\n", "\v", "\u2028", "\u2029", "\u200b",
@@ -110,7 +112,14 @@ OBJECTS: dict[str, tuple[dict[str, Any], Any]] = {
                 ],
             }
         },
-        object_facts.slice_devices,
+        lambda one: PublishedDevices.of([published_objects.pool_part(one, {})], {}).slice_devices(),
+    ),
+    "device class": (
+        {
+            "metadata": META,
+            "spec": {"extendedResourceName": RESOURCE, "selectors": [{"cel": {"expression": "?"}}]},
+        },
+        published_objects.device_class,
     ),
     "job": (
         {

@@ -29,10 +29,9 @@ def rows() -> dict[str, dict[str, Any]]:
 
 def said_of(row: dict[str, Any]) -> str:
     """Return the devices and the memory that a plan takes of the node, or why it is left out."""
-    node, slices, spec = node_object(row), slice_objects(row), spec_of(**row.get("spec", {}))
-    devices = tuple(device for one in slices for device in s.slice_devices(one))
-    snapshot = replace(World().snapshot(), nodes=(s.node_facts(node),), slice_devices=devices)
-    found = s.inspect_nodes(snapshot, spec)
+    read = s.read_nodes(node_object(row), slice_objects(row), class_objects(row))
+    snapshot = replace(World().snapshot(), nodes=read.nodes, slice_devices=read.slice_devices)
+    found = s.inspect_nodes(snapshot, spec_of(**row.get("spec", {})))
     if not found.nodes:
         (left_out,) = found.excluded
         return f"left out: {left_out.reason}"
@@ -55,6 +54,11 @@ def slice_objects(row: dict[str, Any]) -> list[dict[str, Any]]:
         {**head, "metadata": {"name": f"slice-{number}"}, "spec": {"nodeName": NAME, "pool": pool} | spec}
         for number, spec in enumerate(row.get("slices", ()))
     ]
+
+
+def class_objects(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the cluster's DeviceClasses."""
+    return [{"metadata": {"name": name}, "spec": spec} for name, spec in row.get("classes", {}).items()]
 
 
 def text(said: dict[str, str]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from trainwright import documents
 from trainwright.accelerators import estimate_profiles
 from trainwright.cli.schema import DOCUMENTS as PUBLISHED_DOCUMENTS
@@ -34,12 +37,25 @@ from trainwright_operator.api.spec import LauncherKind  # noqa: F401 - for the s
 from trainwright_operator.flow import actions
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.dynamic_allocation.device_classes import classes_by_resource
+from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices
 from trainwright_operator.flow.gangs.outcome import GangOutcome
 from trainwright_operator.flow.gangs.retries import LostAttempt
 from trainwright_operator.flow.gangs.worker_image import WorkerImage
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
-from trainwright_operator.kube.object_facts import node_facts, slice_devices
+from trainwright_operator.kube.nodes import published_objects
+from trainwright_operator.kube.nodes.node_cache import NodeInventory
+from trainwright_operator.kube.object_facts import node_facts
+
+
+def read_nodes(node: Any, slices: Iterable[Any], device_classes: Iterable[Any]) -> NodeInventory:
+    """Return the inventory of a cluster of one node."""
+    found = map(published_objects.device_class, device_classes)
+    classes = classes_by_resource(one for one in found if one is not None)
+    parts = [published_objects.pool_part(one, classes) for one in slices]
+    return NodeInventory.of((node_facts(node),), PublishedDevices.of(parts, classes))
+
 
 amp_seconds = amp_model.estimate_seconds
 galvatron_seconds = galvatron_model.estimate_seconds
@@ -100,7 +116,6 @@ __all__ = [
     "estimate_profiles",
     "galvatron_seconds",
     "inspect_nodes",
-    "node_facts",
+    "read_nodes",
     "run_search",
-    "slice_devices",
 ]

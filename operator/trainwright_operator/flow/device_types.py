@@ -106,7 +106,8 @@ def count_devices(node: NodeFacts, resource_name: str) -> int:
     if devices == 0:
         instances = mig_instances(node)
         also = f"; {MIG_UNUSABLE.replace('its devices', ', '.join(instances), 1)}" if instances else ""
-        raise NodeUnusable(f"it has no {resource_name}{also}")
+        published = "" if instances else node.published.why_none(resource_name)
+        raise NodeUnusable(f"it has no {resource_name}{also}" + (f"; {published}" if published else ""))
     return devices
 
 
@@ -150,6 +151,13 @@ def _is_shared(node: NodeFacts) -> bool:
     labels = node.labels
     is_named = labels.get("nvidia.com/gpu.product", "").endswith("-SHARED") or bool(labels.get(_GKE_SHARING))
     return is_named or labels.get("nvidia.com/gpu.replicas", "1") not in ("0", "1")
+
+
+def devices_asked_for(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str) -> Sequence[SliceDevice]:
+    """Return the published devices that pods get by asking for the resource; all of them where a device plugin answers."""
+    if node.plugin_devices(resource_name):
+        return slices
+    return [device for device in slices if resource_name in device.resource_names] or slices
 
 
 def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:

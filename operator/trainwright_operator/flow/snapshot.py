@@ -49,11 +49,46 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedCount:
+    """Number of whole devices that drivers publish in a node's ResourceSlices.
+
+    Attributes:
+        whole: all of them.
+        offered: those that pods can ask for, by the resource that a DeviceClass gives them.
+        problems: why pods that ask for a resource of a DeviceClass get none, by resource.
+        unusable: why its other devices are of no use; empty where it has whole ones, or none.
+        classes_known: whether the operator may list DeviceClasses.
+    """
+
+    whole: int = 0
+    offered: Mapping[str, int] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    unusable: str = ""
+    classes_known: bool = True
+
+    def why_none(self, resource_name: str) -> str:
+        """Return why no pod gets a whole device by asking for the resource; an empty string if none is published."""
+        problem = self.unusable or self.problems.get(resource_name, "")
+        if problem or not self.whole or self.offered:
+            return problem
+        if not self.classes_known:
+            return (
+                "its ResourceSlices have devices, but the operator may not list DeviceClasses, which name them for pods; "
+                "give it the roles of its version"
+            )
+        return (
+            "its ResourceSlices have devices, but no DeviceClass that selects them has spec.extendedResourceName: "
+            f"{resource_name}; add it (before Kubernetes 1.36 with the feature gate DRAExtendedResource)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """Observed node.
 
     Attributes:
         ready_changed_at: when it became ready, or ceased to be; None if unknown.
+        published: devices of its ResourceSlices.
     """
 
     name: str
@@ -65,9 +100,14 @@ class NodeFacts:
     taints: tuple[Taint, ...] = ()
     ready_changed_at: datetime | None = None
     uid: str = ""
+    published: PublishedCount = PublishedCount()
 
     def devices(self, resource_name: str) -> int:
-        """Return how many devices the node offers; 0 if the amount is missing or no whole number."""
+        """Return how many devices the node offers: those of its device plugin, else those that its drivers publish."""
+        return self.plugin_devices(resource_name) or self.published.offered.get(resource_name, 0)
+
+    def plugin_devices(self, resource_name: str) -> int:
+        """Return how many devices its device plugin offers; 0 if the amount is missing or no whole number."""
         amount = self.allocatable.get(resource_name, "0")
         return int(amount) if amount.isdecimal() else 0
 
@@ -78,6 +118,7 @@ class SliceDevice:
 
     Attributes:
         problem: why it is unusable; empty where it is usable.
+        resource_names: by which pods can ask for it, as DeviceClasses say.
     """
 
     node: str
@@ -85,6 +126,7 @@ class SliceDevice:
     memory_bytes: int
     problem: str = ""
     driver: str = ""
+    resource_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

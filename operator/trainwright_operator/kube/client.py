@@ -265,7 +265,9 @@ def leases_path(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/{_namespace_path(namespace)}leases"
 
 
-RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+def device_path(kind: str, namespace: str = "") -> str:
+    """Return the path of ResourceSlices, DeviceClasses or ResourceClaims."""
+    return f"/apis/resource.k8s.io/v1/{_namespace_path(namespace)}{kind}"
 
 
 def _namespace_path(namespace: str) -> str:

@@ -17,7 +17,7 @@ from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.config_map_data import ConfigMapData
-from trainwright_operator.flow.device_types import MIG_UNUSABLE
+from trainwright_operator.flow.dynamic_allocation.published_devices import DeviceRequest
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
@@ -37,7 +37,6 @@ from trainwright_operator.flow.snapshot import (
     NodeFacts,
     PlanFacts,
     PodFacts,
-    SliceDevice,
     StoredConfigMap,
     Taint,
 )
@@ -170,33 +169,6 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         uid=meta.get("uid", ""),
     )
     return without_controls(found)
-
-
-def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
-    """Return the devices of a ResourceSlice with product and memory; others are no accelerators."""
-    spec = resource_slice.get("spec") or {}
-    found = []
-    for device in spec.get("devices") or []:
-        product = ((device.get("attributes") or {}).get("productName") or {}).get("string")
-        memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
-        if product and memory and spec.get("nodeName"):
-            amount, problem = _memory(memory)
-            if ((device.get("attributes") or {}).get("type") or {}).get("string") == "mig":
-                problem = MIG_UNUSABLE
-            driver = ((device.get("attributes") or {}).get("driverVersion") or {}).get("version", "")
-            found.append(
-                SliceDevice(spec["nodeName"], plain_line(product), amount, plain_line(problem), plain_line(driver))
-            )
-    return found
-
-
-def _memory(text: str) -> tuple[int, str]:
-    """Return a device's memory in bytes, and what is wrong with it."""
-    try:
-        amount = parse_quantity(text)
-    except ValueError as error:
-        return 0, f"its ResourceSlice has an invalid device memory: {error}"
-    return amount, "" if amount > 0 else f"its ResourceSlice has an invalid device memory: {text}"
 
 
 def parse_quantity(text: str) -> int:
@@ -342,15 +314,15 @@ def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
     )
 
 
-def used_devices_by_node(pods: list[dict[str, Any]], resource_name: str) -> dict[str, int]:
-    """Count devices by node of unfinished pods that are bound, or pinned and about to be bound."""
-    held: dict[str, int] = {}
+def device_requests(pods: list[dict[str, Any]], resource_name: str) -> Iterator[DeviceRequest]:
+    """Return the devices that unfinished pods ask for, of those that are bound, or pinned and about to be bound."""
     for pod in pods:
         spec = pod["spec"]
         node = spec.get("nodeName") or ("" if spec.get("schedulingGates") else pinned_node(spec.get("affinity")))
         if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            held[node] = held.get(node, 0) + _requested_devices(spec, resource_name)
-    return held
+            devices = _requested_devices(spec, resource_name)
+            if devices:
+                yield DeviceRequest(pod["metadata"].get("uid", ""), node, devices)
 
 
 def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:

@@ -29,7 +29,7 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
+from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
 from trainwright_operator.kube.queue_reader import QueueReader
 from trainwright_operator.settings import Settings
@@ -206,10 +206,10 @@ class SnapshotReader:
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
         if needs_node_usage(snapshot) or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
-            usage = await self.node_cache.usage(spec.devices.resource_name)
-            return replace(snapshot, **usage.inventory._asdict(), used_devices=usage.devices)
-        inventory = await self.node_cache.inventory(age_seconds)
-        return replace(snapshot, **inventory._asdict())
+            found, used = await self.node_cache.usage(spec.devices.resource_name)
+        else:
+            found, used = await self.node_cache.inventory(age_seconds), {}
+        return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices, used_devices=used)
 
     async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""

@@ -22,6 +22,7 @@ from trainwright_operator.flow.device_types import (
     NodeUnusable,
     count_devices,
     device_type,
+    devices_asked_for,
     mig_instances,
     node_location,
 )
@@ -202,7 +203,7 @@ def _usable_type(
     for key, value in wanted.node_selector.items():
         if node.labels.get(key) != value:
             raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
-    found = device_type(node, slices)
+    found = device_type(node, devices_asked_for(node, slices, wanted.resource_name))
     if wanted.products and found.name not in wanted.products:
         raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
     _check_taints(node, spec)

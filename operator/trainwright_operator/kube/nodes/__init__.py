@@ -1,0 +1,1 @@
+"""Readers of nodes, their devices and who holds these."""
