@@ -55,7 +55,7 @@ def test_waiting_plan_of_higher_priority_goes_first():
     assert (low.status.queue_position, high.status.queue_position) == (2, 1)
     message = low.condition("LinksMeasured").message
     assert low.condition("LinksMeasured").reason == "WaitingForCapacity"
-    assert "1 gang is before it in the queue for its nodes" in message
+    assert "1 gang is before it in the queue for its nodes, of plan high; node" in message
     begins(high, (running, low))
     assert not placed_gangs(low)
     for _ in range(900):
@@ -121,7 +121,15 @@ def claims(draw: st.DrawFn) -> list[GangClaim]:
     )
     return [
         GangClaim(
-            f"uid-{number}", "links", priority, START + timedelta(seconds=age), "gpu", {}, dict.fromkeys(nodes, 1)
+            "default",
+            f"plan-{number}",
+            f"uid-{number}",
+            "links",
+            priority,
+            START + timedelta(seconds=age),
+            "gpu",
+            {},
+            dict.fromkeys(nodes, 1),
         )
         for number, (nodes, priority, age) in enumerate(gangs)
     ]
@@ -129,7 +137,7 @@ def claims(draw: st.DrawFn) -> list[GangClaim]:
 
 @given(claims())
 def test_next_in_line_are_disjoint_and_leave_nobody_without_a_predecessor(waiting: list[GangClaim]):
-    heads = list(next_in_line(waiting))
+    heads = list(next_in_line(waiting, {}))
     nodes = [name for claim in heads for name in claim.wanted]
     assert len(nodes) == len(set(nodes))
     assert bool(heads) == bool(waiting)

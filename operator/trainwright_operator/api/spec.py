@@ -358,8 +358,9 @@ class TrainingPlanSpec(ApiModel):
     """The WorkloadPriorityClass of the gangs in the queue: which comes first, and which may evict which. A gang keeps the one
     that it began with. Absent: Kueue's default."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
-    """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
-    served. What runs already is not stopped for it."""
+    """Plans that want the same nodes get them in the order of priority, the highest first; among equals namespaces take turns,
+    and within a namespace it is first come, first served. What runs already is not stopped for it. limits.maxPriority of the
+    chart may bound it."""
     replan: Annotated[Replan, Field(json_schema_extra=without_default)] = Replan.NEVER
     """When a plan is made anew without an edit: Never (the default), or OnClusterChange, when nodes come, go, or change their
     type or number of devices, also after the plan succeeded. The plan before stays in status.winner until there is another,

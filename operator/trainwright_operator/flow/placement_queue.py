@@ -1,7 +1,11 @@
 """Queue of the gangs of all plans that wait for nodes: which of them may start next.
 
-The gang of higher priority comes first, then the one whose task was created first; a gang with some pods placed comes
+The gang of higher priority comes first. Among those of one priority namespaces take turns, a gang each: first the one that
+had its last turn longest ago; within a namespace the gang whose task was created first. A gang with some pods placed comes
 before all others, so that it is completed. A gang waits where the gangs before it need devices that it would get.
+
+Turns are read from what the cluster holds, the times of placed gangs and of results, so that a restart knows them. They are
+not saved up: a namespace that asked for nothing has one turn before the others, not many.
 
 A gang is not waited for while it lacks devices that another workload has or whose node is gone, which may last for
 days. It is while it lacks devices of other plans, whose gangs end soon; small gangs could otherwise overtake a large one
@@ -11,21 +15,27 @@ for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
+from operator import itemgetter
 
 from trainwright import documents
 from trainwright.worker_api import WorkerTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
+from trainwright_operator.flow.gangs.outcome import REUSED_KEY
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.names import PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.reasons import LACKS, Reason
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
+from trainwright_operator.flow.stored_times import stored_time
 
 
 def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
@@ -51,6 +61,8 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
                 held[node.name] += len(node.slots)
         claims.append(
             GangClaim(
+                namespace=plan.namespace,
+                plan_name=plan_label(plan),
                 plan_uid=plan.uid,
                 gang=stored.gang,
                 priority=plan.spec.priority,
@@ -78,46 +90,88 @@ def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     return tuple(replace(claim, wanted={}) for claim in claims if claim.held)
 
 
-def gangs_ahead(snapshot: Snapshot, gang: str) -> int:
-    """Return how many gangs come before the plan's gang and need devices that it would otherwise get."""
-    own_claims = gang_claims(snapshot)
-    own = next((claim for claim in own_claims if claim.gang == gang), None)
-    if own is None:
-        return 0
-    claims = [claim for claim in (*own_claims, *snapshot.other_claims) if claim.resource_name == own.resource_name]
-    shares = _devices_for_plans(snapshot, claims, own.resource_name)
-    earlier = [
-        claim
-        for claim in claims
-        if _order(claim) < _order(own)
-        and not claim.wanted.keys().isdisjoint(own.wanted)
-        and all(shares.get(node, 0) >= devices for node, devices in claim.wanted.items())
-    ]
-    needed = Counter(own.wanted)
-    for claim in claims:
-        needed.update(claim.held)
-    for claim in earlier:
-        needed.update(claim.wanted)
-    return len(earlier) if any(needed[node] > shares.get(node, 0) for node in own.wanted) else 0
+def last_turn(snapshot: Snapshot) -> datetime | None:
+    """Return when a gang of the plan was last placed, or ended after that; None if the cluster holds no sign of one."""
+    times: list[datetime] = []
+    for stored in snapshot.stored:
+        if stored.role == StoredRole.RESULT and REUSED_KEY not in stored.data:
+            times.append(stored.created_at)
+        elif stored.role == StoredRole.TASK:
+            told = (stored.annotations.get(key) for key in (PINNED_ANNOTATION, PLACED_ANNOTATION))
+            times += [time for text in told if text and (time := stored_time(text)) is not None]
+    return max(times, default=None)
+
+
+def gangs_ahead(snapshot: Snapshot, gang: str) -> tuple[GangClaim, ...]:
+    """Return the gangs that come before the plan's gang and need devices that it would otherwise get, in their order."""
+    return _gangs_ahead(snapshot, [gang])[0]
 
 
 def queue_position(snapshot: Snapshot) -> int | None:
     """Return the place of the plan's next gang in the queue for its nodes, from 1, or None where no gang waits."""
     waiting = [claim.gang for claim in gang_claims(snapshot) if claim.wanted]
-    return min((gangs_ahead(snapshot, gang) + 1 for gang in waiting), default=None)
+    return min((len(ahead) + 1 for ahead in _gangs_ahead(snapshot, waiting)), default=None)
 
 
-def next_in_line(claims: Iterable[GangClaim]) -> Iterator[GangClaim]:
+def _gangs_ahead(snapshot: Snapshot, gangs: Sequence[str]) -> list[tuple[GangClaim, ...]]:
+    own_claims = {claim.gang: claim for claim in gang_claims(snapshot)}
+    every = (*own_claims.values(), *snapshot.other_claims)
+    queue = in_order(every, snapshot.last_turns)
+    found = []
+    for gang in gangs:
+        own = own_claims.get(gang)
+        found.append(_needing_the_same(snapshot, every, queue, own) if own is not None and own.wanted else ())
+    return found
+
+
+def _needing_the_same(
+    snapshot: Snapshot, every: Iterable[GangClaim], queue: Iterable[GangClaim], own: GangClaim
+) -> tuple[GangClaim, ...]:
+    claims = [claim for claim in every if claim.resource_name == own.resource_name]
+    shares = _devices_for_plans(snapshot, claims, own.resource_name)
+    earlier = tuple(
+        claim
+        for claim in takewhile(lambda claim: claim is not own, queue)
+        if claim.resource_name == own.resource_name
+        and not claim.wanted.keys().isdisjoint(own.wanted)
+        and all(shares.get(node, 0) >= devices for node, devices in claim.wanted.items())
+    )
+    needed = Counter(own.wanted)
+    for claim in claims:
+        needed.update(claim.held)
+    for claim in earlier:
+        needed.update(claim.wanted)
+    return earlier if any(needed[node] > shares.get(node, 0) for node in own.wanted) else ()
+
+
+def next_in_line(claims: Iterable[GangClaim], last_turns: Mapping[str, datetime]) -> Iterator[GangClaim]:
     """Iterate over the waiting gangs that no earlier gang's nodes overlap with."""
     taken: set[str] = set()
-    for claim in sorted(claims, key=_order):
-        if claim.wanted and taken.isdisjoint(claim.wanted):
+    for claim in in_order(claims, last_turns):
+        if taken.isdisjoint(claim.wanted):
             yield claim
         taken.update(claim.wanted)
 
 
-def _order(claim: GangClaim) -> tuple[bool, int, datetime, str, str]:
-    return not (claim.held and claim.wanted), -claim.priority, claim.since, claim.plan_uid, claim.gang
+def in_order(claims: Iterable[GangClaim], last_turns: Mapping[str, datetime]) -> list[GangClaim]:
+    """Return the gangs that wait in the order of the queue, which depends on nothing else."""
+    turns = Counter[tuple[int, str]]()
+    arrivals: dict[str, datetime] = {}
+    keyed: list[tuple[tuple[object, ...], GangClaim]] = []
+    for claim in sorted((claim for claim in claims if claim.wanted), key=_age):
+        # A namespace that never had a turn takes its place as of when it began to wait: newcomers do not pass the others.
+        served = last_turns.get(claim.namespace)
+        waits_since = served or arrivals.setdefault(claim.namespace, claim.since), served is not None
+        is_begun, queue = bool(claim.held), (claim.priority, claim.namespace)
+        number = 0 if is_begun else turns[queue]
+        turns[queue] += not is_begun
+        keyed.append(((not is_begun, -claim.priority, number, *waits_since, *_age(claim)), claim))
+    keyed.sort(key=itemgetter(0))
+    return [claim for _, claim in keyed]
+
+
+def _age(claim: GangClaim) -> tuple[datetime, str, str]:
+    return claim.since, claim.plan_uid, claim.gang
 
 
 def _devices_for_plans(snapshot: Snapshot, claims: Iterable[GangClaim], resource_name: str) -> Mapping[str, int]:

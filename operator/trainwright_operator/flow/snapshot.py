@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
@@ -315,11 +315,14 @@ class GangClaim:
     """Devices that a gang of a plan holds and waits for.
 
     Attributes:
+        plan_name: as its label says, which holds 63 characters.
         since: creation of its task.
         held: devices of its placed pods that have not ended, by node.
         wanted: devices that its gated pods wait for, by node.
     """
 
+    namespace: str
+    plan_name: str
     plan_uid: str
     gang: str
     priority: int
@@ -327,6 +330,22 @@ class GangClaim:
     resource_name: str
     held: Mapping[str, int]
     wanted: Mapping[str, int]
+
+
+class HolderKind(StrEnum):
+    """Kind of what holds devices: a plan's gang, the job that a plan handed over, or any other pod."""
+
+    PLAN = "plan"
+    JOB = "the job of plan"
+    POD = "pod"
+
+
+class DeviceHolder(NamedTuple):
+    """Plan or pod that holds devices of a node."""
+
+    namespace: str
+    kind: HolderKind
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +364,11 @@ class Snapshot:
 
     Attributes:
         used_devices: devices of bound or pinned pods that have not ended, by node, over all plans.
+        holders: who holds them, of the nodes of a plan that waits for some.
         refusals: API server's message by name of each refused job or pin of a pod.
         failing: None where the last reconciliation applied all actions.
         other_claims: claims of the other plans' gangs.
+        last_turns: when a gang of the namespace was last placed, or ended after that, by namespace.
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
         plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
         queue: the plan's queue; None where it has none.
@@ -365,11 +386,13 @@ class Snapshot:
     pods: tuple[PodFacts, ...] = ()
     stored: tuple[StoredConfigMap, ...] = ()
     used_devices: Mapping[str, int] = field(default_factory=dict)
+    holders: Mapping[str, tuple[DeviceHolder, ...]] = field(default_factory=dict)
     refusals: Mapping[str, str] = field(default_factory=dict)
     dry_run: DryRun | None = None
     planner: PlannerFacts = PlannerFacts()
     failing: RequestFailure | None = None
     other_claims: tuple[GangClaim, ...] = ()
+    last_turns: Mapping[str, datetime] = field(default_factory=dict)
     claims_known: bool = True
     plans_by_node: Mapping[str, int] = field(default_factory=dict)
     queue: QueueFacts | None = None

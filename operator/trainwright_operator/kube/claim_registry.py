@@ -6,12 +6,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.phases.plan_places import age_order, kept_place, place_of
-from trainwright_operator.flow.placement_queue import gang_claims, next_in_line, respected_claims
+from trainwright_operator.flow.placement_queue import gang_claims, last_turn, next_in_line, respected_claims
 from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, PlanPlace, Snapshot
 
 PlanKey = tuple[str, str]
@@ -31,6 +32,7 @@ class ClaimRegistry:
         self._has_released = False
         self._places: defaultdict[str, dict[str, PlanPlace]] = defaultdict(dict)
         self._freed: set[str] = set()
+        self._turns: dict[str, datetime] = {}
 
     def expect(self, plans: Iterable[PlanKey]) -> None:
         """Note the plans that exist at the operator's start; later calls change nothing."""
@@ -52,8 +54,19 @@ class ClaimRegistry:
         uid = snapshot.plan.uid
         self._replace(uid, respected_claims(snapshot))
         others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
-        found = replace(snapshot, other_claims=others, claims_known=self.is_complete, plans_by_node=self._plans_by_node)
+        self._record_turn(snapshot.plan.namespace, last_turn(snapshot))
+        found = replace(
+            snapshot,
+            other_claims=others,
+            last_turns=self._turns,
+            claims_known=self.is_complete,
+            plans_by_node=self._plans_by_node,
+        )
         return self._with_places(found) if found.rules.limits.plans_per_namespace is not None else found
+
+    def _record_turn(self, namespace: str, time: datetime | None) -> None:
+        if time is not None:
+            self._turns[namespace] = max(time, self._turns.get(namespace, time))
 
     def _with_places(self, snapshot: Snapshot) -> Snapshot:
         plan, places = snapshot.plan, self._places[snapshot.plan.namespace]
@@ -83,6 +96,7 @@ class ClaimRegistry:
 
     def record_placement(self, snapshot: Snapshot) -> None:
         """Note that all pods of the plan's waiting gangs were placed; its next reconciliation corrects what failed."""
+        self._record_turn(snapshot.plan.namespace, datetime.now(UTC))
         self._claims[snapshot.plan.uid] = tuple(
             replace(claim, held={**claim.wanted, **claim.held}, wanted={}) for claim in gang_claims(snapshot)
         )
@@ -105,9 +119,8 @@ class ClaimRegistry:
         self._freed.clear()
         if self._has_released:
             self._has_released = False
-            found.update(
-                one.plan_uid for one in next_in_line(one for claims in self._claims.values() for one in claims)
-            )
+            every = (one for claims in self._claims.values() for one in claims)
+            found.update(one.plan_uid for one in next_in_line(every, self._turns))
         return found
 
     def _choose(self, uid: str, nodes: frozenset[str]) -> None:

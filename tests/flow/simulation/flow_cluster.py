@@ -10,8 +10,8 @@ from typing import Any
 from flow_world import START, World, spec_of
 
 from trainwright_operator.flow.phases.plan_places import place_of
-from trainwright_operator.flow.placement_queue import gang_claims, respected_claims
-from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, PlanPlace, Snapshot
+from trainwright_operator.flow.placement_queue import gang_claims, last_turn, respected_claims
+from trainwright_operator.flow.snapshot import DeviceHolder, GangClaim, PlanFacts, PlanPlace, Snapshot
 
 
 @dataclass
@@ -24,6 +24,7 @@ class SharedWorld(World):
     neighbours: list[SharedWorld] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)
     """Devices that another workload holds, by node."""
+    holders: dict[str, tuple[DeviceHolder, ...]] = field(default_factory=dict)
 
     def own_snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
@@ -36,13 +37,23 @@ class SharedWorld(World):
         return replace(
             self.own_snapshot(),
             used_devices=dict(used),
+            holders=self.holders,
             other_claims=self.claims_of_others(),
             other_places=self.places_of_others(),
+            last_turns=self.last_turns(),
         )
 
     def _named(self, plan: PlanFacts) -> PlanFacts:
         own = {"namespace": self.namespace, "created_at": self.created_at}
         return replace(plan, name=self.name, uid=f"uid-{self.name}", **own)
+
+    def last_turns(self) -> dict[str, datetime]:
+        found: dict[str, datetime] = {}
+        for world in self.neighbours:
+            turn = last_turn(world.own_snapshot())
+            if turn is not None:
+                found[world.namespace] = max(turn, found.get(world.namespace, turn))
+        return found
 
     def places_of_others(self) -> tuple[PlanPlace, ...]:
         others = (world for world in self.neighbours if world is not self and world.namespace == self.namespace)

@@ -20,6 +20,7 @@ from trainwright_operator.flow.actions import (
 )
 from trainwright_operator.flow.gangs import kueue, results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs import outcome as outcomes
+from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
@@ -31,7 +32,6 @@ from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.placement_queue import gangs_ahead
 from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
@@ -313,12 +313,9 @@ class _RunningGang:
         if not self.gated:
             ready = sum(bool(pod.containers and pod.containers[0].running_since) for pod in pods)
             return GangStep(activity=f"{ready} of {len(pods)} pods running")
-        ahead = gangs_ahead(self.context.snapshot, self.gang_spec.name)
+        ahead = describe_gangs_ahead(self.context.snapshot, self.gang_spec.name)
         if ahead:
-            lacking = [
-                f"{ahead} {'gang is' if ahead == 1 else 'gangs are'} before it in the queue for its nodes",
-                *lacking,
-            ]
+            lacking = [ahead, *lacking]
         elif not self.context.snapshot.claims_known:
             lacking = ["the operator has just started and reads the other plans first", *lacking]
         if lacking:
@@ -373,7 +370,9 @@ class _RunningGang:
             return f"node {node_name} is cordoned"
         needed = next(len(one.slots) for one in self.gang_spec.task.gang.nodes if one.name == node_name)
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
-        return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} needed devices free"
+        if free >= needed:
+            return ""
+        return f"node {node_name} has {max(free, 0)} of {needed} needed devices free{describe_holders(snapshot, node_name)}"
 
     @cached_property
     def finished(self) -> tuple[WorkerReport, ...] | GangFailure | None:

@@ -1,0 +1,43 @@
+"""Sentences on who has, or gets before, the devices that a gang waits for.
+
+Plans and pods are named only where they are in the namespace of the plan that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainwright_operator.api.installation import join_names
+from trainwright_operator.flow.gangs.child_metadata import plan_label
+from trainwright_operator.flow.placement_queue import gangs_ahead
+from trainwright_operator.flow.snapshot import DeviceHolder, HolderKind, PlanFacts, Snapshot
+
+
+def describe_gangs_ahead(snapshot: Snapshot, gang: str) -> str:
+    """Return how many gangs come before the plan's gang in the queue, and whose they are, or an empty string."""
+    ahead = gangs_ahead(snapshot, gang)
+    if not ahead:
+        return ""
+    owners = _describe(snapshot.plan, (DeviceHolder(one.namespace, HolderKind.PLAN, one.plan_name) for one in ahead))
+    number = "1 gang is" if len(ahead) == 1 else f"{len(ahead)} gangs are"
+    return f"{number} before it in the queue for its nodes, of {owners}"
+
+
+def describe_holders(snapshot: Snapshot, node_name: str) -> str:
+    """Return a clause on who holds the node's devices, or an empty string where nobody is known to."""
+    holders = snapshot.holders.get(node_name, ())
+    return f", held by {_describe(snapshot.plan, holders)}" if holders else ""
+
+
+def _describe(plan: PlanFacts, found: Iterable[DeviceHolder]) -> str:
+    own: list[str] = []
+    others: set[str] = set()
+    for namespace, kind, name in found:
+        if namespace != plan.namespace:
+            others.add(namespace)
+        elif (kind, name) == (HolderKind.PLAN, plan_label(plan)):
+            own.append("this plan")
+        else:
+            own.append(f"{kind} {name}")
+    foreign = [] if not others else ["another namespace" if len(others) == 1 else "other namespaces"]
+    return join_names([*dict.fromkeys(own), *foreign])
