@@ -27,7 +27,7 @@ QUEUE_LABEL: Final = f"{API_GROUP}/queue-name"
 PRIORITY_LABEL: Final = f"{API_GROUP}/priority-class"
 
 MAX_POD_SETS: Final = 18
-"""Groups of pods in one object that Kueue v0.19.2 takes (`workload_types.go`)."""
+"""Groups of pods in one object that Kueue takes from 0.19 on (10 before), as its definition of a Workload says."""
 TOPOLOGY_ANNOTATION: Final = {f"{API_GROUP}/podset-unconstrained-topology": "true"}
 """Annotation of pods that get a flavor with a topology, beside flavors without, and any nodes that their affinity allows."""
 
