@@ -142,6 +142,13 @@ def test_plan_that_waited_long_for_capacity_is_not_stuck_when_it_goes_on(tmp_pat
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [plan]})
 
 
+def test_plan_that_waits_for_its_turn_in_its_namespace_is_no_alarm(tmp_path) -> None:
+    labels = '{namespace="a",name="p",phase="Accepted",reason="PlanLimitReached"}'
+    series = {f"trainwright_plan_phase_start_timestamp_seconds{labels}": "1x600"}
+    for alert in ("TrainwrightPlanStuck", "TrainwrightPlanWaitsForCapacity"):
+        check_alerts(tmp_path, series, alert, {"5h": [], "9h": []})
+
+
 def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> None:
     start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
     series = {start % "Starting": "1x150 stale", start % "Running": "_x150 1x150"}
