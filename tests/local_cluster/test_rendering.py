@@ -18,6 +18,7 @@ from cryptography import x509
 from local_cluster.addons import adapt_jobset, adapt_kueue, adapt_training_operator
 from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, KUEUE_RELEASE, KUEUES, Binaries
 from local_cluster.certificates import make_certificates
+from local_cluster.cli import app
 from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
 from local_cluster.control_groups import ControlGroups
 from local_cluster.image_stores import write_archive
@@ -159,6 +160,13 @@ def test_release_of_kueue_is_what_its_name_says_and_is_built_apart(release: str,
     assert version is not None
     assert version.startswith(f"v{release}.")
     assert part.build_folder(folders).name.startswith(f"kueue-{release}-")
+
+
+def test_release_of_kueue_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["build", "--kueue", "--kueue-release", "0.1"])
+    assert ended.value.code == 2
+    assert "must be one of 0.18, 0.19, got '0.1'" in capsys.readouterr().err
 
 
 def test_makefile_builds_every_release_of_kueue_for_the_nightly_tests() -> None:
