@@ -7,6 +7,7 @@ import pytest
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
 from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
+from trainwright_operator.flow.quantities import parse_quantity, whole_number
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts
@@ -62,13 +63,21 @@ def test_bound_and_pinned_pods_hold_devices_until_they_end() -> None:
     ],
 )
 def test_quantities_are_parsed_as_bytes(text: str, value: int) -> None:
-    assert object_facts.parse_quantity(text) == value
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8", 8), ("1k", 1000), ("8000m", 8), ("500m", 0), ("-4", 0), ("٤", 0), ("some", 0), ("9" * 99, 0)],
+)
+def test_things_that_cannot_be_divided_are_counted_in_whole_numbers(text: str, number: int) -> None:
+    assert whole_number(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "lots", "1Qi", "Gi", "1e999"])
 def test_invalid_quantity_is_reported_as_the_problem_of_a_slice(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
-        object_facts.parse_quantity(text)
+        parse_quantity(text)
     device = {
         "attributes": {"productName": {"string": "NVIDIA H200"}},
         "capacity": {"memory": {"value": text or "?"}},

@@ -14,6 +14,7 @@ from trainwright.accelerators.data_sheets import MIG_PART
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
+from trainwright_operator.flow.quantities import is_whole_number, shown, whole_number
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
@@ -86,6 +87,8 @@ class DeviceType:
 
 
 MIG_UNUSABLE: Final = "its devices are MIG instances, which plans cannot use: they have no peer-to-peer transfers; disable MIG on the node"
+MOST_DEVICES_OF_A_NODE: Final = 1024
+"""Bound of a node's devices, far above any machine's: larger numbers are shares of devices, or mistakes."""
 _MIG_RESOURCE: Final = "/mig-"
 """Part of the resource of MIG instances with the strategy `mixed`; whole GPUs of the node stay `nvidia.com/gpu`."""
 
@@ -107,8 +110,25 @@ def count_devices(node: NodeFacts, resource_name: str) -> int:
         instances = mig_instances(node)
         also = f"; {MIG_UNUSABLE.replace('its devices', ', '.join(instances), 1)}" if instances else ""
         published = "" if instances else node.published.why_none(resource_name)
-        raise NodeUnusable(f"it has no {resource_name}{also}" + (f"; {published}" if published else ""))
+        parts = (f"{_no_devices(node, resource_name)}{also}", published)
+        raise NodeUnusable("; ".join(part for part in parts if part))
+    if devices > MOST_DEVICES_OF_A_NODE:
+        raise NodeUnusable(
+            f"it offers {devices:,} {resource_name}, and at most {MOST_DEVICES_OF_A_NODE:,} of a node are believed; look "
+            "at the device plugin"
+        )
     return devices
+
+
+def _no_devices(node: NodeFacts, resource_name: str) -> str:
+    amount, installed = node.allocatable.get(resource_name, "0"), whole_number(node.capacity.get(resource_name, "0"))
+    if not is_whole_number(amount):
+        return (
+            f"its allocatable {resource_name} is {shown(amount)}, which is no whole number; look at the device plugin"
+        )
+    if installed:
+        return f"0 of its {installed:,} {resource_name} are allocatable: look at the device plugin"
+    return f"it has no {resource_name}"
 
 
 def mig_instances(node: NodeFacts) -> list[str]:

@@ -12,6 +12,7 @@ from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.quantities import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class NodeFacts:
 
     Attributes:
         ready_changed_at: when it became ready, or ceased to be; None if unknown.
+        capacity: what it has, allocatable or not; empty if unknown.
         published: devices of its ResourceSlices.
     """
 
@@ -100,6 +102,7 @@ class NodeFacts:
     taints: tuple[Taint, ...] = ()
     ready_changed_at: datetime | None = None
     uid: str = ""
+    capacity: Mapping[str, str] = field(default_factory=dict)
     published: PublishedCount = PublishedCount()
 
     def devices(self, resource_name: str) -> int:
@@ -108,8 +111,7 @@ class NodeFacts:
 
     def plugin_devices(self, resource_name: str) -> int:
         """Return how many devices its device plugin offers; 0 if the amount is missing or no whole number."""
-        amount = self.allocatable.get(resource_name, "0")
-        return int(amount) if amount.isdecimal() else 0
+        return whole_number(self.allocatable.get(resource_name, "0"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from fractions import Fraction
-from math import ceil
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +27,7 @@ from trainwright_operator.flow.names import (
     RENDEZVOUS_LABEL,
     ROLE_LABEL,
 )
+from trainwright_operator.flow.quantities import parse_quantity
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
@@ -42,14 +40,8 @@ from trainwright_operator.flow.snapshot import (
 )
 
 logger = logging.getLogger(__name__)
-_SUFFIXES: dict[str, Fraction | int] = (
-    {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
-    | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
-    | {f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
-)
 _AS_WRITTEN: Final = ("podTemplate", "command")
 """Fields of the spec that programs read: what the acceptance and the definition let through reaches them unchanged."""
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,2})|([a-zA-Z]{0,2}))")
 
 
 def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
@@ -162,6 +154,7 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
         allocatable=status.get("allocatable") or {},
+        capacity=status.get("capacity") or {},
         ready=ready.get("status") == "True",
         ready_changed_at=_optional_time(ready.get("lastTransitionTime")),
         schedulable=not spec.get("unschedulable", False),
@@ -169,15 +162,6 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         uid=meta.get("uid", ""),
     )
     return without_controls(found)
-
-
-def parse_quantity(text: str) -> int:
-    """Parse a Kubernetes quantity such as 16Gi or 1e3, rounded up to an integer. Raise ValueError if invalid."""
-    parts = _QUANTITY.fullmatch(text)
-    if parts is None or (parts[3] or "") not in _SUFFIXES:
-        raise ValueError(f"{text!r} is not a quantity")
-    factor = Fraction(10) ** int(parts[2]) if parts[2] else _SUFFIXES[parts[3] or ""]
-    return ceil(Fraction(parts[1]) * factor)
 
 
 def owner_uids(resource: dict[str, Any]) -> set[str]:

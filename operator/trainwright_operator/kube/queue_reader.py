@@ -14,10 +14,11 @@ from typing import Any, Final
 from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.flow.gangs.kueue import API_GROUP
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
+from trainwright_operator.flow.quantities import parse_quantity
 from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.object_facts import owner_uids, parse_quantity
+from trainwright_operator.kube.object_facts import owner_uids
 
 _VERSION: Final = "v1beta2"
 _UID_LABEL: Final = f"{API_GROUP}/job-uid"
