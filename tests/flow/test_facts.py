@@ -7,7 +7,7 @@ import pytest
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
 from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.quantities import parse_quantity, whole_number
+from trainwright_operator.flow.nodes.quantities import parse_quantity, whole_number
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts

@@ -119,6 +119,7 @@ class ClusterChange(StatusModel):
 
 
 MOST_NODES = 1024
+MOST_ACCELERATORS = 64
 """More are not shown: the API server would refuse the status."""
 
 
@@ -135,7 +136,9 @@ class ClusterStatus(StatusModel):
     """Whether any device's speed is emulated; then every time that involves it is emulated too."""
     nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
     """Nodes whose devices may be used; the first 1024 where they are more."""
-    accelerators: Annotated[tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
+    accelerators: Annotated[
+        tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(MOST_ACCELERATORS))
+    ] = ()
     """Types of devices."""
     excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
     """Nodes that are left out, each with the reason; the first 256 where they are more."""

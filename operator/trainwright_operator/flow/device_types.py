@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from trainwright import documents
-from trainwright.accelerators import data_sheet, has_data_sheet, machines
-from trainwright.accelerators.data_sheets import MIG_PART
+from trainwright.accelerators import data_sheet, has_data_sheet
+from trainwright.accelerators.cloud_devices import device_of_labels, device_of_machine, named_devices
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
-from trainwright_operator.flow.quantities import is_whole_number, shown, whole_number
+from trainwright_operator.flow.nodes.device_names import is_memory_of, plain_name, sheet_name
+from trainwright_operator.flow.nodes.device_shares import (
+    AMD_PREFIXES,
+    INSTANCE_TYPE_LABEL,
+    PRODUCT_LABEL,
+    describe_shares,
+    find_share,
+    labels_say_shared,
+    why_no_device,
+)
+from trainwright_operator.flow.nodes.quantities import (
+    GIBIBYTE,
+    is_memory,
+    is_whole_number,
+    mebibytes,
+    shown,
+    whole_number,
+)
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
-INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 _NVLINK_DOMAIN_LABEL: Final = "nvidia.com/gpu.clique"
 """Label of GPU feature discovery, CLUSTER.CLIQUE, on nodes whose devices NVLink connects with those of other nodes."""
+_MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
+_AMD_MEMORY: Final = re.compile(r"([0-9]{1,6})G(?:i?B)?", re.ASCII)
+_MEMORY_BOUNDS: Final = "a device has 1 GiB to 4 TiB"
+_EMULATED_SPEEDS: Final = (
+    ("flops_per_second", 1e3, 1e21),
+    ("floor_seconds", 0.0, 3600.0),
+    ("updated_parameters_per_second", 1e3, 1e21),
+)
+"""Bounds of a device table, within which the times of every model are numbers that documents hold."""
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,64}")
+_LABEL_VALUE: Final = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 
 
 def node_location(node: Node, facts: NodeFacts, topology_labels: Sequence[str]) -> NodeLocation:
-    """Return the node's location; a missing label becomes an empty string."""
-    instance = facts.labels.get(INSTANCE_TYPE_LABEL)
+    """Return the node's location; a missing label becomes an empty string. Raise NodeUnusable for what is no label's."""
+    instance = _label(facts, INSTANCE_TYPE_LABEL)
     machine = f"{node.devices} × {node.accelerator}" + (f" in {instance}" if instance else "")
-    topology = tuple(facts.labels.get(label, "") for label in topology_labels)
+    topology = tuple(_label(facts, label) for label in topology_labels)
     return NodeLocation(machine, topology, _nvlink_domain(facts))
 
 
 def _nvlink_domain(facts: NodeFacts) -> str:
     """Return the node's NVLink domain; a cluster of zeros is what NVLink inside one node reports."""
-    domain = facts.labels.get(_NVLINK_DOMAIN_LABEL, "")
+    domain = _label(facts, _NVLINK_DOMAIN_LABEL)
     return domain if domain.rpartition(".")[0].strip("0-") else ""
+
+
+def _label(facts: NodeFacts, label: str) -> str:
+    value = facts.labels.get(label, "")
+    if not _LABEL_VALUE.fullmatch(value):
+        raise NodeUnusable(f"its label {label} is {shown(value)}, which is no label's value; correct it")
+    return value
 
 
 def location_without_labels(node: Node) -> NodeLocation:
@@ -41,56 +76,18 @@ def location_without_labels(node: Node) -> NodeLocation:
     return NodeLocation(f"{node.devices} × {node.accelerator}")
 
 
-MEBIBYTE: Final = 1 << 20
-GIBIBYTE: Final = 1 << 30
-
-_GKE_ACCELERATORS: Final = {
-    "nvidia-tesla-p100": "Tesla-P100-PCIE-16GB",
-    "nvidia-tesla-v100": "Tesla-V100-SXM2-16GB",
-    "nvidia-tesla-t4": "Tesla-T4",
-    "nvidia-l4": "NVIDIA-L4",
-    "nvidia-tesla-a100": "NVIDIA-A100-SXM4-40GB",
-    "nvidia-a100-80gb": "NVIDIA-A100-SXM4-80GB",
-    "nvidia-h100-80gb": "NVIDIA-H100-80GB-HBM3",
-    "nvidia-h100-mega-80gb": "NVIDIA-H100-80GB-HBM3",
-    "nvidia-h200-141gb": "NVIDIA-H200",
-    "nvidia-b200": "NVIDIA-B200",
-}
-"""Data sheets by GKE's label, which names the device type but not its memory."""
-_GKE_SHARING: Final = "cloud.google.com/gke-gpu-sharing-strategy"
-"""GKE's label of nodes that offer each device several times, by time-slicing or MPS."""
-
-_INSTANCE_TYPES: Final = {
-    "g4dn.2xlarge": "Tesla-T4",
-    "g4dn.4xlarge": "Tesla-T4",
-    "g4dn.8xlarge": "Tesla-T4",
-    "g4dn.16xlarge": "Tesla-T4",
-    "a2-highgpu-2g": "NVIDIA-A100-SXM4-40GB",
-    "Standard_NC4as_T4_v3": "Tesla-T4",
-    "Standard_NC24ads_A100_v4": "NVIDIA-A100-80GB-PCIe",
-    "Standard_ND96asr_v4": "NVIDIA-A100-SXM4-40GB",
-    "Standard_ND40rs_v2": "Tesla-V100-SXM2-32GB",
-}
-"""Data sheets by cloud machine type, in addition to the planner's own `machines`."""
-
-_LEAST_REPORTED: Final = 0.85
-"""Minimum share of the sold memory that the runtime reports (minimum over all data sheets: 0.91)."""
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """Device type of a node, and the memory of one device."""
+    """Device type of a node, and the memory of one device.
+
+    Attributes:
+        product: name that the node writes, where `name` is that of its data sheet.
+    """
 
     name: str
     memory_bytes: int
     emulation: Emulation | None = None
-
-
-MIG_UNUSABLE: Final = "its devices are MIG instances, which plans cannot use: they have no peer-to-peer transfers; disable MIG on the node"
-MOST_DEVICES_OF_A_NODE: Final = 1024
-"""Bound of a node's devices, far above any machine's: larger numbers are shares of devices, or mistakes."""
-_MIG_RESOURCE: Final = "/mig-"
-"""Part of the resource of MIG instances with the strategy `mixed`; whole GPUs of the node stay `nvidia.com/gpu`."""
+    product: str = field(default="", compare=False)
 
 
 class NodeUnusable(ValueError):  # noqa: N818 - an answer in words
@@ -101,18 +98,25 @@ class DeviceTypeUnknown(NodeUnusable):
     """Node with an unknown device type."""
 
 
+class ValueImpossible(DeviceTypeUnknown):
+    """Node that says of its devices what cannot be."""
+
+
+MOST_DEVICES_OF_A_NODE: Final = 1024
+"""Bound of a node's devices, far above any machine's: larger numbers are shares of devices, or mistakes."""
+
+
 def count_devices(node: NodeFacts, resource_name: str) -> int:
-    """Return how many whole devices the node offers. Raise NodeUnusable where there is none."""
+    """Return how many devices the node offers. Raise NodeUnusable where there is none, or no machine has that number."""
     devices = node.devices(resource_name)
-    if _MIG_RESOURCE in resource_name and devices:
-        raise NodeUnusable(MIG_UNUSABLE)
     if devices == 0:
-        instances = mig_instances(node)
-        also = f"; {MIG_UNUSABLE.replace('its devices', ', '.join(instances), 1)}" if instances else ""
-        published = "" if instances else node.published.why_none(resource_name)
-        parts = (f"{_no_devices(node, resource_name)}{also}", published)
+        shares = describe_shares(node)
+        published = "" if shares else node.published.why_none(resource_name)
+        parts = (_no_devices(node, resource_name), shares, published)
         raise NodeUnusable("; ".join(part for part in parts if part))
-    if devices > MOST_DEVICES_OF_A_NODE:
+    if why_no_device(resource_name):
+        raise NodeUnusable(why_no_device(resource_name))
+    if devices > MOST_DEVICES_OF_A_NODE and not labels_say_shared(node):
         raise NodeUnusable(
             f"it offers {devices:,} {resource_name}, and at most {MOST_DEVICES_OF_A_NODE:,} of a node are believed; look "
             "at the device plugin"
@@ -131,18 +135,28 @@ def _no_devices(node: NodeFacts, resource_name: str) -> str:
     return f"it has no {resource_name}"
 
 
-def mig_instances(node: NodeFacts) -> list[str]:
-    """Return the resources under which the node offers MIG instances."""
-    return [name for name in node.allocatable if _MIG_RESOURCE in name and node.devices(name)]
-
-
-def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
+def device_type(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str = "nvidia.com/gpu") -> DeviceType:
     """Return the device type of the node from the most trustworthy source. Raise NodeUnusable where there is none."""
-    if _is_shared(node):
-        raise NodeUnusable(
-            "its devices are time-sliced or shared by MPS, so several pods would share one; disable sharing"
-        )
-    found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_cloud_labels(node)
+    share = find_share(node, resource_name, has_slices=any(device.node == node.name for device in slices))
+    if share:
+        raise NodeUnusable(share)
+    return read_type(node, slices)
+
+
+def says_the_same(node: NodeFacts, slices: Sequence[SliceDevice], known: DeviceType) -> bool:
+    """Return whether a node says of its devices what it said when a plan discovered them, perhaps by other rules."""
+    if labels_say_shared(node) or known.emulation is not None:
+        return False
+    try:
+        found = read_type(node, slices)
+    except NodeUnusable:
+        return False
+    return known.name in (found.name, found.product) and found.memory_bytes == known.memory_bytes
+
+
+def read_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
+    """Return the device type that a node tells, be its devices whole or not. Raise NodeUnusable where there is none."""
+    found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_amd_labels(node) or _from_clouds(node)
     if found is None:
         raise DeviceTypeUnknown(
             "unknown device type: it has neither ResourceSlices (resource.k8s.io/v1) nor the label "
@@ -150,27 +164,21 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
         )
     if found.name.startswith(EMULATED_PREFIX):
         # Only the worker enforces the memory limit of emulated devices.
-        return DeviceType(found.name, found.memory_bytes, replace(_emulation(node), memory_bytes=found.memory_bytes))
+        return replace(found, emulation=replace(_emulation(node), memory_bytes=found.memory_bytes))
     return found
 
 
 def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:
-    """Return the version of the driver of a node's devices, or an empty string where nothing tells it."""
+    """Return the version of the driver of a node's devices, or an empty string where nothing tells a legible one."""
     labels = node.labels
     published = (device.driver for device in slices if device.node == node.name and device.driver)
     parts = [labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")]
-    return (
+    told = (
         labels.get("nvidia.com/cuda.driver-version.full")
         or ".".join(part for part in parts if part)
         or next(published, "")
     )
-
-
-def _is_shared(node: NodeFacts) -> bool:
-    """Return whether labels of GPU feature discovery or of GKE say that a device counts several times."""
-    labels = node.labels
-    is_named = labels.get("nvidia.com/gpu.product", "").endswith("-SHARED") or bool(labels.get(_GKE_SHARING))
-    return is_named or labels.get("nvidia.com/gpu.replicas", "1") not in ("0", "1")
+    return told if _VERSION.fullmatch(told) else ""
 
 
 def devices_asked_for(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str) -> Sequence[SliceDevice]:
@@ -186,60 +194,83 @@ def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType |
         raise NodeUnusable(problem)
     own = {(device.product, device.memory_bytes) for device in slices if device.node == node.name}
     if len(own) > 1:
-        raise NodeUnusable(f"it has devices of several types: {', '.join(sorted({product for product, _ in own}))}")
+        products = sorted({product for product, _ in own})
+        raise NodeUnusable(f"it has devices of several types: {', '.join(map(_legible, products))}")
     for product, memory_bytes in own:
-        return DeviceType(product.replace(" ", "-"), memory_bytes)
+        if not is_memory(memory_bytes, is_emulated=product.startswith(EMULATED_PREFIX)):
+            raise ValueImpossible(
+                f"the device memory in its ResourceSlice is {memory_bytes:,} bytes, and {_MEMORY_BOUNDS}; correct what its driver publishes"
+            )
+        return _named(product, memory_bytes, "the productName in its ResourceSlice")
     return None
 
 
 def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
-    product = node.labels.get("nvidia.com/gpu.product")
+    product = node.labels.get(PRODUCT_LABEL)
     if product is None:
         return None
-    if MIG_PART in product:
-        raise NodeUnusable(MIG_UNUSABLE)
-    memory = node.labels.get("nvidia.com/gpu.memory", "")
-    if not memory.isdecimal() or int(memory) == 0:
-        raise DeviceTypeUnknown("its label nvidia.com/gpu.memory (in MiB) is missing or not a number")
-    return DeviceType(product, int(memory) * MEBIBYTE)
+    memory = node.labels.get(_MEMORY_LABEL, "")
+    num_bytes = mebibytes(memory, is_emulated=product.startswith(EMULATED_PREFIX))
+    if num_bytes is None:
+        raise ValueImpossible(_wrong_memory(_MEMORY_LABEL, memory))
+    return _named(product, num_bytes, f"its label {PRODUCT_LABEL}")
 
 
-def _from_cloud_labels(node: NodeFacts) -> DeviceType | None:
-    """Look up the device type by cloud labels.
+def _from_amd_labels(node: NodeFacts) -> DeviceType | None:
+    for prefix in AMD_PREFIXES:
+        product, memory = node.labels.get(f"{prefix}product-name"), node.labels.get(f"{prefix}vram", "")
+        if product is not None:
+            size = _AMD_MEMORY.fullmatch(memory)
+            sold = int(size[1]) * GIBIBYTE if size is not None else 0
+            if not is_memory(sold):
+                raise ValueImpossible(_wrong_memory(f"{prefix}vram", memory, unit="GiB, as 192G"))
+            return _by_sold_memory(product, sold, f"its label {prefix}product-name")
+    return None
 
-    The memory is the data sheet's: runtimes report up to a tenth less than clouds sell.
-    """
+
+def _from_clouds(node: NodeFacts) -> DeviceType | None:
+    """Look up the device type by what clouds say of the node."""
     labels = node.labels
-    if labels.get("cloud.google.com/gke-gpu-partition-size"):
-        raise NodeUnusable(MIG_UNUSABLE)
-    gke = labels.get("cloud.google.com/gke-accelerator")
-    if gke in _GKE_ACCELERATORS:
-        return _by_sheet(_GKE_ACCELERATORS[gke])
-    karpenter = labels.get("karpenter.k8s.aws/instance-gpu-name")
-    memory = labels.get("karpenter.k8s.aws/instance-gpu-memory", "")
-    if karpenter and memory.isdecimal() and int(memory) > 0:
-        return _by_sold_memory(karpenter, int(memory) * MEBIBYTE)
-    sheet = _sheets_by_machine().get(labels.get(INSTANCE_TYPE_LABEL, ""))
-    return None if sheet is None else _by_sheet(sheet)
+    found = device_of_labels(labels)
+    if found is not None:
+        return DeviceType(found.name, found.memory_bytes)
+    for one in named_devices():
+        product, memory = labels.get(one.name), labels.get(one.memory, "")
+        if product and memory:
+            sold = mebibytes(memory)
+            if sold is None:
+                raise ValueImpossible(_wrong_memory(one.memory, memory))
+            return _by_sold_memory(product, sold, f"its label {one.name}")
+    found = device_of_machine(labels.get(INSTANCE_TYPE_LABEL, ""))
+    return None if found is None else DeviceType(found.name, found.memory_bytes)
 
 
-@cache
-def _sheets_by_machine() -> dict[str, str]:
-    return {one.name: one.accelerator for one in machines()} | _INSTANCE_TYPES
+def _wrong_memory(label: str, value: str, unit: str = "MiB") -> str:
+    if not value:
+        return f"its label {label} (in {unit}) is missing or not a number"
+    return f"its label {label} (in {unit}) is {shown(value)}, and {_MEMORY_BOUNDS}; correct it"
 
 
-def _by_sheet(name: str) -> DeviceType:
-    return DeviceType(name, int(data_sheet(name).memory_bytes.value))
+def _named(product: str, memory_bytes: int, where: str) -> DeviceType:
+    """Return the device type by its data sheet's name. Raise ValueImpossible where the product is no name."""
+    plain = plain_name(product)
+    if plain is None:
+        raise ValueImpossible(f"{where} is {shown(product)}, which is no product's name; correct it")
+    return DeviceType(sheet_name(plain, memory_bytes), memory_bytes, product=plain)
 
 
-def _by_sold_memory(name: str, sold_bytes: int) -> DeviceType:
+def _by_sold_memory(product: str, sold_bytes: int, where: str) -> DeviceType:
     """Return the data sheet's device type if its memory matches, else one with the sold memory."""
-    for candidate in (f"{name}-{sold_bytes // GIBIBYTE}", name):
+    for candidate in (f"{product}-{sold_bytes // GIBIBYTE}", product):
         if has_data_sheet(candidate):
             sheet = data_sheet(candidate)
-            if _LEAST_REPORTED * sold_bytes <= sheet.memory_bytes.value <= sold_bytes:
-                return _by_sheet(sheet.name)
-    return DeviceType(name, sold_bytes)
+            if is_memory_of(sheet.memory_bytes.value, sold_bytes):
+                return DeviceType(sheet.name, int(sheet.memory_bytes.value))
+    return _named(product, sold_bytes, where)
+
+
+def _legible(product: str) -> str:
+    return product if plain_name(product) else shown(product)
 
 
 def _emulation(node: NodeFacts) -> Emulation:
@@ -254,5 +285,10 @@ def _emulation(node: NodeFacts) -> Emulation:
 @lru_cache(maxsize=128)
 def _device_table(text: str) -> Emulation:
     """Parse an annotation, which is the same on thousands of nodes."""
-    table: Emulation = documents.parse(json.loads(text), Emulation, source=f"annotation {EMULATION_ANNOTATION}")
+    source = f"annotation {EMULATION_ANNOTATION}"
+    table: Emulation = documents.parse(json.loads(text), Emulation, source=source)
+    for name, least, most in _EMULATED_SPEEDS:
+        value = getattr(table, name)
+        if not least <= value <= most:
+            raise ValueError(f"{source}: {name} is {value:g}, and is to be at least {least:g} and at most {most:g}")
     return table

@@ -13,8 +13,16 @@ from trainwright.document_kind import document
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright.measurement.link_sampling import LinkSampling
 from trainwright.worker_api import Gang, GangNode
-from trainwright_operator.api.status import MOST_NODES, AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
+from trainwright_operator.api.status import (
+    MOST_ACCELERATORS,
+    MOST_NODES,
+    AcceleratorStatus,
+    ClusterStatus,
+    ExcludedNode,
+    NodeStatus,
+)
 from trainwright_operator.flow.device_types import location_without_labels
+from trainwright_operator.flow.nodes.device_names import is_same_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +69,8 @@ class DiscoveredDevices:
         return sum(node.devices for node in self.nodes)
 
     def with_prices(self, prices: Mapping[str, float]) -> DiscoveredDevices:
-        """Return the devices with prices per hour by accelerator."""
-        priced = tuple(replace(one, price_per_hour=prices.get(one.name)) for one in self.accelerators)
+        """Return the devices with prices per hour by accelerator, under whichever of its names."""
+        priced = tuple(replace(one, price_per_hour=_price_of(one, prices)) for one in self.accelerators)
         return replace(self, accelerators=priced)
 
     def emulations(self) -> tuple[tuple[str, Emulation], ...]:
@@ -98,10 +106,16 @@ class DiscoveredDevices:
             ),
             accelerators=tuple(
                 AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
-                for a in self.accelerators
+                for a in self.accelerators[:MOST_ACCELERATORS]
             ),
             excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
         )
+
+
+def _price_of(accelerator: Accelerator, prices: Mapping[str, float]) -> float | None:
+    name, memory_bytes = accelerator.name, accelerator.memory_bytes
+    named = (price for other, price in prices.items() if is_same_device(other, name, memory_bytes))
+    return prices[name] if name in prices else next(named, None)
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
-from trainwright_operator.flow.quantities import whole_number
+from trainwright_operator.flow.nodes.quantities import whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from trainwright_operator.flow.names import (
     RENDEZVOUS_LABEL,
     ROLE_LABEL,
 )
-from trainwright_operator.flow.quantities import parse_quantity
+from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.flow.gangs.kueue import API_GROUP
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
-from trainwright_operator.flow.quantities import parse_quantity
+from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError

@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from trainwright_operator.flow.device_types import MIG_UNUSABLE
 from trainwright_operator.flow.dynamic_allocation.device_classes import DeviceClass
+from trainwright_operator.flow.nodes.device_shares import MIG_UNUSABLE, PARTITION_UNUSABLE
 from trainwright_operator.flow.snapshot import PublishedCount, SliceDevice
 
 _WHOLE: Final = ("", "gpu", "amdgpu")
 """Types of whole GPUs; drivers that know nothing else publish none."""
 _UNUSABLE: Final = {
     "mig": MIG_UNUSABLE,
-    "amdgpu-partition": "its devices are partitions of GPUs, which plans cannot use; set its GPUs to SPX mode",
+    "amdgpu-partition": PARTITION_UNUSABLE,
     "vfio": "its devices are published for virtual machines (type vfio), and containers cannot use them",
 }
 

@@ -23,12 +23,14 @@ from trainwright_operator.flow.device_types import (
     count_devices,
     device_type,
     devices_asked_for,
-    mig_instances,
     node_location,
+    says_the_same,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
 from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, find_flavors
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.nodes.device_shares import share_resources
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -115,16 +117,17 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
         try:
             found = _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)
             _check_place(facts, found, types, wanted, remaining_devices)
-            quota = quota.with_node(facts, facts.devices(wanted.resource_name))
+            node = Node(facts.name, found.name, facts.devices(wanted.resource_name))
+            place = node_location(node, facts, spec.links.topology_labels)
+            quota = quota.with_node(facts, node.devices)
         except NodeUnusable as unfit:
             unknown, some = isinstance(unfit, DeviceTypeUnknown), facts.devices(wanted.resource_name) > 0
             excluded.append(Excluded(facts.name, str(unfit), type_unknown=unknown, has_devices=some))
             continue
         types[found.name] = found
-        devices = facts.devices(wanted.resource_name)
-        remaining_devices = remaining_devices - devices if remaining_devices is not None else None
-        nodes.append(Node(facts.name, found.name, devices))
-        places.append(node_location(nodes[-1], facts, spec.links.topology_labels))
+        remaining_devices = remaining_devices - node.devices if remaining_devices is not None else None
+        nodes.append(node)
+        places.append(place)
     in_use = {node.accelerator for node in nodes}
     accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in in_use)
     excluded.sort(key=lambda node: not node.has_devices)
@@ -147,7 +150,7 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         devices = facts.devices(spec.devices.resource_name)
         is_dead = not facts.ready and facts.ready_changed_at is not None and facts.ready_changed_at < unready_since
-        has_only_instances = not devices and bool(mig_instances(facts))
+        has_only_instances = not devices and bool(share_resources(facts))
         if is_dead or has_only_instances or (facts.ready and devices):
             continue
         allocatable = {**facts.allocatable, spec.devices.resource_name: str(devices or 1)}
@@ -161,24 +164,28 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
 
 
 def find_lost_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> dict[str, str]:
-    """Return what is wrong with the discovered nodes that no longer offer the devices they were discovered with."""
+    """Return what is wrong with the discovered nodes that no longer offer the devices they were discovered with.
+
+    A former version may have read other names, or taken a node that this one leaves out: what says the same as then stays.
+    """
     present = {facts.name: facts for facts in snapshot.nodes}
-    known = {one.name: DeviceType(one.name, one.memory_bytes, one.emulation) for one in discovery.accelerators}
+    types = {one.name: DeviceType(one.name, one.memory_bytes, one.emulation) for one in discovery.accelerators}
     slices, lost = _slices_by_node(snapshot), dict[str, str]()
     for node in discovery.nodes:
         facts = present.get(node.name)
         if facts is None:
             lost[node.name] = "it no longer exists"
             continue
+        known, devices = types[node.accelerator], facts.devices(spec.devices.resource_name)
+        is_told_so = devices == node.devices and says_the_same(facts, slices.get(node.name, ()), known)
         try:
-            found = _usable_type(facts, slices.get(node.name, ()), snapshot, spec)
+            found = _usable_type(facts, slices.get(node.name, ()), snapshot, spec, known if is_told_so else None)
         except NodeUnusable as unfit:
             lost[node.name] = str(unfit)
             continue
-        devices = facts.devices(spec.devices.resource_name)
         if (found.name, devices) != (node.accelerator, node.devices):
             lost[node.name] = f"it has {devices} × {found.name} instead of {node.devices} × {node.accelerator}"
-        elif found != known[node.accelerator]:
+        elif found != known:
             lost[node.name] = f"the memory or device table of its {found.name} changed"
     return lost
 
@@ -191,11 +198,19 @@ def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
 
 
 def _usable_type(
-    node: NodeFacts, slices: Sequence[SliceDevice], snapshot: Snapshot, spec: TrainingPlanSpec
+    node: NodeFacts,
+    slices: Sequence[SliceDevice],
+    snapshot: Snapshot,
+    spec: TrainingPlanSpec,
+    known: DeviceType | None = None,
 ) -> DeviceType:
-    """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them."""
+    """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them.
+
+    `known`: the type that the plan discovered where the node says the same since.
+    """
     wanted = spec.devices
-    count_devices(node, wanted.resource_name)
+    if known is None:
+        count_devices(node, wanted.resource_name)
     if not node.ready:
         raise NodeUnusable("it is not ready")
     if not node.schedulable:
@@ -203,8 +218,8 @@ def _usable_type(
     for key, value in wanted.node_selector.items():
         if node.labels.get(key) != value:
             raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
-    found = device_type(node, devices_asked_for(node, slices, wanted.resource_name))
-    if wanted.products and found.name not in wanted.products:
+    found = known or device_type(node, devices_asked_for(node, slices, wanted.resource_name), wanted.resource_name)
+    if wanted.products and not any(is_same_device(one, found.name, found.memory_bytes) for one in wanted.products):
         raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
     _check_taints(node, spec)
     find_flavors(node, snapshot.queue)

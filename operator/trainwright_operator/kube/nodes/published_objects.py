@@ -15,7 +15,7 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import (
     PoolPart,
     PublishedDevice,
 )
-from trainwright_operator.flow.quantities import parse_quantity
+from trainwright_operator.flow.nodes.quantities import parse_quantity
 
 _PCI_ADDRESS: Final = "resource.kubernetes.io/pciBusID"
 _REFUSING_TAINTS: Final = ("NoSchedule", "NoExecute")

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them, such as 16Gi or 1k."""
+"""Quantities as Kubernetes and feature discovery write them, and the bounds within which they are believed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from functools import lru_cache
 from math import ceil
 from typing import Final
 
+MEBIBYTE: Final = 1 << 20
+GIBIBYTE: Final = 1 << 30
+LEAST_MEMORY: Final = GIBIBYTE
+MOST_MEMORY: Final = 4096 * GIBIBYTE
+"""Bounds of a device's memory, far from any device's: other figures are mistakes."""
 _SUFFIXES: Final[Mapping[str, Fraction | int]] = (
     {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
     | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
@@ -47,6 +52,19 @@ def is_whole_number(text: str) -> bool:
     except ValueError:
         return False
     return amount.denominator == 1 and amount >= 0
+
+
+def mebibytes(text: str, *, is_emulated: bool = False) -> int | None:
+    """Return the bytes of a label that counts MiB, or None where it is no number that a device's memory may have."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_SHOWN:
+        return None
+    found = int(text) * MEBIBYTE
+    return found if is_memory(found, is_emulated=is_emulated) else None
+
+
+def is_memory(num_bytes: int, *, is_emulated: bool = False) -> bool:
+    """Return whether a device may have a memory of that size; emulated ones may have less than any real one."""
+    return (1 if is_emulated else LEAST_MEMORY) <= num_bytes <= MOST_MEMORY
 
 
 def shown(text: str) -> str:

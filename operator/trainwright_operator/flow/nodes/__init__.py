@@ -1,0 +1,1 @@
+"""Values that nodes say of themselves: amounts, names and memory of devices, shares of them."""
