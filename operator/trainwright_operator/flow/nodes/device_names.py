@@ -46,6 +46,11 @@ def is_same_device(name: str, other: str, memory_bytes: int) -> bool:
     return name == other or sheet_name(name, memory_bytes) == sheet_name(other, memory_bytes)
 
 
+def possible_names(product: str) -> frozenset[str]:
+    """Return a product and the names of the data sheets that it may mean, whatever its memory."""
+    return frozenset({product, *(data_sheet(name).name for name in _ways_to_write(product) if has_data_sheet(name))})
+
+
 def _ways_to_write(product: str) -> Iterator[str]:
     if product.startswith(EMULATED_PREFIX):
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from trainwright import documents
 from trainwright.cluster import MAX_DEVICES, Accelerator, Node
@@ -31,10 +32,11 @@ from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, fin
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.device_names import is_same_device
 from trainwright_operator.flow.nodes.device_shares import share_resources
+from trainwright_operator.flow.nodes.left_out import LeftOut, describe_left_out
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
@@ -51,12 +53,10 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         problem = explain_problem(context)
         if problem is not None:
             return Waiting(problem, is_lacking=True)
-        found = inspect_nodes(context.snapshot, spec)
+        found, left_out = inspect_all(context.snapshot, spec)
         status = TrainingPlanStatus(cluster=found.status())
         if not found.nodes:
-            unknown = [node for node in found.excluded if node.type_unknown]
-            reason = Reason.UNKNOWN_ACCELERATOR if unknown else Reason.NO_USABLE_NODES
-            return Waiting(explain(reason, what=describe_excluded(found.excluded)), status=status, is_lacking=True)
+            return Waiting(explain_none_usable(left_out), status=status, is_lacking=True)
         if found.device_count > MAX_DEVICES:
             what = (
                 f"spec.devices.max: the cluster has {found.device_count} usable devices, and a plan may use at most "
@@ -80,6 +80,13 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     )
 
 
+def explain_none_usable(left_out: Sequence[LeftOut]) -> Explanation:
+    """Return why no node is usable."""
+    is_unknown = any(node.type_unknown for node in left_out)
+    reason = Reason.UNKNOWN_ACCELERATOR if is_unknown else Reason.NO_USABLE_NODES
+    return explain(reason, what=describe_left_out(left_out))
+
+
 def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Fail where cost is the objective and the price of a discovered accelerator is unknown."""
     unknown = [one.name for one in findings.discovery.accelerators if one.price_per_hour is None]
@@ -92,15 +99,26 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
     return Done(findings)
 
 
+class Inspection(NamedTuple):
+    """Usable devices, and all nodes that are left out."""
+
+    devices: DiscoveredDevices
+    left_out: tuple[LeftOut, ...]
+
+
 def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[str] = ()) -> DiscoveredDevices:
+    """Return the usable devices; `present` as for `inspect_all`."""
+    return inspect_all(snapshot, spec, present).devices
+
+
+def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[str] = ()) -> Inspection:
     """Inspect all nodes in name order.
 
     With devices.max those in `present` come first, then those that are free and that the fewest other plans chose.
     """
     nodes: list[Node] = []
     places: list[NodeLocation] = []
-    types: dict[str, DeviceType] = {}
-    excluded: list[Excluded] = []
+    left_out: list[LeftOut] = []
     wanted = spec.devices
     remaining_devices = wanted.max
     quota = QuotaUse(snapshot.queue)
@@ -113,31 +131,55 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
         is_used = snapshot.used_devices.get(node.name, 0) > 0
         return node.name not in kept, max(snapshot.plans_by_node.get(node.name, 0), is_used), node.name
 
+    def leave_out(facts: NodeFacts, unfit: NodeUnusable) -> None:
+        unknown, own = isinstance(unfit, DeviceTypeUnknown), slices.get(facts.name, ())
+        left_out.append(LeftOut.of(facts, own, wanted, str(unfit), type_unknown=unknown))
+
+    usable: list[tuple[NodeFacts, DeviceType]] = []
     for facts in sorted(snapshot.nodes, key=order):
         try:
-            found = _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)
+            usable.append((facts, _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)))
+        except NodeUnusable as unfit:
+            leave_out(facts, unfit)
+    types = _types_of_most(usable, wanted, kept)
+    for facts, found in usable:
+        try:
             _check_place(facts, found, types, wanted, remaining_devices)
             node = Node(facts.name, found.name, facts.devices(wanted.resource_name))
             place = node_location(node, facts, spec.links.topology_labels)
             quota = quota.with_node(facts, node.devices)
         except NodeUnusable as unfit:
-            unknown, some = isinstance(unfit, DeviceTypeUnknown), facts.devices(wanted.resource_name) > 0
-            excluded.append(Excluded(facts.name, str(unfit), type_unknown=unknown, has_devices=some))
+            leave_out(facts, unfit)
             continue
-        types[found.name] = found
         remaining_devices = remaining_devices - node.devices if remaining_devices is not None else None
         nodes.append(node)
         places.append(place)
     in_use = {node.accelerator for node in nodes}
     accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in in_use)
-    excluded.sort(key=lambda node: not node.has_devices)
+    left_out.sort(key=lambda node: (*node.order, node.name))
     in_order = sorted(zip(nodes, places, strict=True), key=lambda pair: pair[0].name)
-    return DiscoveredDevices(
+    devices = DiscoveredDevices(
         tuple(node for node, _ in in_order),
         accelerators,
-        tuple(excluded[:_MAX_SHOWN]),
+        tuple(Excluded(one.name, one.reason, one.type_unknown, one.has_devices) for one in left_out[:_MAX_SHOWN]),
         tuple(place for _, place in in_order),
     )
+    return Inspection(devices, tuple(left_out))
+
+
+def _types_of_most(
+    usable: Sequence[tuple[NodeFacts, DeviceType]], wanted: DevicesSpec, kept: Collection[str]
+) -> dict[str, DeviceType]:
+    """Return the memory and device table of each name: those of nodes of the plan, else of the most devices.
+
+    So a node with a wrong memory is left out itself, rather than all others.
+    """
+    weights: dict[str, dict[DeviceType, tuple[bool, int]]] = {}
+    for facts, found in usable:
+        by_type = weights.setdefault(found.name, {})
+        is_kept, devices = by_type.get(found, (False, 0))
+        by_type[found] = is_kept or facts.name in kept, devices + facts.devices(wanted.resource_name)
+    return {name: max(by_type, key=lambda one: by_type[one]) for name, by_type in weights.items()}
 
 
 def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since: datetime) -> list[str]:
@@ -240,22 +282,14 @@ def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
 def _check_place(
     node: NodeFacts, found: DeviceType, types: dict[str, DeviceType], wanted: DevicesSpec, left: int | None
 ) -> None:
-    """Raise NodeUnusable if the node is inconsistent with earlier nodes or exceeds devices.max."""
+    """Raise NodeUnusable if the node is inconsistent with other nodes or exceeds devices.max."""
     devices = node.devices(wanted.resource_name)
     if types.get(found.name, found) != found:
         raise NodeUnusable(
-            f"its {found.name} differ in memory or device table from those of an earlier node; make them equal"
+            f"its {found.name} differ in memory or device table from those of other nodes; make them equal"
         )
     if left is not None and devices > left:
         raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
-
-
-def describe_excluded(excluded: tuple[Excluded, ...]) -> str:
-    """Describe the excluded nodes, those with devices of an unknown type first."""
-    if not excluded:
-        return "the cluster has no nodes"
-    ordered = sorted(excluded, key=lambda node: not node.type_unknown)
-    return listed([f"{node.name}: {node.reason}" for node in ordered])
 
 
 def listed(sentences: Sequence[str]) -> str:

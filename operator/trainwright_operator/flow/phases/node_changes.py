@@ -30,9 +30,10 @@ from trainwright_operator.flow.former_revision import (
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.measurements.refutation import find_refutation
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.nodes.left_out import describe_left_out
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.phases.discovery import describe_excluded, find_lost_nodes, inspect_nodes, listed
+from trainwright_operator.flow.phases.discovery import find_lost_nodes, inspect_all, inspect_nodes, listed
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, stored_profiles
 from trainwright_operator.flow.reasons import Reason, explain
@@ -57,7 +58,7 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Done(findings, status=status, actions=obsolete_maps(context))
     now = _present_devices(context, before)
     if not now.nodes:
-        what = describe_excluded(now.excluded)
+        what = describe_left_out(inspect_all(context.snapshot, context.spec).left_out)
         return Waiting(explain(Reason.NO_USABLE_NODES, what=what), status=status, is_lacking=True)
     explanation = explain(Reason.NODES_CHANGED, what=change.what)
     seconds = trial_device_seconds(context)
