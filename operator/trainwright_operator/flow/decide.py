@@ -44,7 +44,7 @@ from trainwright_operator.flow.phases import (
     result,
     trials,
 )
-from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_unreadable
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
 from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend, unstored_results
@@ -157,7 +157,7 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
         try:
             phase_result = advance(context, findings)
         except (documents.DocumentError, ValidationError) as error:  # the latter: of a status that shows its values
-            phase_result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
+            phase_result = Failed(explain_unreadable(error))
         phase_result = _refuse_large(phase_result)
         steps.append(Step(condition, phase_result))
         if not isinstance(phase_result, Done):

@@ -258,3 +258,8 @@ def explain(reason: Reason, **fields: Any) -> Explanation:
 def explain_wait(reason: Reason, what: str) -> Explanation:
     """Return what is waited for: devices, quota, or the end of the back-off after `reason` ended the last attempt."""
     return explain(reason, what=what) if reason in WAITS_IN_QUEUES else Explanation(reason, _cut(what))
+
+
+def explain_unreadable(error: ValueError) -> Explanation:
+    """Return that a document of the plan's own cannot be read: no worker reported it just now."""
+    return Explanation(Reason.REPORT_INVALID, _cut(f"a stored document was modified, and cannot be read: {error}"))

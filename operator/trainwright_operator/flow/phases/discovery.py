@@ -5,7 +5,7 @@ Waits for usable nodes, and a bounded while for nodes that are about to be: not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -21,10 +21,12 @@ from trainwright_operator.flow.device_types import (
     DeviceType,
     DeviceTypeUnknown,
     NodeUnusable,
+    ValueImpossible,
     count_devices,
     device_type,
     devices_asked_for,
     node_location,
+    read_type,
     says_the_same,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
@@ -48,7 +50,7 @@ _MAX_SHOWN = 256
 def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Read the stored discovery, or inspect the nodes and store it."""
     spec = context.spec
-    kept = context.stored_document(context.names.discovery, DiscoveredDevices)
+    kept = _stored_discovery(context)
     if kept is None:
         problem = explain_problem(context)
         if problem is not None:
@@ -97,6 +99,30 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
         )
         return Failed(explain(Reason.SPEC_INVALID, what=what))
     return Done(findings)
+
+
+def _stored_discovery(context: ReconcileContext) -> DiscoveredDevices | None:
+    """Return the stored discovery, if any. Raise DocumentError, with what nodes say that cannot be: it may stand there."""
+    try:
+        return context.stored_document(context.names.discovery, DiscoveredDevices)
+    except documents.DocumentError as error:
+        wrong = list(_wrong_values(context.snapshot))
+        if not wrong:
+            raise
+        what = f"{error}; nodes say what cannot be: {listed(wrong)}; then create the plan anew"
+        raise documents.DocumentError(what, needs_newer_version=error.needs_newer_version) from None
+
+
+def _wrong_values(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the nodes whose devices cannot be as they say, each with the label and its value."""
+    slices = _slices_by_node(snapshot)
+    for node in snapshot.nodes:
+        try:
+            read_type(node, slices.get(node.name, ()))
+        except ValueImpossible as impossible:
+            yield f"{node.name}: {impossible}"
+        except NodeUnusable:
+            continue
 
 
 class Inspection(NamedTuple):
