@@ -22,6 +22,7 @@ from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.flow import device_types
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.measurements.obsolete_measurements import MAX_KEPT_BYTES
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
@@ -453,3 +454,19 @@ def test_own_result_is_written_before_what_is_kept_of_it() -> None:
     )[1]  # type: ignore[method-assign]
     first.run()
     assert {before for before, role in pairwise(kinds) if role is StoredRole.MEASUREMENT} == {StoredRole.RESULT}
+
+
+def test_measurements_kept_under_a_devices_former_name_are_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their key has the name, and another version may have meant another device by it."""
+    nodes = (node("n1", "V100-SXM2-16GB"), node("n2", "V100-SXM2-16GB"))
+    with monkeypatch.context() as former:
+        former.setattr(device_types, "sheet_name", lambda product, memory_bytes: product)
+        first = world(nodes=nodes)
+        first.run()
+    second = later(first)
+    second.run()
+    third = later(second, "third")
+    third.run()
+    assert [one.succeeded for one in (first, second, third)] == ["True"] * 3
+    assert measured_gangs(second) == measured_gangs(first)
+    assert measured_gangs(third) == []

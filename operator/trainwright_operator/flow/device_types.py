@@ -11,7 +11,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.accelerators import data_sheet, has_data_sheet
-from trainwright.accelerators.cloud_devices import device_of_labels, device_of_machine, named_devices
+from trainwright.accelerators.cloud_devices import cloud_labels, device_of_labels, device_of_machine, named_devices
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
@@ -160,7 +160,7 @@ def read_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
     if found is None:
         raise DeviceTypeUnknown(
             "unknown device type: it has neither ResourceSlices (resource.k8s.io/v1) nor the label "
-            "nvidia.com/gpu.product nor a cloud's label; install GPU feature discovery"
+            f"nvidia.com/gpu.product nor a cloud's label that is known{_told_by_cloud(node)}; install GPU feature discovery"
         )
     if found.name.startswith(EMULATED_PREFIX):
         # Only the worker enforces the memory limit of emulated devices.
@@ -243,6 +243,12 @@ def _from_clouds(node: NodeFacts) -> DeviceType | None:
             return _by_sold_memory(product, sold, f"its label {one.name}")
     found = device_of_machine(labels.get(INSTANCE_TYPE_LABEL, ""))
     return None if found is None else DeviceType(found.name, found.memory_bytes)
+
+
+def _told_by_cloud(node: NodeFacts) -> str:
+    """Return what a cloud says of a node and nobody here knows, in brackets."""
+    told = [f"{label}={node.labels[label]}" for label in (*cloud_labels(), INSTANCE_TYPE_LABEL) if label in node.labels]
+    return f" ({', '.join(told)} is not)" if told else ""
 
 
 def _wrong_memory(label: str, value: str, unit: str = "MiB") -> str:

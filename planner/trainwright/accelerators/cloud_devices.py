@@ -89,6 +89,11 @@ def cloud_file() -> CloudFile:
     return found
 
 
+def cloud_labels() -> tuple[str, ...]:
+    """Return the labels whose values stand for devices."""
+    return tuple(one.label for one in cloud_file().labels)
+
+
 def named_devices() -> tuple[NamedDevice, ...]:
     return cloud_file().named
 

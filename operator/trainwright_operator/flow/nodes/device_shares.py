@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from trainwright.accelerators.cloud_devices import virtual_share
@@ -75,7 +76,8 @@ def labels_say_shared(node: NodeFacts) -> bool:
     """Return whether labels of GPU feature discovery or of GKE say that a device counts several times."""
     labels = node.labels
     is_named = labels.get(PRODUCT_LABEL, "").endswith("-SHARED") or bool(labels.get(_GKE_SHARING))
-    return is_named or labels.get("nvidia.com/gpu.replicas", "1") not in ("0", "1")
+    has_strategy = labels.get("nvidia.com/gpu.sharing-strategy", "none") not in ("none", "")
+    return is_named or has_strategy or labels.get("nvidia.com/gpu.replicas", "1") not in ("0", "1")
 
 
 def _find_share_in_amounts(node: NodeFacts, resource_name: str) -> str:
@@ -109,6 +111,7 @@ def share_resources(node: NodeFacts) -> list[str]:
     return [name for name in node.allocatable if why_no_device(name) and node.devices(name)]
 
 
+@lru_cache(maxsize=1024)
 def why_no_device(resource_name: str) -> str:
     """Return why a resource is no whole device, by its name; an empty string for others."""
     if _MIG_RESOURCE in resource_name:

@@ -25,7 +25,6 @@ _QUANTITY: Final = re.compile(
 _LONGEST_SHOWN: Final = 40
 
 
-@lru_cache(maxsize=1024)
 def parse_amount(text: str) -> Fraction:
     """Parse a Kubernetes quantity such as 16Gi, 1k or 1e3. Raise ValueError if invalid."""
     parts = _QUANTITY.fullmatch(text)
@@ -40,11 +39,13 @@ def parse_quantity(text: str) -> int:
     return ceil(parse_amount(text))
 
 
+@lru_cache(maxsize=1024)
 def whole_number(text: str) -> int:
     """Return a quantity of things that cannot be divided; 0 where it is no whole number of them."""
     return int(parse_amount(text)) if is_whole_number(text) else 0
 
 
+@lru_cache(maxsize=1024)
 def is_whole_number(text: str) -> bool:
     """Return whether a quantity is a whole number of things, or none."""
     try:
