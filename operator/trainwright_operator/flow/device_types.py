@@ -137,7 +137,8 @@ def _no_devices(node: NodeFacts, resource_name: str) -> str:
 
 def device_type(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str = "nvidia.com/gpu") -> DeviceType:
     """Return the device type of the node from the most trustworthy source. Raise NodeUnusable where there is none."""
-    share = find_share(node, resource_name, has_slices=any(device.node == node.name for device in slices))
+    published = [device.product for device in slices if device.node == node.name]
+    share = find_share(node, resource_name, published)
     if share:
         raise NodeUnusable(share)
     return read_type(node, slices)
@@ -212,7 +213,7 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
     memory = node.labels.get(_MEMORY_LABEL, "")
     num_bytes = mebibytes(memory, is_emulated=product.startswith(EMULATED_PREFIX))
     if num_bytes is None:
-        raise ValueImpossible(_wrong_memory(_MEMORY_LABEL, memory))
+        raise _wrong_memory(_MEMORY_LABEL, memory)
     return _named(product, num_bytes, f"its label {PRODUCT_LABEL}")
 
 
@@ -223,7 +224,7 @@ def _from_amd_labels(node: NodeFacts) -> DeviceType | None:
             size = _AMD_MEMORY.fullmatch(memory)
             sold = int(size[1]) * GIBIBYTE if size is not None else 0
             if not is_memory(sold):
-                raise ValueImpossible(_wrong_memory(f"{prefix}vram", memory, unit="GiB, as 192G"))
+                raise _wrong_memory(f"{prefix}vram", memory, unit="GiB, as 192G")
             return _by_sold_memory(product, sold, f"its label {prefix}product-name")
     return None
 
@@ -239,7 +240,7 @@ def _from_clouds(node: NodeFacts) -> DeviceType | None:
         if product and memory:
             sold = mebibytes(memory)
             if sold is None:
-                raise ValueImpossible(_wrong_memory(one.memory, memory))
+                raise _wrong_memory(one.memory, memory)
             return _by_sold_memory(product, sold, f"its label {one.name}")
     found = device_of_machine(labels.get(INSTANCE_TYPE_LABEL, ""))
     return None if found is None else DeviceType(found.name, found.memory_bytes)
@@ -251,10 +252,10 @@ def _told_by_cloud(node: NodeFacts) -> str:
     return f" ({', '.join(told)} is not)" if told else ""
 
 
-def _wrong_memory(label: str, value: str, unit: str = "MiB") -> str:
+def _wrong_memory(label: str, value: str, unit: str = "MiB") -> DeviceTypeUnknown:
     if not value:
-        return f"its label {label} (in {unit}) is missing or not a number"
-    return f"its label {label} (in {unit}) is {shown(value)}, and {_MEMORY_BOUNDS}; correct it"
+        return DeviceTypeUnknown(f"its label {label} (in {unit}) is missing or not a number")
+    return ValueImpossible(f"its label {label} (in {unit}) is {shown(value)}, and {_MEMORY_BOUNDS}; correct it")
 
 
 def _named(product: str, memory_bytes: int, where: str) -> DeviceType:

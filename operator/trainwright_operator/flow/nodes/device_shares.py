@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -46,18 +47,19 @@ _MIG_INVALID: Final = (
 )
 
 
-def find_share(node: NodeFacts, resource_name: str, *, has_slices: bool) -> str:
+def find_share(node: NodeFacts, resource_name: str, published: Sequence[str]) -> str:
     """Return why the node's devices are no whole ones, or an empty string.
 
-    `has_slices`: whether ResourceSlices tell what its devices are, so that the product's label does not.
+    `published`: products of its ResourceSlices; where there are some they tell what it has, so that the label does not.
     """
     labels = node.labels
     product = labels.get(PRODUCT_LABEL, "")
     if labels_say_shared(node):
         return SHARED_UNUSABLE
-    if labels.get("nvidia.com/vgpu.present") == "true" or _VGPU_PRODUCT.fullmatch(product):
-        return _VGPU_UNUSABLE.format(which=f" ({product})" if product else "")
-    if not has_slices:
+    profile = next(filter(_VGPU_PRODUCT.fullmatch, (product, *published)), "")
+    if profile or labels.get("nvidia.com/vgpu.present") == "true":
+        return _VGPU_UNUSABLE.format(which=f" ({profile or product})" if profile or product else "")
+    if not published:
         if invalid := _find_invalid_mig(product):
             return invalid
         if MIG_PART in product or labels.get(_GKE_PARTITION):
