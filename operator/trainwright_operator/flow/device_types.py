@@ -29,6 +29,7 @@ from trainwright_operator.flow.nodes.quantities import (
     GIBIBYTE,
     is_memory,
     is_whole_number,
+    legible,
     mebibytes,
     shown,
     whole_number,
@@ -196,7 +197,7 @@ def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType |
     own = {(device.product, device.memory_bytes) for device in slices if device.node == node.name}
     if len(own) > 1:
         products = sorted({product for product, _ in own})
-        raise NodeUnusable(f"it has devices of several types: {', '.join(map(_legible, products))}")
+        raise NodeUnusable(f"it has devices of several types: {', '.join(map(legible, products))}")
     for product, memory_bytes in own:
         if not is_memory(memory_bytes, is_emulated=product.startswith(EMULATED_PREFIX)):
             raise ValueImpossible(
@@ -248,7 +249,8 @@ def _from_clouds(node: NodeFacts) -> DeviceType | None:
 
 def _told_by_cloud(node: NodeFacts) -> str:
     """Return what a cloud says of a node and nobody here knows, in brackets."""
-    told = [f"{label}={node.labels[label]}" for label in (*cloud_labels(), INSTANCE_TYPE_LABEL) if label in node.labels]
+    labels = (label for label in (*cloud_labels(), INSTANCE_TYPE_LABEL) if label in node.labels)
+    told = [f"{label}={legible(node.labels[label])}" for label in labels]
     return f" ({', '.join(told)} is not)" if told else ""
 
 
@@ -274,10 +276,6 @@ def _by_sold_memory(product: str, sold_bytes: int, where: str) -> DeviceType:
             if is_memory_of(sheet.memory_bytes.value, sold_bytes):
                 return DeviceType(sheet.name, int(sheet.memory_bytes.value))
     return _named(product, sold_bytes, where)
-
-
-def _legible(product: str) -> str:
-    return product if plain_name(product) else shown(product)
 
 
 def _emulation(node: NodeFacts) -> Emulation:

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainwright.accelerators.cloud_devices import virtual_share
 from trainwright.accelerators.data_sheets import MIG_PART
-from trainwright_operator.flow.nodes.quantities import whole_number
+from trainwright_operator.flow.nodes.quantities import legible, whole_number
 from trainwright_operator.flow.snapshot import NodeFacts
 
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
@@ -58,7 +58,7 @@ def find_share(node: NodeFacts, resource_name: str, published: Sequence[str]) ->
         return SHARED_UNUSABLE
     profile = next(filter(_VGPU_PRODUCT.fullmatch, (product, *published)), "")
     if profile or labels.get("nvidia.com/vgpu.present") == "true":
-        return _VGPU_UNUSABLE.format(which=f" ({profile or product})" if profile or product else "")
+        return _VGPU_UNUSABLE.format(which=f" ({legible(profile or product)})" if profile or product else "")
     if not published:
         if invalid := _find_invalid_mig(product):
             return invalid
@@ -71,7 +71,7 @@ def find_share(node: NodeFacts, resource_name: str, published: Sequence[str]) ->
 
 
 def _find_invalid_mig(product: str) -> str:
-    return _MIG_INVALID.format(label=PRODUCT_LABEL, product=product) if product.endswith(_INVALID_MIG) else ""
+    return _MIG_INVALID.format(label=PRODUCT_LABEL, product=legible(product)) if product.endswith(_INVALID_MIG) else ""
 
 
 def labels_say_shared(node: NodeFacts) -> bool:
@@ -94,7 +94,7 @@ def _find_share_in_amounts(node: NodeFacts, resource_name: str) -> str:
     if devices and instances and strategy != "mixed":
         amounts = " and ".join(f"{node.devices(name):,} {name}" for name in (resource_name, *instances))
         return (
-            f"it offers {amounts}, with {_STRATEGY_LABEL}={strategy}: one of them is left from another MIG configuration, "
+            f"it offers {amounts}, with {_STRATEGY_LABEL}={legible(strategy)}: one of them is left from another MIG configuration, "
             "and nobody knows which; restart its device plugin and its kubelet"
         )
     return ""
@@ -104,7 +104,7 @@ def _find_virtual_machine(node: NodeFacts, product: str) -> str:
     """Return that the type of machine has virtual GPUs, whatever GPU a label names."""
     instance = node.labels.get(INSTANCE_TYPE_LABEL, "")
     share = virtual_share(instance)
-    which = f" ({', '.join(part for part in (product, f'{share} in {instance}') if part)})"
+    which = f" ({', '.join(legible(part) for part in (product, f'{share} in {instance}') if part)})"
     return _VGPU_UNUSABLE.format(which=which) if share else ""
 
 

@@ -23,6 +23,7 @@ _QUANTITY: Final = re.compile(
     r"([+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40}))(?:[eE]([+-]?[0-9]{1,2})|([a-zA-Z]{0,2}))"
 )
 _LONGEST_SHOWN: Final = 40
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.+()/,:&#@ -]{1,128}")
 
 
 def parse_amount(text: str) -> Fraction:
@@ -71,3 +72,8 @@ def is_memory(num_bytes: int, *, is_emulated: bool = False) -> bool:
 def shown(text: str) -> str:
     """Show what somebody wrote in a message: escaped, and in short."""
     return repr(text) if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]!r} and more"
+
+
+def legible(text: str) -> str:
+    """Return a label's value or a product as it is, and anything else as `shown`."""
+    return text if _PLAIN.fullmatch(text) else shown(text)
