@@ -7,13 +7,21 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
+from trainwright_operator.api.installation import (
+    Handover,
+    HandoverRule,
+    InstallationRules,
+    PodTemplateRule,
+    TenantLimits,
+)
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
 """Name and maximum of a number; its minimum is 1."""
 _LEAST_GRACE_SECONDS = 5
 """What workers have of their own."""
 _HIGHEST_LIMIT = 1_000_000_000
+_MOST_HOURS = 87_600
+"""Ten years."""
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
 """Namespaces of Kubernetes itself, whose TrainingPlans are left alone."""
@@ -72,6 +80,10 @@ def _rules(environment: Mapping[str, str]) -> InstallationRules:
             grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _LEAST_GRACE_SECONDS),
         ),
         priority_class=environment.get("TRAINWRIGHT_WORKER_PRIORITY_CLASS", ""),
+        handover=Handover(
+            HandoverRule(_one_of(environment, "TRAINWRIGHT_HANDOVER", tuple(HandoverRule))),
+            _hours(environment, "TRAINWRIGHT_HANDOVER_MAX_HOURS"),
+        ),
     )
 
 
@@ -97,6 +109,20 @@ def _one_of(environment: Mapping[str, str], name: str, values: Sequence[str]) ->
     if text not in values:
         raise ValueError(f"{name} must be one of {', '.join(values)}, got {text!r}")
     return text
+
+
+def _hours(environment: Mapping[str, str], name: str) -> float | None:
+    """Return the variable's value; None without one."""
+    text = environment.get(name, "")
+    if not text:
+        return None
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours <= _MOST_HOURS:
+        raise ValueError(f"{name} must be a number of hours above 0, at most {_MOST_HOURS}, got {text!r}")
+    return hours
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, kind: tuple[str, int]) -> int:

@@ -182,6 +182,24 @@ def test_values_of_the_page_on_shared_clusters_set_what_it_says(rendered, tmp_pa
     assert settings.rules.pod_template is PodTemplateRule.RESTRICTED
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("handover=null", ("Free", "")),
+        ("handover.allow=null", ("Free", "")),
+        ("handover.allow=Never", ("Never", "")),
+        ("handover.allow=Owned", ("Owned", "")),
+        ("handover.allow=Owned,handover.maxHours=1", ("Owned", "1")),
+        ("handover.allow=Owned,handover.maxHours=87600", ("Owned", "87600")),
+    ],
+)
+def test_what_becomes_of_winners_reaches_the_operator(rendered, setting, expected) -> None:
+    found = environment(rendered("--set", setting))
+    assert (found["TRAINWRIGHT_HANDOVER"], found["TRAINWRIGHT_HANDOVER_MAX_HOURS"]) == expected
+    given = Settings.from_environment({name: text for name, text in found.items() if text is not None}).rules.handover
+    assert (given.rule.value, f"{given.max_hours:g}" if given.max_hours is not None else "") == expected
+
+
 def test_operators_pod_is_reached_at_its_two_ports_alone(rendered) -> None:
     documents = rendered("--set", "networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus")
     (policy,) = of_kind(documents, "NetworkPolicy")
@@ -287,6 +305,16 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
     [
         ("workers.image=a", "workers"),
         ("worker.allowPodTemplate=Everything", "allowPodTemplate"),
+        ("handover.allow=Sometimes", "handover"),
+        ("handover.allow=Owned,handover.maxHours=-1", "maxHours"),
+        ("handover.allow=Owned,handover.maxHours=0", "maxHours"),
+        ("handover.allow=Owned,handover.maxHours=90000", "maxHours"),
+        ("handover.allow=Owned,handover.maxHours=1.5", "maxHours"),
+        (
+            "handover.maxHours=8",
+            "only a job of a plan's own is ended, got handover.allow Free; set handover.allow=Owned",
+        ),
+        ("handover.hours=8", "hours"),
         ("networkPolicy.metricsFrom=a", "metricsFrom"),
         ("limits.maxPriority=-1", "maxPriority"),
         ("limits.maxPriority=1000000001", "maxPriority"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright_operator.api.installation import InstallationRules, PodTemplateRule, TenantLimits
+from trainwright_operator.api.installation import (
+    Handover,
+    HandoverRule,
+    InstallationRules,
+    PodTemplateRule,
+    TenantLimits,
+)
 from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.nodes.quantities import parse_quantity, whole_number
@@ -211,6 +217,18 @@ def test_settings_about_tenants_are_strict_by_default() -> None:
         Settings.from_environment({"TRAINWRIGHT_ALLOW_POD_TEMPLATE": "All"})
     with pytest.raises(ValueError, match="must not name Kubernetes' own namespaces, got 'kube-system'; use another"):
         Settings.from_environment({"TRAINWRIGHT_WATCH_NAMESPACES": "team-a,kube-system"})
+
+
+def test_winners_are_handed_over_freely_unless_the_settings_say_otherwise() -> None:
+    assert Settings.from_environment({}).rules.handover == Handover(HandoverRule.FREE, None)
+    chosen = Settings.from_environment({"TRAINWRIGHT_HANDOVER": "Owned", "TRAINWRIGHT_HANDOVER_MAX_HOURS": "1.5"})
+    assert chosen.rules.handover == Handover(HandoverRule.OWNED, 1.5)
+    assert chosen.rules.handover.max_seconds == 5400
+    with pytest.raises(ValueError, match="TRAINWRIGHT_HANDOVER must be one of Free, Owned, Never, got 'Mine'"):
+        Settings.from_environment({"TRAINWRIGHT_HANDOVER": "Mine"})
+    for text in ("0", "-1", "nan", "inf", "long", "87601"):
+        with pytest.raises(ValueError, match="MAX_HOURS must be a number of hours above 0, at most 87600, got"):
+            Settings.from_environment({"TRAINWRIGHT_HANDOVER_MAX_HOURS": text})
 
 
 def test_limits_of_tenants_are_absent_unless_they_are_set() -> None:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from flow_handover import ASKED, JOB, RUN, record_of, world_of
 from flow_harm import running
 from flow_jobs import pods_of_job
-from flow_world import RESOURCE, START, World, node, spec_of
+from flow_world import RESOURCE, START, World, spec_of
 
 from trainwright import documents
 from trainwright.plan import Plan
@@ -21,37 +22,15 @@ from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, PLAN_UID_LABEL
-from trainwright_operator.flow.snapshot import PlanFacts, StoredConfigMap
+from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.kube import apply
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.object_cache import ObjectCache
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
-JOB = {
-    "image": "lab/train:7",
-    "command": ["bash", "/etc/trainwright/launch.sh"],
-    "podTemplate": {"spec": {"containers": [{"name": "pytorch", "env": [{"name": "DATA", "value": "c4"}]}]}},
-}
-ASKED: dict[str, Any] = {
-    "search": {"planner": "Megatron", "limits": {"maxTensorDegree": 1}},
-    "trials": {"topK": 1, "baseline": "None"},
-}
-RUN = ASKED | {"apply": "Run", "job": JOB}
-
-
-def world_of(**spec: Any) -> World:
-    return World(spec=spec_of(**(RUN | spec)), nodes=(node("n1", devices=2), node("n2", devices=1)))
-
 
 def templates(world: World) -> list[dict[str, Any]]:
     return [template for one in world.handed_over.values() for _, template in pods_of_job(one)]
-
-
-def record_of(world: World) -> StoredConfigMap:
-    """Return the record of the job, as soon as there is one."""
-    while not (found := [one for one in world.stored.values() if one.role == StoredRole.HANDOVER]):
-        world.step()
-    return found[0]
 
 
 def test_job_has_a_pod_on_each_node_of_the_winner(each_launcher: LauncherKind) -> None:

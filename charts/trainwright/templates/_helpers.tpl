@@ -55,6 +55,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Hours for which a job of a plan's own may hold devices; empty: no limit. */ -}}
+{{- define "trainwright.handoverHours" -}}
+{{- $handover := .Values.handover | default dict -}}
+{{- $hours := index $handover "maxHours" -}}
+{{- if not (kindIs "invalid" $hours) -}}
+{{- if ne (dig "allow" "Free" $handover) "Owned" -}}
+{{- printf "handover.maxHours: only a job of a plan's own is ended, got handover.allow %s; set handover.allow=Owned, or leave maxHours out" (dig "allow" "Free" $handover) | fail -}}
+{{- end -}}
+{{- $hours | int64 -}}
+{{- end -}}
+{{- end -}}
+
 {{- /*
 Watched namespaces with commas between them; empty: all. An upgrade without a value keeps those of the release, which it
 reads from the cluster: where it cannot (helm template), the release counts as new.

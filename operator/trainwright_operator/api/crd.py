@@ -47,6 +47,10 @@ _COLUMNS = [
     _column("Speed-up", "number", ".status.winner.speedupOverBaseline", "The baseline's seconds by the winner's."),
     # Never wide: a time that was not measured on real devices says so wherever it is shown.
     _column("Emulated", "boolean", ".status.cluster.emulated", "Whether devices' speed is emulated."),
+    # Never wide either: whoever looks at the plans sees which of them hold devices for training.
+    _column(
+        "Job", "string", ".status.heldJob.text", "The job of the plan's own that trains, and the devices it holds."
+    ),
     _column("Reason", "string", _succeeded("reason"), "Why the plan succeeded or failed, or what it waits for."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the plan was created."),
     _column("Winner", "string", ".status.winner.summary", "The winner's degrees, micro-batch and layers.", wide=True),

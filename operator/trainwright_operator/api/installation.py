@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 _MOST_NAMES: Final = 5
+NO_JOBS: Final = "this installation hands over no jobs (handover.allow: Never of the chart)"
 
 
 class PodTemplateRule(StrEnum):
@@ -72,6 +73,33 @@ class TenantLimits:
         return limit is not None and isinstance(grace_seconds, int | float) and grace_seconds > limit
 
 
+class HandoverRule(StrEnum):
+    """Rule about the job that a winner becomes.
+
+    FREE: nobody's but the user's, whatever becomes of the plan. OWNED: the plan's own, which ends with it. NEVER: none.
+    """
+
+    FREE = "Free"
+    OWNED = "Owned"
+    NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Rule about handing over, with the limit of the plans' own jobs.
+
+    Attributes:
+        max_hours: hours for which such a job may hold devices; None without a limit.
+    """
+
+    rule: HandoverRule = HandoverRule.FREE
+    max_hours: float | None = None
+
+    @property
+    def max_seconds(self) -> float | None:
+        return None if self.max_hours is None else self.max_hours * 3600
+
+
 @dataclass(frozen=True, slots=True)
 class InstallationRules:
     """Rules that hold for every plan.
@@ -81,9 +109,11 @@ class InstallationRules:
         pod_template: what pod templates may ask for.
         limits: what tenants may ask for at most.
         priority_class: PriorityClass of gangs' pods whose template names none; empty: the cluster's default.
+        handover: what becomes of winners with `spec.apply`.
     """
 
     isolates_gangs: bool = True
     pod_template: PodTemplateRule = PodTemplateRule.RESTRICTED
     limits: TenantLimits = field(default_factory=TenantLimits)
     priority_class: str = ""
+    handover: Handover = field(default_factory=Handover)

@@ -346,8 +346,9 @@ class TrainingPlanSpec(ApiModel):
     runs when this is changed keeps its own; measurements are kept."""
     apply: Annotated[Apply, Field(json_schema_extra=without_default)] = Apply.NEVER
     """What becomes of the winner: Never anything (the default), or it is handed over as a job of yours that is Suspended or
-    Run at once. That happens once: the job is yours from then on, no edit and no change of nodes touches it, and deleting the
-    TrainingPlan leaves it."""
+    Run at once. That happens once; no edit but that to Never, and no change of nodes, touches the job. By handover.allow of the
+    installation it is yours (Free), and deleting the TrainingPlan leaves it; or the plan's own (Owned), which ends with the
+    TrainingPlan, by Never and by suspend; or there is none (Never)."""
     job: JobSpec | None = None
     """The job that trains by the winner, created from plan's launcher with a pod for each node of the winner."""
     queue_name: ObjectName | None = None
@@ -371,7 +372,8 @@ class TrainingPlanSpec(ApiModel):
     """How long nodes have to stay gone, changed or new before that counts (120 by default): nodes restart, and several come
     one after another. A plan that begins waits as long for nodes that are not ready yet."""
     suspend: bool = False
-    """Stop all work and free the devices; what was measured is kept, and false goes on from there."""
+    """Stop all work and free the devices; what was measured is kept, and false goes on from there. The plan's own job is
+    deleted, and created anew then."""
     wait_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
     """The longest that the plan may wait for what the cluster lacks (free devices, nodes, quota, an image, a webhook, pods
     that were lost and are tried again), all waits since the last edit of the spec together; time in which something runs

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, computed_field
 
 from trainwright_operator.api.base import Bytes, Figure, Name, StatusModel, Text, Timestamp, opaque
 from trainwright_operator.api.conditions import Condition
+from trainwright_operator.api.handed_over import HandedOverJob, HeldJob
 from trainwright_operator.api.spec import LauncherKind
 
 
@@ -281,17 +282,6 @@ class Winner(StatusModel):
     """The plan document, complete: save it to a file and start it again by hand."""
 
 
-class HandedOverJob(StatusModel):
-    """Job that was created with the winner."""
-
-    kind: LauncherKind
-    """PyTorchJob or JobSet."""
-    names: Annotated[tuple[Name, ...], Field(max_length=1024)]
-    """Names of the objects: a PyTorchJob for each node, or one JobSet."""
-    config_map: Name
-    """Holds the plan and the files that the pods mount. It is yours too; delete it with the job."""
-
-
 class WaitingStatus(StatusModel):
     """Waiting for what the cluster lacks: devices, nodes, quota, an image, a webhook."""
 
@@ -359,5 +349,8 @@ class TrainingPlanStatus(StatusModel):
     winner: Winner | None = None
     """The answer: the fastest plan, or the cheapest where search.objective is Cost."""
     job: HandedOverJob | None = None
-    """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later. While the
-    condition Succeeded is not True, some of its objects may not be created yet."""
+    """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later, except that
+    apply: Never ends and removes a job of the plan's own. While the condition Succeeded is not True, some of its objects may
+    not be created yet."""
+    held_job: HeldJob | None = None
+    """The plan's own job, as long as it has not ended; absent where the plan holds none."""

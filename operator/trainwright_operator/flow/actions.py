@@ -69,7 +69,7 @@ class CreateJob:
 
 @dataclass(frozen=True, slots=True)
 class HandOverJob:
-    """Creation of a job that the plan does not own; one of that name stays unchanged."""
+    """Creation of an object of the winner's job, the user's or the plan's own; one of that name stays unchanged."""
 
     manifest: Mapping[str, Any]
 

@@ -46,8 +46,9 @@ from trainwright_operator.flow.phases import (
 )
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_unreadable
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
-from trainwright_operator.flow.status_update import status_actions
+from trainwright_operator.flow.status_update import status_actions, with_job_status
 from trainwright_operator.flow.suspension import suspend, unstored_results
+from trainwright_operator.flow.winner_job.held_job import JobUpkeep, keep_job, keeps_plan, seconds_until_look
 
 PHASES: Final = tuple(
     one.PHASE for one in (acceptance, discovery, node_changes, links, profiling, planning, trials, result)
@@ -72,19 +73,21 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
         return [] if is_finished(snapshot) else [_warn_of_hidden_fields(plan.hidden_fields)]
     if plan.spec is None:
         return _wait_for_newer_version(context, plan.spec_error)
+    upkeep = keep_job(context)
     try:
-        return _decide(context)
+        return [*upkeep.actions, *_decide(context, upkeep)]
     except NeedsNewerVersion as error:
-        return _wait_for_newer_version(context, str(error))
+        return [*upkeep.actions, *_wait_for_newer_version(context, str(error), upkeep)]
 
 
-def _decide(context: ReconcileContext) -> list[Action]:
+def _decide(context: ReconcileContext, upkeep: JobUpkeep) -> list[Action]:
     snapshot, now = context.snapshot, context.now
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
         # A plan whose next discovery does not fit keeps its answer; status.cluster.change says which nodes changed.
-        return [*_deletions(context, frozenset()), *expiry, *_without_large(node_changes.replan(context))]
+        replanned = _without_large(node_changes.replan(context))
+        return [*_deletions(context, frozenset()), *expiry, *with_job_status(context, upkeep, replanned)]
     steps = suspend(context) if context.is_suspended else _run_phases(context)
     actions = [action for step in steps for action in step.result.actions]
     last = steps[-1].result
@@ -92,16 +95,16 @@ def _decide(context: ReconcileContext) -> list[Action]:
     # A suspension or an edit can drop a gang whose pods have just ended; when it is planned again, its result is there.
     actions += _without_large(unstored_results(context, live_gangs))
     actions += obsolete_measurements(context)
-    return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
+    return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps, upkeep)]
 
 
-def _wait_for_newer_version(context: ReconcileContext, what: str) -> list[Action]:
+def _wait_for_newer_version(context: ReconcileContext, what: str, upkeep: JobUpkeep | None = None) -> list[Action]:
     """Return the status of a plan that this version cannot read. Nothing is deleted, and an answer stays."""
     if is_finished(context.snapshot):
-        return []
+        return [] if upkeep is None else with_job_status(context, upkeep)
     step = Step(ConditionType.ACCEPTED, Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what), is_lacking=True))
     steps = (step,) if context.plan.spec is None else patience.with_limit(context, (step,))
-    return [*status_actions(context, steps)]
+    return [*status_actions(context, steps, upkeep)]
 
 
 def _warn_of_hidden_fields(fields: Sequence[str]) -> EmitEvent:
@@ -129,6 +132,12 @@ def is_finished(snapshot: Snapshot) -> bool:
 
 def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
     """Return seconds until the next reconciliation without an event."""
+    seconds, of_job = _seconds_of_phases(snapshot, now), seconds_until_look(snapshot, now)
+    return seconds if of_job is None else min(seconds, of_job)
+
+
+def _seconds_of_phases(snapshot: Snapshot, now: datetime) -> float:
+    """Return seconds until the phases of a plan are to be run again, or its time to live is over."""
     plan = snapshot.plan
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
@@ -229,7 +238,10 @@ def _refuse_newer_task(task: StoredConfigMap) -> None:
 def _seconds_until_expiry(snapshot: Snapshot, now: datetime) -> float | None:
     """Return seconds until a finished plan is to be deleted, or None where it is kept."""
     spec, conditions = snapshot.plan.spec, snapshot.plan.status.conditions
-    if spec is None or spec.ttl_seconds_after_finished is None:
+    if spec is None or spec.ttl_seconds_after_finished is None or keeps_plan(snapshot):
         return None
     finished_at = next((c.last_transition_time for c in conditions if c.type is ConditionType.SUCCEEDED), now)
+    job = snapshot.plan.status.job
+    if job is not None and job.ended is not None:
+        finished_at = max(finished_at, job.ended.time)
     return (finished_at - now).total_seconds() + spec.ttl_seconds_after_finished

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     BEST_TRIAL_SELECTED = "BestTrialSelected"
     PLANNED_ONLY = "PlannedOnly"
     WAIT_DEADLINE_EXCEEDED = "WaitDeadlineExceeded"
+    JOB_HANDED_OVER = "JobHandedOver"
+    JOB_ENDED = "JobEnded"
     # Gangs
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     WAITING_FOR_QUOTA = "WaitingForQuota"
@@ -191,6 +193,11 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.WAIT_DEADLINE_EXCEEDED: (
         "waited {seconds} s in all (spec.waitDeadlineSeconds: {limit}); edit the plan to try again; the last wait: {what}"
     ),
+    Reason.JOB_HANDED_OVER: (
+        "the winner became the {kind} {name}, which is this plan's own: it ends with the plan, by spec.apply: Never or "
+        "spec.suspend: true{limit}"
+    ),
+    Reason.JOB_ENDED: "the plan holds the {kind} {name} no more: {what}",
     Reason.WAITING_FOR_CAPACITY: "waiting for free devices: {what}",
     Reason.WAITING_FOR_QUOTA: "waiting for quota: {what}",
     Reason.STARTING: "{what}",

@@ -255,6 +255,23 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOverObject:
+    """Object of the winner's job, of the plan's own or the user's, with the devices that its pods hold.
+
+    `held_since`: start of the first of these pods, if there is one.
+    """
+
+    job: JobFacts
+    is_owned: bool = True
+    devices: int = 0
+    held_since: datetime | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.job.succeeded or self.job.failed_at is not None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredConfigMap:
     """ConfigMap that the plan owns, or a kept measurement."""
 
@@ -379,6 +396,7 @@ class Snapshot:
             may not say yet.
         other_places: those of the namespace's other plans, where their number is limited.
         measurements: kept ones of the namespace, while the plan may reuse some.
+        handed_over: objects of the winner's job that exist, while the plan owns them or they are being created.
     """
 
     plan: PlanFacts
@@ -402,6 +420,7 @@ class Snapshot:
     has_place: bool = False
     other_places: tuple[PlanPlace, ...] = ()
     measurements: tuple[StoredConfigMap, ...] = ()
+    handed_over: tuple[HandedOverObject, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

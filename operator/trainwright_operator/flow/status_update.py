@@ -8,11 +8,12 @@ from typing import Final, Literal
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
-from trainwright_operator.flow.actions import EmitEvent, EventType, SetStatus
+from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.placement_queue import queue_position
 from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
+from trainwright_operator.flow.winner_job.held_job import JobUpkeep
 
 _ConditionStatus = Literal["True", "False", "Unknown"]
 _Update = tuple[_ConditionStatus, Explanation]
@@ -29,15 +30,31 @@ _PHASE_OF_CONDITION: Final = {
 """Phase in the printed column while the condition is the first that is not True."""
 
 
-def status_actions(context: ReconcileContext, steps: Sequence[Step]) -> tuple[SetStatus | EmitEvent, ...]:
-    """Return the update of the status with an Event for each changed condition, or nothing if it is unchanged."""
-    status = _status(context, steps)
+def status_actions(
+    context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep | None
+) -> tuple[SetStatus | EmitEvent, ...]:
+    """Return the update of the status with an Event for each changed condition, or nothing if it is unchanged.
+
+    `upkeep`: of the winner's job; None where nobody looked at it.
+    """
+    status = _status(context, steps, upkeep)
     if status.dump() == context.plan.status.dump():
         return ()
-    return (SetStatus(status), *_events(context, status.conditions))
+    of_job = upkeep.events(context, status) if upkeep is not None else ()
+    return (SetStatus(status), *_events(context, status.conditions), *of_job)
 
 
-def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanStatus:
+def with_job_status(context: ReconcileContext, upkeep: JobUpkeep, actions: Sequence[Action] = ()) -> list[Action]:
+    """Return the actions of a plan that has its answer, with what its status says of the winner's job."""
+    changed = next((one.status for one in actions if isinstance(one, SetStatus)), context.plan.status)
+    status = upkeep.status(changed)
+    others: list[Action] = [one for one in actions if not isinstance(one, SetStatus)]
+    if status.dump() == context.plan.status.dump():
+        return others
+    return [*others, SetStatus(status), *upkeep.events(context, status)]
+
+
+def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep | None) -> TrainingPlanStatus:
     # Conditions and fields of a former spec are kept where not updated, until the new spec is accepted.
     keeps_former = context.is_suspended or steps[-1].condition is ConditionType.ACCEPTED
     before = context.plan.status if keeps_former else TrainingPlanStatus()
@@ -48,7 +65,9 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
         for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
     )
     fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
-    fields.setdefault("job", context.plan.status.job)
+    of_job = context.plan.status if upkeep is None else upkeep.status(context.plan.status)
+    fields.setdefault("job", of_job.job)
+    fields["held_job"] = of_job.held_job
     last = steps[-1].result
     if context.plan.spec is not None and context.names.revision > 1:
         # The answer of before the nodes changed, until there is another one.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.installation import HandoverRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
@@ -23,6 +24,7 @@ from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
+from trainwright_operator.flow.winner_job.job_record import rule_of
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
 from trainwright_operator.kube.object_cache import ObjectCache, version_of
@@ -98,14 +100,18 @@ class Applier:
     async def _apply_until_failure(
         self, snapshot: Snapshot, actions: Iterable[a.Action], memory: ReadCache
     ) -> ApiError | None:
+        """Apply actions up to the first that fails, and return its error. A deletion that fails keeps none from others."""
+        failure = None
         for action in actions:
             try:
                 await self._apply(snapshot, action, memory)
             except ApiError as error:
                 if isinstance(action, a.SetStatus | a.AnnotateConfigMap) and error.is_conflict:
                     raise  # somebody changed the object meanwhile: the next reconciliation decides anew
-                return error
-        return None
+                failure = failure or error
+                if not isinstance(action, a.DeleteJob):
+                    break
+        return failure
 
     async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901, PLR0912 - a line an action
         plan, namespace = snapshot.plan, snapshot.plan.namespace
@@ -138,8 +144,7 @@ class Applier:
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.HandOverJob(manifest=manifest):
-                launcher = LAUNCHERS[LauncherKind(manifest["kind"])]
-                await self._create(plan, client.jobs_path(launcher.api, namespace), dict(manifest))
+                await self._hand_over(plan, dict(manifest))
             case a.DeleteJob(name=name):
                 await self._delete_job(snapshot, name)
                 self._cache.forget_children(plan.uid)  # the job, or pods of it, may stay for a while
@@ -161,8 +166,9 @@ class Applier:
         await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
 
     async def _delete_job(self, snapshot: Snapshot, name: str) -> None:
-        kind = next((job.launcher for job in snapshot.jobs if job.name == name), LauncherKind.PYTORCH_JOB)
-        await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, snapshot.jobs)
+        known = (*snapshot.jobs, *(one.job for one in snapshot.handed_over))
+        kind = next((job.launcher for job in known if job.name == name), LauncherKind.PYTORCH_JOB)
+        await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, known)
 
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Create and return a child. An existing one is accepted if it is this plan's, possibly from before a restart."""
@@ -177,6 +183,15 @@ class Applier:
                     409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
         return made
+
+    async def _hand_over(self, plan: PlanFacts, manifest: dict[str, Any]) -> None:
+        """Create an object of the winner's job. An existing one that goes is none, and one of the user's is not the plan's own."""
+        name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
+        made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
+        if "deletionTimestamp" in made["metadata"]:
+            raise ApiError(409, f"{name} is still being deleted")
+        if "ownerReferences" in manifest["metadata"] and not object_facts.is_owned_by(made, plan.uid):
+            raise ApiError(409, f"{name} already exists and belongs to no plan; delete it, or set apply: Never")
 
     async def _isolate(self, plan: PlanFacts, manifest: dict[str, Any]) -> None:
         """Create a gang's NetworkPolicy; its name is of one task only, so an existing one is from before a restart."""
@@ -286,7 +301,7 @@ def _version(resource: dict[str, Any]) -> int:
 def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
     """Return a ConfigMap as plain data: a task with a new secret of its gang's.
 
-    One that is handed over, or a measurement, is not the plan's: it stays where the plan is deleted.
+    One that is handed over to the user, or a measurement, is not the plan's: it stays where the plan is deleted.
     """
     stored = ConfigMapData.of(action)
     secret = {SECRET_FILE: secrets.token_hex()} if action.role is a.StoredRole.TASK else {}
@@ -294,7 +309,9 @@ def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
     labels = child_labels(plan, action.gang)
     owner: dict[str, Any] = {"ownerReferences": [owner_reference(plan)]}
     if action.role is a.StoredRole.HANDOVER:
-        owner = {"annotations": {HANDED_OVER_ANNOTATION: plan.uid}}
+        owner = (owner if rule_of(action.data) is HandoverRule.OWNED else {}) | {
+            "annotations": {HANDED_OVER_ANNOTATION: plan.uid}
+        }
     elif action.role is a.StoredRole.MEASUREMENT:
         labels, owner = {**MANAGED, **action.labels}, {"annotations": dict(action.annotations)}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
@@ -31,6 +31,7 @@ from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
+    HandedOverObject,
     JobFacts,
     NodeFacts,
     PlanFacts,
@@ -171,6 +172,11 @@ def owner_uids(resource: dict[str, Any]) -> set[str]:
     return {owner["uid"] for owner in meta.get("ownerReferences") or []} | ({handed_over} if handed_over else set())
 
 
+def is_owned_by(resource: dict[str, Any], uid: str) -> bool:
+    """Return whether an object goes with the plan of that uid."""
+    return any(owner["uid"] == uid for owner in resource["metadata"].get("ownerReferences") or [])
+
+
 def is_of_plan(resource: dict[str, Any]) -> bool:
     """Return whether a job or ConfigMap belongs to the plan that its label tells, which copies of it do not."""
     return (resource["metadata"].get("labels") or {}).get(PLAN_UID_LABEL) in owner_uids(resource)
@@ -210,6 +216,27 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
         resumed_at=_optional_time(next(resumed, None)),
     )
     return without_controls(found)
+
+
+def handed_over_object(
+    job: dict[str, Any], launcher: Launcher, pods: Iterable[dict[str, Any]], plan_uid: str, resource_name: str
+) -> HandedOverObject:
+    """Convert an object of the winner's job; `pods`: those that say they are of a job that the plan handed over."""
+    found = job_facts(job, launcher)
+    places = ((pod, launcher.read_place(pod["metadata"].get("labels") or {})) for pod in pods)
+    holders = [pod for pod, place in places if place is not None and place.job == found.name and _holds_devices(pod)]
+    starts = ((pod.get("status") or {}).get("startTime") or pod["metadata"]["creationTimestamp"] for pod in holders)
+    return HandedOverObject(
+        job=found,
+        is_owned=is_owned_by(job, plan_uid),
+        devices=sum(_requested_devices(pod["spec"], resource_name) for pod in holders),
+        held_since=min(map(parse_time, starts), default=None),
+    )
+
+
+def _holds_devices(pod: dict[str, Any]) -> bool:
+    has_ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod["spec"].get("nodeName")) and not has_ended and is_of_gang(pod)
 
 
 def pod_facts(pod: dict[str, Any]) -> PodFacts:

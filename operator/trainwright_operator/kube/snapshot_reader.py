@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.spec import Replan
+from trainwright_operator.api.spec import LauncherKind, Replan
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.decide import is_finished
+from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
+from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
@@ -27,6 +28,7 @@ from trainwright_operator.flow.snapshot import (
     Snapshot,
     StoredConfigMap,
 )
+from trainwright_operator.flow.winner_job.job_record import objects_to_read
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
@@ -137,7 +139,34 @@ class SnapshotReader:
             failing=memory.failing,
             rules=self._settings.rules,
         )
-        return await self._with_measurements(await self._with_nodes(snapshot))
+        return await self._with_measurements(await self._with_nodes(await self._with_handed_over(snapshot)))
+
+    async def _with_handed_over(self, snapshot: Snapshot) -> Snapshot:
+        """Add the winner's job while the plan may have to act on it. No watch tells of it, nor of its pods."""
+        plan, wanted = snapshot.plan, objects_to_read(snapshot)
+        if not wanted or plan.spec is None:
+            return snapshot
+        found = [one for one in await asyncio.gather(*(self._handed_over(plan, *one) for one in wanted)) if one]
+        if not found:
+            return snapshot
+        selector = f"{HANDED_OVER_LABEL}={plan_label(plan)}"
+        pods = await self._api.list(client.core_path("pods", plan.namespace), labelSelector=selector)
+        resource = plan.spec.devices.resource_name
+        objects = (object_facts.handed_over_object(job, launcher, pods, plan.uid, resource) for job, launcher in found)
+        return replace(snapshot, handed_over=tuple(objects))
+
+    async def _handed_over(
+        self, plan: PlanFacts, kind: LauncherKind, name: str
+    ) -> tuple[dict[str, Any], Launcher] | None:
+        """Return an object that the plan handed over, or None where there is none of that name."""
+        launcher = LAUNCHERS[kind]
+        try:
+            job = await self._api.get(f"{client.jobs_path(launcher.api, plan.namespace)}/{name}")
+        except ApiError as error:
+            if error.is_missing:
+                return None
+            raise
+        return (job, launcher) if plan.uid in object_facts.owner_uids(job) else None
 
     async def _with_measurements(self, snapshot: Snapshot) -> Snapshot:
         """Add the kept measurements of the namespace while links or layers may be reused.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, PLACEMENT_GAT
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
     DryRun,
+    HandedOverObject,
     JobFacts,
     NodeFacts,
     PlanFacts,
@@ -37,6 +39,7 @@ from trainwright_operator.flow.snapshot import (
     Snapshot,
     StoredConfigMap,
 )
+from trainwright_operator.flow.winner_job.job_record import objects_to_read
 from trainwright_operator.search_process import search
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,6 +84,15 @@ def selects(policy: dict[str, Any], labels: dict[str, str]) -> bool:
     return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items())
 
 
+def devices_by_node(manifest: dict[str, Any]) -> Counter[str]:
+    """Return the devices that the pods of a winner's job take."""
+    found = Counter[str]()
+    for _, template in pods_of_job(manifest):
+        (container,) = (one for one in template["spec"]["containers"] if one["name"] == "pytorch")
+        found[scheduling.pinned_node(template["spec"]["affinity"])] += int(container["resources"]["limits"][RESOURCE])
+    return found
+
+
 @dataclass
 class World:
     """Simulated cluster and the operator's memory."""
@@ -120,6 +132,7 @@ class World:
         self.images: dict[str, str] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.handed_over: dict[str, dict[str, Any]] = {}
+        self.winner_jobs: dict[str, HandedOverObject] = {}
         self.templates: dict[str, dict[str, Any]] = {}
         self.manifests: dict[str, dict[str, Any]] = {}
         self.events: list[a.EmitEvent] = []
@@ -146,7 +159,10 @@ class World:
             where = pod.node or scheduling.pinned_node(pod.affinity)
             if where and pod.phase in ("Pending", "Running"):
                 used[where] = used.get(where, 0) + self._devices(pod)
-        return Snapshot(
+        for name, manifest in self.handed_over.items():
+            if self.winner_jobs[name].devices:
+                used = dict(Counter(used) + devices_by_node(manifest))
+        snapshot = Snapshot(
             plan=PlanFacts(
                 "demo", "default", "uid-1", self.generation, START, None if self.spec_error else self.spec,
                 self.status, self.image, self.annotations, self.spec_error,
@@ -165,6 +181,8 @@ class World:
             rules=self.rules,
             measurements=tuple(self.measurements.values()),
         )  # fmt: skip
+        read = (self.winner_jobs.get(one.name) for one in objects_to_read(snapshot))
+        return replace(snapshot, handed_over=tuple(one for one in read if one is not None))
 
     def decide(self) -> list[a.Action]:
         return decide(self.snapshot(), self.now)
@@ -202,10 +220,11 @@ class World:
         return found.status if found else "Unknown"
 
     def apply(self, todo: list[a.Action]) -> None:
-        words = ""
+        words, is_blocked = "", False
         for action in todo:
-            words = words or self.fails.get(type(action), "")
-            if not words or isinstance(action, a.SetStatus | a.EmitEvent):
+            failure = self.fails.get(type(action), "") if not is_blocked else ""
+            words, is_blocked = words or failure, is_blocked or (bool(failure) and not isinstance(action, a.DeleteJob))
+            if not (is_blocked or failure) or isinstance(action, a.SetStatus | a.EmitEvent):
                 self._apply(action)
         since = self.failing.since if self.failing else self.now
         self.failing = RequestFailure(words, since) if words else None
@@ -240,8 +259,9 @@ class World:
                 self._create_job(dict(manifest))
             case a.HandOverJob(manifest=manifest):
                 if manifest["metadata"]["name"] not in self.handed_over:
-                    self.created.append(manifest["metadata"]["name"])
-                    self.handed_over[manifest["metadata"]["name"]] = dict(manifest)
+                    self._hand_over(dict(manifest))
+            case a.DeleteJob(name=name) if name in self.winner_jobs:
+                self.change_winner_job(name, terminating=True)
             case a.DeleteJob(name=name):
                 self.delete_job(name)
             case a.PinPod():
@@ -302,6 +322,33 @@ class World:
             self.images[pod["name"]] = template["spec"]["containers"][0]["image"]
             self.pods_made += 1
 
+    def _hand_over(self, manifest: dict[str, Any]) -> None:
+        name, spec = manifest["metadata"]["name"], manifest["spec"]
+        is_suspended = spec.get("suspend", spec.get("runPolicy", {}).get("suspend", False))
+        job = JobFacts(name, "", self.now, launcher=LauncherKind(manifest["kind"]), suspended=is_suspended)
+        self.created.append(name)
+        self.handed_over[name] = manifest
+        self.winner_jobs[name] = HandedOverObject(job, is_owned=bool(manifest["metadata"].get("ownerReferences")))
+
+    def change_winner_job(self, name: str, **changes: Any) -> None:
+        """Change what the API server tells of an object of the winner's job; one that ended holds no devices."""
+        found = self.winner_jobs[name]
+        changed = replace(found, job=replace(found.job, **changes))
+        released = changed.has_ended or changed.job.suspended
+        self.winner_jobs[name] = replace(changed, devices=0, held_since=None) if released else changed
+
+    def delete_winner_job(self, name: str) -> None:
+        """Delete an object of the winner's job, as somebody may who has the right to."""
+        del self.winner_jobs[name], self.handed_over[name]
+
+    def _run_winner_jobs(self) -> None:
+        for name, found in list(self.winner_jobs.items()):
+            if found.job.terminating:
+                self.delete_winner_job(name)
+            elif found.is_owned and not (found.has_ended or found.job.suspended or found.devices):
+                devices = sum(devices_by_node(self.handed_over[name]).values())
+                self.winner_jobs[name] = replace(found, devices=devices, held_since=self.now)
+
     def delete_job(self, name: str) -> None:
         self.jobs.pop(name, None)
         self.queue.release(name)
@@ -359,6 +406,7 @@ class World:
         """Advance the clock: pods are bound and run; a gang whose pods ran long enough succeeds, with its report in the log."""
         self.now += timedelta(seconds=seconds)
         self._admit_jobs()
+        self._run_winner_jobs()
         for name, pod in list(self.pods.items()):
             if pod.phase == "Pending" and not pod.gates and not (pod.containers and pod.containers[0].waiting_reason):
                 where = scheduling.pinned_node(pod.affinity)

@@ -15,6 +15,8 @@ from trainwright import documents
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.frameworks import Apply
+from trainwright_operator.api.installation import NO_JOBS, HandoverRule
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
 from trainwright_operator.flow.gangs.framework_log import check_framework
@@ -101,7 +103,7 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
         chosen = TrainingPlanStatus(launcher=launcher.kind) if is_other else TrainingPlanStatus()
         return Waiting(status=chosen, actions=following, live_gangs=context.current_gangs)
     if not tried.reason:
-        return Done(findings, explain(Reason.ACCEPTED), status=_chosen(context))
+        return Done(findings, _acceptance(context), status=_chosen(context))
     is_missing = tried.reason == launcher.missing
     reason = launchers[0].missing if is_missing else Reason(tried.reason)
     alternative = " or JobSet" if len(launchers) > 1 else ""
@@ -122,6 +124,16 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
         is_lacking=True,
         again_at=due_at,
     )
+
+
+def _acceptance(context: ReconcileContext) -> Explanation:
+    """Return that the spec is valid, and which wish of it this installation does not fulfil."""
+    accepted = explain(Reason.ACCEPTED)
+    is_allowed = context.snapshot.rules.handover.rule is not HandoverRule.NEVER or context.plan.status.job is not None
+    if context.spec.apply is Apply.NEVER or is_allowed:
+        return accepted
+    what = f"{accepted.message}, but apply: {context.spec.apply} creates no job of the winner: {NO_JOBS}"
+    return Explanation(accepted.reason, what)
 
 
 def _chosen(context: ReconcileContext) -> TrainingPlanStatus:

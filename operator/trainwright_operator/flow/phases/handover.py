@@ -1,4 +1,4 @@
-"""Handing the winner over as a job of the user's, once: `spec.apply`.
+"""Handing the winner over as a job, once: `spec.apply`, and who owns it: `handover.allow` of the installation.
 
 The ConfigMap that the job's pods mount is the record: with it the job's objects are decided, and stored beside the plan's
 files. So a pass that is interrupted is repeated with the same objects, whatever an edit asks for meanwhile.
@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from trainwright.documents import DocumentError
 from trainwright.exports import ExportFile
 from trainwright.worker_api import GangNode
 from trainwright_operator.api.frameworks import Apply, JobSpec
-from trainwright_operator.api.installation import InstallationRules
+from trainwright_operator.api.handed_over import HandedOverJob
+from trainwright_operator.api.installation import HandoverRule, InstallationRules
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.api.status import HandedOverJob, TrainingPlanStatus
-from trainwright_operator.flow.actions import AnnotateConfigMap, CreateConfigMap, DryRunJob, HandOverJob, StoredRole
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.actions import (
+    AnnotateConfigMap,
+    CreateConfigMap,
+    DeleteConfigMap,
+    DryRunJob,
+    HandOverJob,
+    StoredRole,
+)
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.child_metadata import plan_label
+from trainwright_operator.flow.gangs.child_metadata import owner_reference, plan_label
 from trainwright_operator.flow.gangs.exported_plan import export_files
 from trainwright_operator.flow.gangs.kueue import (
     MAX_POD_SETS,
@@ -34,7 +43,7 @@ from trainwright_operator.flow.gangs.kueue import (
     other_labels,
     queue_labels,
 )
-from trainwright_operator.flow.gangs.launchers.launcher import HandedOver
+from trainwright_operator.flow.gangs.launchers.launcher import ABANDONED_SECONDS, HandedOver
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, possible_launchers
 from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import (
@@ -49,8 +58,8 @@ from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
-
-_MANIFESTS_KEY: Final = "manifests.json"
+from trainwright_operator.flow.winner_job.held_job import job_of, keep_job
+from trainwright_operator.flow.winner_job.job_record import MANIFESTS_KEY, JobRecord
 
 
 def hand_over(
@@ -61,27 +70,40 @@ def hand_over(
     `status`: what a wait shows. A dry run tries the job first; what the API server refuses later is tried again.
     """
     name = handover_name(context.plan.name, context.plan.uid)
-    stored, job, handed_over = context.snapshot.find(name), context.spec.job, context.plan.status.job
-    if handed_over is not None and (stored is None or JOBS_CREATED_ANNOTATION in stored.annotations):
-        return handed_over
+    stored, upkeep = context.snapshot.find(name), keep_job(context)
+    if upkeep.is_clearing:
+        return Waiting(explain(Reason.RUNNING, what=f"ending the job {name}"), status=status)
+    if upkeep.job is not None and (stored is None or JobRecord(stored).is_created):
+        return upkeep.job
     creating = explain(Reason.RUNNING, what=f"handing the winner over as the job {name}")
     if stored is None:
-        if context.spec.apply is Apply.NEVER or job is None:
-            return None
-        files, decided = _decide(context, discovery, winner, job)
-        waiting = _try_job(context, decided[0])
-        if waiting is not None:
-            return replace(waiting, status=status)
-        data = {file.name: file.text for file in files} | {_MANIFESTS_KEY: json.dumps(decided)}
-        return Waiting(creating, status=status, actions=(CreateConfigMap(name, StoredRole.HANDOVER, data),))
-    manifests = _stored_manifests(stored, context.snapshot.rules)
-    names = tuple(one["metadata"]["name"] for one in manifests)
-    created_job = HandedOverJob(kind=LauncherKind(manifests[0]["kind"]), names=names, config_map=name)
-    if JOBS_CREATED_ANNOTATION not in stored.annotations:
-        created = AnnotateConfigMap(name, {JOBS_CREATED_ANNOTATION: context.now.isoformat()})
-        status = status.model_copy(update={"job": created_job})  # what is created of it is the user's already
-        return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
-    return created_job
+        return _record(context, discovery, winner, Waiting(creating, status=status))
+    manifests, record = _stored_manifests(stored, context.snapshot.rules), JobRecord(stored)
+    if record.is_created:
+        return job_of(record)
+    if record.rule is not context.snapshot.rules.handover.rule and not context.snapshot.handed_over:
+        # The installation's rule changed before anything was created: it holds for this job too.
+        return Waiting(creating, status=status, actions=(DeleteConfigMap(name),))
+    created = AnnotateConfigMap(name, {JOBS_CREATED_ANNOTATION: context.now.isoformat()})
+    status = status.model_copy(update={"job": job_of(record)})  # what is created of it exists already
+    return Waiting(creating, status=status, actions=(*map(HandOverJob, manifests), created))
+
+
+def _record(
+    context: ReconcileContext, discovery: DiscoveredDevices, winner: PlannedTrial, creating: Waiting
+) -> Waiting | None:
+    """Return what is done until the record of the job is stored; None where there is to be no job."""
+    job, rule = context.spec.job, context.snapshot.rules.handover.rule
+    if context.spec.apply is Apply.NEVER or job is None or rule is HandoverRule.NEVER:
+        return None
+    files, decided = _decide(context, discovery, winner, job)
+    waiting = _try_job(context, decided[0])
+    if waiting is not None:
+        return replace(waiting, status=creating.status)
+    name = handover_name(context.plan.name, context.plan.uid)
+    data = {file.name: file.text for file in files} | {MANIFESTS_KEY: json.dumps(decided)}
+    record = CreateConfigMap(name, StoredRole.HANDOVER, data)
+    return replace(creating, actions=(record,))
 
 
 def _try_job(context: ReconcileContext, manifest: dict[str, Any]) -> Waiting | None:
@@ -115,9 +137,9 @@ def _stored_manifests(stored: StoredConfigMap, rules: InstallationRules) -> list
 
     Whoever may write ConfigMaps could let the operator create any pods, but for the rules.
     """
-    problem = f"{_MANIFESTS_KEY} is no list of jobs;"
+    problem = f"{MANIFESTS_KEY} is no list of jobs;"
     try:
-        found: list[dict[str, Any]] = json.loads(stored.data.get(_MANIFESTS_KEY, ""))
+        found: list[dict[str, Any]] = json.loads(stored.data.get(MANIFESTS_KEY, ""))
         pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
         excesses = (find_pod_excess(pod, rules, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
         excess = next((one for one in excesses if one is not None), None)
@@ -137,6 +159,10 @@ def _decide(
     """Return the files that the pods mount, and the job's objects."""
     spec, queue = context.spec, queue_labels(context.spec) if context.spec.apply is Apply.RUN else {}
     nodes = discovery.make_gang(places([winner.plan]), run_seconds=1.0).nodes
+    is_owned, limit = (
+        context.snapshot.rules.handover.rule is HandoverRule.OWNED,
+        context.snapshot.rules.handover.max_seconds,
+    )
     handed_over = HandedOver(
         name=handover_name(context.plan.name, context.plan.uid),
         namespace=context.plan.namespace,
@@ -145,6 +171,9 @@ def _decide(
         nodes=nodes,
         pod=partial(_pod, context, job),
         suspended=bool(queue) or spec.apply is Apply.SUSPENDED,  # Kueue resumes what is in its queue
+        owners=(owner_reference(context.plan),) if is_owned else (),
+        # The operator ends it sooner. This ends a job that lost its plan, which whoever deletes it may have orphaned.
+        ends_after_seconds=math.ceil(limit) + ABANDONED_SECONDS if is_owned and limit is not None else None,
     )
     files = export_files(spec, model_from_spec(spec, winner.dtype), winner.plan, nodes)
     return files, possible_launchers(context.plan)[0].handed_over(handed_over)

@@ -10,6 +10,8 @@ from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.frameworks import Apply
+from trainwright_operator.api.handed_over import HandedOverJob
+from trainwright_operator.api.installation import NO_JOBS, HandoverRule
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
@@ -41,14 +43,24 @@ def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
         if cause is None:
             return job
         job = context.plan.status.job
-    further = ""
     if job is not None:
         status = status.model_copy(update={"job": job})
-        further = f"; the job of this plan is the {job.kind} {job.names[0]}"
-        further += f", which may be incomplete: {cause.message}" if cause is not None else ""
-    elif cause is not None and context.spec.apply is not Apply.NEVER:
-        further = f"; no job of it was created: {cause.message}"
+    further = _explain_job(context, job, cause)
     return Done(findings, Explanation(explanation.reason, explanation.message + further), status=status)
+
+
+def _explain_job(context: ReconcileContext, job: HandedOverJob | None, cause: Explanation | None) -> str:
+    """Return what the answer says of the job; `cause`: what is waited for no longer."""
+    asks, rule = context.spec.apply is not Apply.NEVER, context.snapshot.rules.handover.rule
+    if job is None and asks and rule is HandoverRule.NEVER:
+        return f"; no job of it is created: {NO_JOBS}"
+    if job is None:
+        return f"; no job of it was created: {cause.message}" if cause is not None and asks else ""
+    if job.owned and not asks:
+        return f"; the {job.kind} {job.names[0]} could not be ended: {cause.message}" if cause is not None else ""
+    owner = ", which is the plan's own" if job.owned else ""
+    incomplete = f", which may be incomplete: {cause.message}" if cause is not None else ""
+    return f"; the job of this plan is the {job.kind} {job.names[0]}{owner}{incomplete}"
 
 
 def _exhausted_wait(context: ReconcileContext, last: Waiting) -> Explanation | None:

@@ -109,7 +109,7 @@ class JobSetLauncher:
             {
                 "name": f"n{number}",
                 "replicas": 1,
-                "template": {"spec": _indexed(1) | {"template": job.pod(node, master)}},
+                "template": {"spec": _indexed(1) | job.deadline | {"template": job.pod(node, master)}},
             }
             for number, node in enumerate(job.nodes)
         ]

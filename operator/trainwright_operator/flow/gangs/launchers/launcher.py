@@ -17,7 +17,7 @@ from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import PodFacts
 
-_ABANDONED_SECONDS: Final = 28 * 24 * 3600
+ABANDONED_SECONDS: Final = 28 * 24 * 3600
 """Grace period after the operator's own deadlines until a job ends itself, for an operator that is gone for good.
 
 A job's deadline is fixed at its creation and counts while its pods are gated and the operator is down, so it exceeds
@@ -52,9 +52,11 @@ class PodPlace:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Job of the user's, which no plan owns.
+    """Job that the winner becomes.
 
     Attributes:
+        owners: its owner references; none where it is the user's.
+        ends_after_seconds: time after which it ends itself, should nobody end it before; None: never.
         nodes: with a pod on each, the first of which hosts the rendezvous.
         pod: template of the pod on a node, given the address of the first pod.
     """
@@ -66,6 +68,13 @@ class HandedOver:
     nodes: tuple[GangNode, ...]
     pod: Callable[[GangNode, str], dict[str, Any]]
     suspended: bool
+    owners: tuple[Mapping[str, Any], ...] = ()
+    ends_after_seconds: int | None = None
+
+    @property
+    def deadline(self) -> dict[str, int]:
+        """Return the field of a Job, and of a PyTorchJob's run policy, that ends it."""
+        return {} if self.ends_after_seconds is None else {"activeDeadlineSeconds": self.ends_after_seconds}
 
     def manifest(self, api: JobApi, kind: LauncherKind, number: int, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the object with that number."""
@@ -74,6 +83,7 @@ class HandedOver:
             "namespace": self.namespace,
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
+            **({"ownerReferences": [dict(one) for one in self.owners]} if self.owners else {}),
         }
         return {"apiVersion": f"{api.group}/{api.version}", "kind": kind.value, "metadata": metadata, "spec": spec}
 
@@ -176,4 +186,4 @@ def pod_of(
 
 def abandoned_seconds(gang_spec: GangSpec) -> int:
     """Return the deadline after which an object ends itself."""
-    return int(gang_spec.pending_seconds + gang_spec.run_seconds + _ABANDONED_SECONDS)
+    return int(gang_spec.pending_seconds + gang_spec.run_seconds + ABANDONED_SECONDS)

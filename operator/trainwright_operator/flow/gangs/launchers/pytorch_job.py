@@ -68,7 +68,11 @@ class PyTorchJobLauncher:
                 number,
                 {
                     "nprocPerNode": str(len(node.slots)),
-                    "runPolicy": {"cleanPodPolicy": "None", **({"suspend": True} if job.suspended else {})},
+                    "runPolicy": {
+                        "cleanPodPolicy": "None",
+                        **job.deadline,
+                        **({"suspend": True} if job.suspended else {}),
+                    },
                     "pytorchReplicaSpecs": {
                         "Master": {"replicas": 1, "restartPolicy": "Never", "template": job.pod(node, master)}
                     },

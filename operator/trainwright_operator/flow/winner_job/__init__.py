@@ -1,0 +1,1 @@
+"""Job that the winner became, while the plan owns it."""
