@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from flow_cluster import SharedWorld, plan, share
 
-from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
+from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders, holders_by_node
 from trainwright_operator.flow.snapshot import DeviceHolder, GangClaim, HolderKind
+from trainwright_operator.kube.object_facts import device_requests
 
 PLAN, JOB, POD = HolderKind
 
@@ -33,6 +34,8 @@ def waiting(**changes: Any) -> SharedWorld:
         ([("default", PLAN, "mine")], ", held by this plan"),
         ([("default", JOB, "mine")], ", held by the job of plan mine"),
         ([("secret-a", PLAN, "secret")], ", held by another namespace"),
+        ([("default", POD, "a"), ("", POD, "")], ", held by pod a and others"),
+        ([("secret-a", POD, "a"), ("", POD, "")], ", held by another namespace and others"),
         (
             [("default", POD, "a"), ("secret-a", POD, "secret"), ("default", PLAN, "b"), ("secret-b", POD, "secret")],
             ", held by pod a, plan b and other namespaces",
@@ -45,6 +48,36 @@ def test_holders_are_named_in_the_plans_own_namespace_alone(holders, clause) -> 
     snapshot = replace(world.snapshot(), holders={"n1": tuple(DeviceHolder(*one) for one in holders)})
     assert describe_holders(snapshot, "n1") == clause
     assert describe_holders(snapshot, "n2") == ""
+
+
+def test_holders_of_a_node_are_read_from_its_pods() -> None:
+    def pod(name: str, namespace: str = "default", node: str = "n1", devices: int = 1, **labels: str) -> dict[str, Any]:
+        container = {"name": "a", "resources": {"limits": {"nvidia.com/gpu": str(devices)}}}
+        meta = {
+            "name": name,
+            "namespace": namespace,
+            "labels": {f"trainwright.dev/{key}": text for key, text in labels.items()},
+        }
+        return {"metadata": meta, "spec": {"nodeName": node, "containers": [container]}}
+
+    pods = [
+        pod("gang-0", plan="a"),
+        pod("gang-1", plan="a"),
+        pod("job-0", **{"handed-over-by": "b"}),
+        pod("notebook-0"),
+        pod("without-devices", devices=0),
+        pod("gang-0", "other", plan="a"),
+        *(pod(f"many-{number}", node="n2") for number in range(20)),
+    ]
+    found = holders_by_node(device_requests(pods, "nvidia.com/gpu"))
+    assert found["n1"] == (
+        DeviceHolder("default", PLAN, "a"),
+        DeviceHolder("default", JOB, "b"),
+        DeviceHolder("default", POD, "notebook-0"),
+        DeviceHolder("other", PLAN, "a"),
+    )
+    assert len(found["n2"]) == 9
+    assert found["n2"][-1] == DeviceHolder()
 
 
 def test_message_of_a_wait_says_who_holds_the_devices() -> None:

@@ -360,11 +360,11 @@ class HolderKind(StrEnum):
 
 
 class DeviceHolder(NamedTuple):
-    """Plan or pod that holds devices of a node."""
+    """Plan or pod that holds devices of a node; without a namespace, further ones that nobody noted."""
 
-    namespace: str
-    kind: HolderKind
-    name: str
+    namespace: str = ""
+    kind: HolderKind = HolderKind.POD
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -22,7 +23,9 @@ from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import (
     GANG_LABEL,
     HANDED_OVER_ANNOTATION,
+    HANDED_OVER_LABEL,
     LOG_LABEL,
+    PLAN_LABEL,
     PLAN_UID_LABEL,
     RENDEZVOUS_LABEL,
     ROLE_LABEL,
@@ -31,7 +34,9 @@ from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
+    DeviceHolder,
     HandedOverObject,
+    HolderKind,
     JobFacts,
     NodeFacts,
     PlanFacts,
@@ -333,7 +338,17 @@ def device_requests(pods: list[dict[str, Any]], resource_name: str) -> Iterator[
         if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
             devices = _requested_devices(spec, resource_name)
             if devices:
-                yield DeviceRequest(pod["metadata"].get("uid", ""), node, devices)
+                yield DeviceRequest(pod["metadata"].get("uid", ""), node, devices, _holder(pod["metadata"]))
+
+
+def _holder(meta: dict[str, Any]) -> DeviceHolder:
+    """Return whom a pod's devices are for."""
+    labels, namespace = meta.get("labels") or {}, sys.intern(meta.get("namespace", ""))
+    if HANDED_OVER_LABEL in labels:
+        return DeviceHolder(namespace, HolderKind.JOB, labels[HANDED_OVER_LABEL])
+    if PLAN_LABEL in labels:
+        return DeviceHolder(namespace, HolderKind.PLAN, labels[PLAN_LABEL])
+    return DeviceHolder(namespace, HolderKind.POD, meta.get("name", ""))
 
 
 def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:

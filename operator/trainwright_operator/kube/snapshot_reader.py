@@ -235,10 +235,12 @@ class SnapshotReader:
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
         if needs_node_usage(snapshot) or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
-            found, used = await self.node_cache.usage(spec.devices.resource_name)
+            found, used, holders = await self.node_cache.usage(spec.devices.resource_name)
+            own = (node.name for node in cluster.nodes) if cluster is not None else ()
+            snapshot = replace(snapshot, used_devices=used, holders={name: holders.get(name, ()) for name in own})
         else:
-            found, used = await self.node_cache.inventory(age_seconds), {}
-        return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices, used_devices=used)
+            found = await self.node_cache.inventory(age_seconds)
+        return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices)
 
     async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""

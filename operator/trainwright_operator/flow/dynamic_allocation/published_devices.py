@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from trainwright_operator.flow.dynamic_allocation.device_classes import DeviceClass
 from trainwright_operator.flow.nodes.device_shares import MIG_UNUSABLE, PARTITION_UNUSABLE
-from trainwright_operator.flow.snapshot import PublishedCount, SliceDevice
+from trainwright_operator.flow.snapshot import DeviceHolder, PublishedCount, SliceDevice
 
 _WHOLE: Final = ("", "gpu", "amdgpu")
 """Types of whole GPUs; drivers that know nothing else publish none."""
@@ -185,6 +185,7 @@ class DeviceRequest(NamedTuple):
     pod_uid: str
     node: str
     devices: int
+    holder: DeviceHolder = DeviceHolder()
 
 
 class Allocation(NamedTuple):

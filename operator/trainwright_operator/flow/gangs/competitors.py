@@ -1,16 +1,31 @@
-"""Sentences on who has, or gets before, the devices that a gang waits for.
+"""Competitors of a gang for its devices: who holds them or gets them before it, and sentences on that.
 
 Plans and pods are named only where they are in the namespace of the plan that waits.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import Final
 
 from trainwright_operator.api.installation import join_names
+from trainwright_operator.flow.dynamic_allocation.published_devices import DeviceRequest
 from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.placement_queue import gangs_ahead
 from trainwright_operator.flow.snapshot import DeviceHolder, HolderKind, PlanFacts, Snapshot
+
+_MOST_HOLDERS: Final = 8
+"""Holders that are kept of a node: 5,000 nodes are read at a time."""
+
+
+def holders_by_node(requests: Iterable[DeviceRequest]) -> dict[str, tuple[DeviceHolder, ...]]:
+    """Return who holds devices of each node, a plan once; of a node with many pods the first ones."""
+    found: defaultdict[str, dict[DeviceHolder, None]] = defaultdict(dict)
+    for one in requests:
+        holders = found[one.node]
+        holders[one.holder if one.holder in holders or len(holders) < _MOST_HOLDERS else DeviceHolder()] = None
+    return {node: tuple(holders) for node, holders in found.items()}
 
 
 def describe_gangs_ahead(snapshot: Snapshot, gang: str) -> str:
@@ -31,13 +46,15 @@ def describe_holders(snapshot: Snapshot, node_name: str) -> str:
 
 def _describe(plan: PlanFacts, found: Iterable[DeviceHolder]) -> str:
     own: list[str] = []
-    others: set[str] = set()
+    foreign: set[str] = set()
     for namespace, kind, name in found:
         if namespace != plan.namespace:
-            others.add(namespace)
+            foreign.add(namespace)
         elif (kind, name) == (HolderKind.PLAN, plan_label(plan)):
             own.append("this plan")
         else:
             own.append(f"{kind} {name}")
-    foreign = [] if not others else ["another namespace" if len(others) == 1 else "other namespaces"]
-    return join_names([*dict.fromkeys(own), *foreign])
+    rest = ["others"] if "" in foreign else []
+    foreign.discard("")
+    namespaces = [] if not foreign else ["another namespace" if len(foreign) == 1 else "other namespaces"]
+    return join_names([*dict.fromkeys(own), *namespaces, *rest])

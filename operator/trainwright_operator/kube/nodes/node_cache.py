@@ -20,7 +20,8 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import (
     PublishedDevices,
     used_devices,
 )
-from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
+from trainwright_operator.flow.gangs.competitors import holders_by_node
+from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, SliceDevice
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes import published_objects
@@ -53,10 +54,11 @@ class NodeInventory(NamedTuple):
 
 
 class NodeUsage(NamedTuple):
-    """All nodes, and the used devices of one resource by node."""
+    """All nodes, and the used devices of one resource by node, with who holds them."""
 
     inventory: NodeInventory
     devices: dict[str, int]
+    holders: dict[str, tuple[DeviceHolder, ...]]
 
 
 class _CachedUsage(NamedTuple):
@@ -146,7 +148,7 @@ class NodeCache:
                 self._claimed_inventory(), self._everywhere(lambda namespace: self._requests(namespace, resource_name))
             )
             used = used_devices(requests, allocations, inventory.published, resource_name)
-            occupied = NodeUsage(inventory, used)
+            occupied = NodeUsage(inventory, used, holders_by_node(requests))
             if self._forgotten == forgotten:
                 ended = clock()
                 self._cached[resource_name] = _CachedUsage(
