@@ -11,7 +11,8 @@ from markdown_pages import DOCS, Page
 from source_files import ROOT
 
 VALUES = yaml.safe_load((ROOT / "charts" / "trainwright" / "values.yaml").read_text(encoding="utf-8"))
-ANNOUNCED = re.findall(r"^\| `([\w.]+)` \|", Page(DOCS / "upgrade-notes.md").text, re.MULTILINE)
+ROWS = re.findall(r"^\| (`[^|]+`) \|", Page(DOCS / "upgrade-notes.md").text, re.MULTILINE)
+ANNOUNCED = [name for row in ROWS for name in re.findall(r"`([\w.]+)`", row)]
 
 
 @pytest.mark.parametrize("name", ANNOUNCED)
