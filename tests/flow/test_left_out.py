@@ -128,3 +128,11 @@ def test_stored_value_of_a_node_that_cannot_be_is_told_with_the_node_its_label_a
     assert found.reason == "ReportInvalid"
     assert "worker's report" not in found.message
     assert f"n1: its label {MEMORY} (in MiB) is '1{'0' * 23}'" in found.message
+
+
+def test_node_with_more_devices_than_machines_have_is_named_where_a_plan_sees_too_many() -> None:
+    world = World(nodes=(*(node(f"n{number:03}", devices=8) for number in range(400)), node("odd", devices=1000)))
+    world.run()
+    found = world.condition("NodesDiscovered")
+    assert (found.status, found.reason) == ("False", "SpecInvalid")
+    assert "4200 usable devices (1000 on odd alone)" in found.message

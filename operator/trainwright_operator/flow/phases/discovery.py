@@ -43,6 +43,8 @@ from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
 _MAX_NAMED = 5
+_MOST_PLAUSIBLE = 64
+"""A node with more devices is named where there are too many: most often its device plugin counts them wrongly."""
 _MAX_SHOWN = 256
 """Limit for clusters with thousands of nodes; excluded nodes with devices come first."""
 
@@ -60,8 +62,10 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         if not found.nodes:
             return Waiting(explain_none_usable(left_out), status=status, is_lacking=True)
         if found.device_count > MAX_DEVICES:
+            largest = max(found.nodes, key=lambda node: node.devices)
+            odd = f" ({largest.devices} on {largest.name} alone)" if largest.devices > _MOST_PLAUSIBLE else ""
             what = (
-                f"spec.devices.max: the cluster has {found.device_count} usable devices, and a plan may use at most "
+                f"spec.devices.max: the cluster has {found.device_count} usable devices{odd}, and a plan may use at most "
                 f"{MAX_DEVICES}; create a plan with devices.max, devices.products or devices.nodeSelector"
             )
             return Failed(explain(Reason.SPEC_INVALID, what=what), status=status)
