@@ -249,7 +249,7 @@ def test_collectives_of_the_model_are_measured_compared_and_reported() -> None:
     assert order.collective_bytes == collective_sizes(model_from_spec(world.spec))
     world.run(until=lambda: measured(world))
     message = world.condition("LinksMeasured").message
-    assert f"mean prediction error over {len(order.collective_bytes)} collectives" in message
+    assert f"({len(order.collective_bytes)} measured, mean error" in message
     assert "for all_reduce of" in message
     found = world.status.links
     assert 0 < found.collective_error <= abs(found.worst_collective_error)

@@ -28,6 +28,7 @@ from trainwright.measurement.sampled_cluster import sampled_cluster
 from trainwright.runtime import Runtime
 from trainwright.worker_api import MAX_REPORT_BYTES, LinkReport
 from trainwright_operator.api.status import LinksStatus
+from trainwright_operator.flow.collective_remarks import explain_check
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 
 LINK_REPORT_BUDGET_BYTES: Final = MAX_REPORT_BYTES * 9 // 10
@@ -124,7 +125,7 @@ class LinkFindings:
             overlap_slowdown=self.overlap_slowdown,
         )
 
-    def summary(self) -> str:
+    def summary(self, *, has_trials: bool) -> str:
         """Return clauses to append to the number of measured links."""
         parts = []
         if self.inferred:
@@ -138,18 +139,10 @@ class LinkFindings:
                 "too many links differ to store each, so every node is assumed to be as slow as its slowest link"
             )
         if self.check is not None:
-            parts.append(_format_collective_check(self.check))
+            parts.append(explain_check(self.check, is_emulated=self.cluster.is_emulated, has_trials=has_trials))
         if self.overlap_slowdown is not None:
             parts.append(f"computation takes {self.overlap_slowdown:.3g} times as long during communication")
         return "".join(f"; {part}" for part in parts)
-
-
-def _format_collective_check(check: CollectiveCheck) -> str:
-    worst = check.worst.measured
-    return (
-        f"mean prediction error over {check.count} collectives {check.mean_error:.0%}, largest "
-        f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes on {len(worst.members)} devices"
-    )
 
 
 @lru_cache(maxsize=16)

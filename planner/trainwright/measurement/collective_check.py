@@ -41,11 +41,13 @@ class CollectiveCheck:
     Attributes:
         mean_error: absolute, weighted by measured seconds: small messages that are off by their latency hardly matter
             to plans.
+        measured_ratio: measured over predicted seconds of all together: above 1 if predictions are too fast.
         worst: the one with the largest absolute error in seconds.
     """
 
     count: int
     mean_error: float
+    measured_ratio: float
     worst: ComparedCollective
 
 
@@ -75,8 +77,14 @@ def check_collectives(
     compared = _compare(times, cluster, ratios)
     if not compared:
         return None
-    mean = sum(one.off_seconds for one in compared) / sum(one.measured.seconds for one in compared)
-    return CollectiveCheck(len(compared), mean, max(compared, key=lambda one: one.off_seconds))
+    measured, predicted = (sum(seconds) for seconds in zip(*map(_seconds, compared), strict=True))
+    mean = sum(one.off_seconds for one in compared) / measured
+    ratio = measured / predicted if predicted else math.inf
+    return CollectiveCheck(len(compared), mean, ratio, max(compared, key=lambda one: one.off_seconds))
+
+
+def _seconds(compared: ComparedCollective) -> tuple[float, float]:
+    return compared.measured.seconds, compared.predicted_seconds
 
 
 def _compare(

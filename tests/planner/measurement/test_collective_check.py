@@ -38,6 +38,7 @@ def test_mean_error_is_absolute_and_weighted_and_the_worst_is_signed() -> None:
     slow, fast = replace(slow, seconds=2 * slow.seconds), replace(fast, seconds=0.8 * fast.seconds)
     check = check_collectives([slow, exact(), fast], CLUSTER)
     assert check.mean_error == pytest.approx((1 + 0 + 0.1) / (2 + 1 + 0.4))
+    assert check.measured_ratio == pytest.approx((2 + 1 + 0.4) / (1 + 1 + 0.5))
     assert check.worst.measured is slow
     assert check.worst.error == pytest.approx(-0.5)
     assert check.worst.predicted_seconds == pytest.approx(slow.seconds / 2)

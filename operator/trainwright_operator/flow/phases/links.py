@@ -76,7 +76,11 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     reused = describe_reuse(one for one in context.snapshot.stored if one.name == name)
     return Done(
         replace(findings, links=found),
-        explain(Reason.MEASURED, links=found.measured, further=f"{found.summary()}{reused}"),
+        explain(
+            Reason.MEASURED,
+            links=found.measured,
+            further=f"{found.summary(has_trials=context.spec.trials.top_k > 0)}{reused}",
+        ),
         status=TrainingPlanStatus(links_ref=ConfigMapReference(config_map=name), links=found.status()),
     )
 
