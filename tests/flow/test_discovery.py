@@ -262,5 +262,37 @@ def test_stored_discovery_without_the_types_of_its_nodes_is_invalid() -> None:
     document = json.loads(world.stored[name].data["document.json"]) | {"accelerators": []}
     world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
     world.run()
-    assert world.condition("NodesDiscovered").reason == "ReportInvalid"
-    assert "accelerators: expected those of the nodes" in world.condition("NodesDiscovered").message
+    assert world.condition("NodesDiscovered").reason == "StoredDocumentInvalid"
+    assert f"ConfigMap {name}: accelerators: expected those of the nodes" in world.condition("NodesDiscovered").message
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("accelerators", "memory_bytes", -5, "accelerators.0: accelerator Tesla-T4 needs memory_bytes above 0, got -5"),
+        ("nodes", "devices", -1, "nodes.0"),
+        ("accelerators", "name", "x" * 200, "accelerator: String should have at most 128 characters, got 'xxx"),
+    ],
+)
+def test_unusable_stored_value_is_told_with_its_place_and_what_to_do(
+    part: str, field: str, value: object, words: str
+) -> None:
+    world = World(nodes=(node("n1", "Tesla-T4"),))
+    world.run(until=lambda: world.status.cluster is not None and len(world.stored) > 1)
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    document = json.loads(world.stored[name].data["document.json"])
+    document[part][0][field] = value
+    if field == "name":
+        document["nodes"][0]["accelerator"] = value
+    world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
+    world.run()
+    found = world.condition("NodesDiscovered")
+    assert found.reason == "StoredDocumentInvalid"
+    assert f"ConfigMap {name}: " in found.message
+    assert words in found.message
+    assert "worker" not in found.message
+    assert "delete that ConfigMap, then edit the spec" in found.message
+    del world.stored[name]
+    world.change(trials={"topK": 1})
+    world.run()
+    assert world.succeeded == "True"

@@ -179,5 +179,5 @@ def test_changed_candidates_end_the_plan_with_a_sentence(part: str) -> None:
         del document["uncertainty"][part][0]
     world.stored[stored.name] = replace(stored, data={"document.json": json.dumps(document)})
     world.run()
-    assert world.condition("Succeeded").reason == "ReportInvalid"
+    assert world.condition("Succeeded").reason == "StoredDocumentInvalid"
     assert stored.name in world.condition("Succeeded").message

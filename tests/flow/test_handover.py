@@ -264,8 +264,8 @@ def test_record_that_was_modified_creates_nothing(text: str) -> None:
     world.stored[record.name] = replace(record, data={**record.data, "manifests.json": text})
     world.run()
     assert not world.handed_over
-    assert world.condition("Succeeded").reason == "ReportInvalid"
-    assert "delete the ConfigMap to hand over anew" in world.condition("Succeeded").message
+    assert world.condition("Succeeded").reason == "StoredDocumentInvalid"
+    assert f"ConfigMap {record.name}: manifests.json is no list of jobs; delete" in world.condition("Succeeded").message
 
 
 class Taken:

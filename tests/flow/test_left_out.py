@@ -125,8 +125,9 @@ def test_stored_value_of_a_node_that_cannot_be_is_told_with_the_node_its_label_a
     world.nodes = (replace(world.nodes[0], **BAD["memory"]), *world.nodes[1:])
     world.run()
     found = world.condition("NodesDiscovered")
-    assert found.reason == "ReportInvalid"
-    assert "worker's report" not in found.message
+    assert found.reason == "StoredDocumentInvalid"
+    assert "worker" not in found.message
+    assert f"ConfigMap {name}: accelerators.0" in found.message
     assert f"n1: its label {MEMORY} (in MiB) is '1{'0' * 23}'" in found.message
 
 

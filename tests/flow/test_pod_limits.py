@@ -232,7 +232,7 @@ def test_modified_record_of_a_handed_over_job_creates_nothing(launcher: Launcher
     world.run()
     message = world.condition("Succeeded").message
     assert "template.spec.hostPID: gives pods more than the worker's own have; remove it, or install" in message
-    assert "delete the ConfigMap to hand over anew" in message
+    assert "delete that ConfigMap, then edit the spec to have it made anew" in message
     assert not world.handed_over
 
 

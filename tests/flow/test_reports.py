@@ -199,7 +199,10 @@ def test_modified_result_is_rejected() -> None:
     name = next(name for name in world.stored if name.endswith("-links-result"))
     world.stored[name] = replace(world.stored[name], data={"outcome.json": "{}"})
     world.run()
-    assert world.condition("LinksMeasured").reason == "ReportInvalid"
+    found = world.condition("LinksMeasured")
+    assert found.reason == "StoredDocumentInvalid"
+    assert "the worker" not in found.message
+    assert f"ConfigMap {name}: state: Field required: add it; delete that ConfigMap" in found.message
 
 
 def test_trial_counts_its_time_when_other_pods_are_removed() -> None:

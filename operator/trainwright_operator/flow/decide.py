@@ -166,7 +166,8 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
         try:
             phase_result = advance(context, findings)
         except (documents.DocumentError, ValidationError) as error:  # the latter: of a status that shows its values
-            phase_result = Failed(explain_unreadable(error))
+            shown = {ConditionType.NODES_DISCOVERED: context.names.discovery}.get(condition, "of this phase")
+            phase_result = Failed(explain_unreadable(error, shown))
         phase_result = _refuse_large(phase_result)
         steps.append(Step(condition, phase_result))
         if not isinstance(phase_result, Done):

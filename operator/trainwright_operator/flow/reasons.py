@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
 from trainwright.outside.plain_text import plain_line
 
 
@@ -81,6 +83,7 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     REPORT_INVALID = "ReportInvalid"
+    STORED_DOCUMENT_INVALID = "StoredDocumentInvalid"
     OUT_OF_MEMORY = "OutOfMemory"
     PEER_LOST = "PeerLost"
     HANG = "Hang"
@@ -224,6 +227,9 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.DEADLINE_EXCEEDED: "not finished within {seconds} s: {what}",
     Reason.METRICS_UNAVAILABLE: "the worker exited without an error and without a report; see its log in ConfigMap {result}",
     Reason.REPORT_INVALID: "the worker's report is invalid: {what}",
+    Reason.STORED_DOCUMENT_INVALID: (
+        "the operator cannot go on from the plan's ConfigMap {what}; delete that ConfigMap, then edit the spec to have it made anew"
+    ),
     Reason.OUT_OF_MEMORY: "{what}",
     Reason.PEER_LOST: "{what}",
     Reason.HANG: "{what}",
@@ -267,6 +273,15 @@ def explain_wait(reason: Reason, what: str) -> Explanation:
     return explain(reason, what=what) if reason in WAITS_IN_QUEUES else Explanation(reason, _cut(what))
 
 
-def explain_unreadable(error: ValueError) -> Explanation:
-    """Return that a document of the plan's own cannot be read: no worker reported it just now."""
-    return Explanation(Reason.REPORT_INVALID, _cut(f"a stored document was modified, and cannot be read: {error}"))
+def explain_unreadable(error: ValueError, shown: str = "of this phase") -> Explanation:
+    """Return that a document of the plan's own cannot be read, of which the error names the ConfigMap.
+
+    `shown`: ConfigMap whose values the phase shows in the status, which may refuse them.
+    """
+    if not isinstance(error, ValidationError):
+        return explain(Reason.STORED_DOCUMENT_INVALID, what=error)
+    first = error.errors(include_url=False)[0]  # of a field of the status that shows a stored value
+    field = ".".join(map(str, (error.title, *first["loc"])))
+    return explain(
+        Reason.STORED_DOCUMENT_INVALID, what=f"{shown}: {field}: {first['msg']}, got {first['input']!r:.200}"
+    )

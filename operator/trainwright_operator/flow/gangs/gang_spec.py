@@ -65,7 +65,8 @@ def framework_of(task_map: StoredConfigMap | None) -> FrameworkSpec | None:
         return FrameworkSpec.model_validate_json(text) if text is not None else None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        what = f"{_FRAMEWORK_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        assert task_map is not None
+        what = f"{task_map.name}: {_FRAMEWORK_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         if first["type"] == "extra_forbidden":
             raise NeedsNewerVersion(what) from None
         raise DocumentError(what) from None

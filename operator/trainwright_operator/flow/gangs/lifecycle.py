@@ -32,7 +32,14 @@ from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait, message
+from trainwright_operator.flow.reasons import (
+    WAITS_IN_QUEUES,
+    Explanation,
+    Reason,
+    explain,
+    explain_unreadable,
+    explain_wait,
+)
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
 _CLOCK_STEP = timedelta(seconds=1)
@@ -86,12 +93,12 @@ def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
 
 
 def result_in(stored: StoredConfigMap) -> GangResult:
-    """Return the result in a ConfigMap. One that was modified counts as an invalid report."""
+    """Return the result in a ConfigMap. One that was modified is a failure."""
     try:
         return outcomes.parse_result(stored)
     except documents.DocumentError as error:
-        sentence = message(Reason.REPORT_INVALID, what=error)
-        return GangResult(GangOutcome(OutcomeState.FAILED, Reason.REPORT_INVALID, sentence, stored.created_at), None)
+        reason, sentence = explain_unreadable(error)
+        return GangResult(GangOutcome(OutcomeState.FAILED, reason, sentence, stored.created_at), None)
 
 
 def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:

@@ -128,6 +128,6 @@ def _parse(context: ReconcileContext, stored: StoredConfigMap) -> LostAttempt:
     try:
         lost: LostAttempt = parse_strict(stored.data.get(ATTEMPT_KEY, ""), LostAttempt, stored.name)
     except documents.DocumentError as error:
-        return LostAttempt(number, number, Reason.REPORT_INVALID, str(error), context.plan.generation)
+        return LostAttempt(number, number, Reason.STORED_DOCUMENT_INVALID, str(error), context.plan.generation)
     in_a_row = min(lost.in_a_row, number)
     return LostAttempt(number, in_a_row, lost.reason, lost.message, lost.generation, max(lost.device_seconds, 0.0))

@@ -113,7 +113,7 @@ def _stored_discovery(context: ReconcileContext) -> DiscoveredDevices | None:
         wrong = list(_wrong_values(context.snapshot))
         if not wrong:
             raise
-        what = f"{error}; nodes say what cannot be: {listed(wrong)}; then create the plan anew"
+        what = f"{error}; nodes say what cannot be: {listed(wrong)}"
         raise documents.DocumentError(what, needs_newer_version=error.needs_newer_version) from None
 
 

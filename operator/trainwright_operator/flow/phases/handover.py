@@ -137,7 +137,7 @@ def _stored_manifests(stored: StoredConfigMap, rules: InstallationRules) -> list
 
     Whoever may write ConfigMaps could let the operator create any pods, but for the rules.
     """
-    problem = f"{MANIFESTS_KEY} is no list of jobs;"
+    problem = f"{MANIFESTS_KEY} is no list of jobs"
     try:
         found: list[dict[str, Any]] = json.loads(stored.data.get(MANIFESTS_KEY, ""))
         pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
@@ -147,10 +147,10 @@ def _stored_manifests(stored: StoredConfigMap, rules: InstallationRules) -> list
         if is_valid and excess is None:
             return found
         if excess is not None:
-            problem = f"{excess.sentence('template')}; then"
+            problem = excess.sentence("template")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise DocumentError(f"{stored.name}: {problem} delete the ConfigMap to hand over anew")
+    raise DocumentError(f"{stored.name}: {problem}")
 
 
 def _decide(

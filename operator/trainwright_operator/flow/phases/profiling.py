@@ -169,7 +169,7 @@ def _advance_runs(
 
 def _node_of(task_map: StoredConfigMap) -> str:
     """Return the node of a profiling task. Raise DocumentError if it was modified."""
-    task: ProfilingTask = parse_strict(task_map.data.get(TASK_FILE, ""), ProfilingTask, "order")
+    task: ProfilingTask = parse_strict(task_map.data.get(TASK_FILE, ""), ProfilingTask, task_map.name)
     return task.gang.nodes[0].name
 
 
