@@ -53,7 +53,15 @@ def quarantine(plan: PlanFacts, error: BaseException, version: str, now: datetim
         reason=reason.value,
         message=words,
     )
-    others = tuple(one for one in plan.status.conditions if one.type is not ConditionType.SUCCEEDED)
+    unreached = {
+        "reason": reason.value,
+        "message": f"not reached, since {ConditionType.SUCCEEDED} is False, whose message says why",
+    }
+    others = tuple(
+        one.model_copy(update=unreached) if one.status == "Unknown" else one
+        for one in plan.status.conditions
+        if one.type is not ConditionType.SUCCEEDED
+    )
     status = plan.status.model_copy(
         update={
             "observed_generation": plan.generation,

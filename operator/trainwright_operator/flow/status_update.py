@@ -59,9 +59,17 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
     keeps_former = context.is_suspended or steps[-1].condition is ConditionType.ACCEPTED
     before = context.plan.status if keeps_former else TrainingPlanStatus()
     updates = _updates(context, steps)
+    later = _later_conditions(steps[-1].condition)
     is_replanned = not keeps_former and _is_of_former_revision(context)
     conditions = tuple(
-        _condition(context, kind, updates.get(kind), keeps_former=keeps_former, is_replanned=is_replanned)
+        _condition(
+            context,
+            kind,
+            updates.get(kind),
+            keeps_former=keeps_former,
+            is_replanned=is_replanned,
+            is_later=kind in later and not keeps_former,
+        )
         for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
     )
     fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
@@ -105,6 +113,9 @@ def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[Condition
     last = steps[-1]
     if isinstance(last.result, Failed):
         updates[ConditionType.SUCCEEDED] = updates[last.condition]
+        reason = last.result.explanation.reason
+        unreached = Explanation(reason, f"not reached, since {last.condition} is False, whose message says why")
+        updates |= dict.fromkeys(_later_conditions(last.condition), ("Unknown", unreached))
     elif isinstance(last.result, Waiting) and last.result.is_lacking and last.result.explanation is not None:
         updates[ConditionType.SUCCEEDED] = ("Unknown", last.result.explanation)
     was_suspended = context.condition(ConditionType.SUSPENDED) is not None
@@ -113,15 +124,31 @@ def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[Condition
     return updates
 
 
-def _condition(
-    context: ReconcileContext, kind: ConditionType, update: _Update | None, *, keeps_former: bool, is_replanned: bool
+def _later_conditions(condition: ConditionType) -> tuple[ConditionType, ...]:
+    """Return the conditions of the phases that come after one."""
+    if condition not in PHASE_CONDITIONS:
+        return ()
+    return PHASE_CONDITIONS[PHASE_CONDITIONS.index(condition) + 1 :]
+
+
+def _condition(  # noqa: PLR0913 - each is a different fact of the condition
+    context: ReconcileContext,
+    kind: ConditionType,
+    update: _Update | None,
+    *,
+    keeps_former: bool,
+    is_replanned: bool,
+    is_later: bool,
 ) -> Condition:
-    """Return the condition: as updated, else as before if still valid, else Unknown."""
+    """Return the condition: as updated, else as before if still valid, else Unknown.
+
+    `is_later`: whether its phase comes after the present one, of a spec that is accepted.
+    """
     before = context.condition(kind)
     if before is not None and update is None:
-        # Reasons of a suspension end with it, and those of waits.
+        # Reasons of a suspension end with it, and those of waits and failures.
         is_stale = before.reason == Reason.SUSPENDED and kind is not ConditionType.SUSPENDED
-        is_stale |= kind is ConditionType.SUCCEEDED and before.status == "Unknown"
+        is_stale |= (kind is ConditionType.SUCCEEDED or is_later) and before.status == "Unknown"
         is_stale |= is_replanned and kind not in (ConditionType.ACCEPTED, ConditionType.SUSPENDED)
         if not is_stale and (keeps_former or before.observed_generation == context.plan.generation):
             return before
@@ -172,16 +199,17 @@ def _phase(conditions: Sequence[Condition]) -> Phase:
 def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[EmitEvent]:
     """Return an Event for each condition with a changed status or reason, except for the initial Unknown.
 
-    A suspension is reported once, by its own condition.
+    A suspension is reported once, by its own condition, and so is a failure, not by the conditions after it.
     """
     events = []
+    has_failed = any(one.type is ConditionType.SUCCEEDED and one.status == "False" for one in conditions)
     for condition in conditions:
         before = context.condition(condition.type)
         if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
             continue
         if condition.reason in (Reason.NOT_STARTED, Reason.NOT_SUSPENDED) or (
             condition.status == "Unknown"
-            and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED)
+            and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED or has_failed)
         ):
             continue
         is_warning = condition.status == "False" or condition.reason in LACKS
