@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from trainwright.document_kind import KINDS, TAKEN_BY, kind_by_fields, kind_of
 from trainwright.outside.plain_data import plain_data
+from trainwright.outside.plain_text import find_control, may_hold_controls
 from trainwright.quantity import expected_quantity
 
 VERSION = "trainwright.dev/v1alpha1"
@@ -337,6 +338,25 @@ def loads_plain(text: str | bytes, *, source: str = "document") -> Any:
         return plain_data(text)
     except ValueError as error:
         raise DocumentError(f"{source}: {error}") from None
+
+
+def loads_given(content: bytes, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
+    """Build the noun of a file that somebody gives, as `loads` does. Names in it are printed, so no control characters."""
+    return parse(loads_plain_given(content, source=source), noun, source=source, absent=absent)
+
+
+def loads_plain_given(content: bytes, *, source: str = "document") -> Any:
+    """Return the plain data of a file that somebody gives. Raises DocumentError, also for control characters in texts."""
+    data = loads_plain(content, source=source)
+    try:
+        found = find_control(data) if may_hold_controls(content) else None
+    except RecursionError:
+        return data  # refused as nested too deeply where it is parsed
+    if found is not None:
+        place, name = found
+        where = f"{source}: {place}" if place else source
+        raise DocumentError(f"{where}: holds the control or invisible character {name}; remove it")
+    return data
 
 
 def schema(noun: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from trainwright.outside.plain_text import plain_text
+
 NOT_WRITTEN, BAD_OPTIONS = 1, 2
 
 COMMANDS = {
@@ -94,7 +96,7 @@ class _Commands(TyperGroup):
             told = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
             context = getattr(refusal, "ctx", None)
             where = "" if context is None else f"; see `{context.command_path} --help`"
-            typer.echo(f"trainwright: {told.removesuffix('.')}{where}", err=True)
+            typer.echo(f"trainwright: {plain_text(told.removesuffix('.'))}{where}", err=True)
             sys.exit(BAD_OPTIONS)
         except OSError as error:
             typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)

@@ -41,7 +41,7 @@ ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
 
 def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> Any:
     """Read a noun; `absent` gives the fields that the file lacks. Raises DocumentError with one sentence."""
-    return documents.loads(content_of(path), noun, source=str(path), absent=absent)
+    return documents.loads_given(content_of(path), noun, source=str(path), absent=absent)
 
 
 def content_of(path: Path) -> bytes:

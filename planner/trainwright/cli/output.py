@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from trainwright import documents
+from trainwright.outside.plain_text import plain_text
 
 
 class Output(StrEnum):
@@ -61,7 +62,7 @@ def _takes_every_sign() -> bool:
 
 def note(sentence: str) -> None:
     """Print a remark on standard error, separate from the answer."""
-    typer.echo(f"trainwright: {sentence}", err=True)
+    typer.echo(f"trainwright: {plain_text(sentence)}", err=True)
 
 
 def write_document(noun: object, path: Path | None) -> None:

@@ -105,7 +105,7 @@ def _plain_trials(path: Path) -> Any:
     """Return the plain data of a file. Raises DocumentError for one that is obviously of another kind."""
     content = content_of(path)
     try:
-        data = documents.loads_plain(content, source=str(path))
+        data = documents.loads_plain_given(content, source=str(path))
     except DocumentError as error:
         if any(field.encode() in content for field in FIELDS):
             raise
@@ -286,7 +286,7 @@ def _report_in(path: Path) -> TrialReport:
         raise documents.DocumentError(
             f"{path}: holds no report (no line begins with {REPORT_MARKER}); check that the trial ended"
         )
-    found: TrialReport | TrialSeriesReport = documents.loads(
+    found: TrialReport | TrialSeriesReport = documents.loads_given(
         marked[0] if marked else content, TrialReport | TrialSeriesReport, source=str(path)
     )
     if isinstance(found, TrialSeriesReport):

@@ -29,8 +29,8 @@ _SEQUENCE: Final = re.compile(
 """Escape sequences of terminals, of which nothing is to be read."""
 _LINE_END: Final = re.compile(r"\r\n?")
 _SPACE: Final = re.compile(f"[{_SPACING}]")
-_ESCAPED: Final = re.compile(r"\\[bfru]")
-"""Escapes of JSON for characters that may be controls."""
+_ESCAPED: Final = re.compile(r"\\[^nt\\\"/]")
+"""Escapes of JSON and YAML for characters that may be controls."""
 
 
 def plain_text(text: str) -> str:
@@ -80,8 +80,13 @@ def _plain(value: Any, kept: frozenset[str]) -> Any:  # noqa: PLR0911 - a kind o
     return value
 
 
-def may_hold_controls(json_text: str) -> bool:
-    """Return whether a text of JSON may hold control characters, as they are or escaped."""
+def may_hold_controls(json_text: str | bytes) -> bool:
+    """Return whether a text of JSON or YAML may hold control characters, as they are or escaped."""
+    if isinstance(json_text, bytes):
+        try:
+            json_text = json_text.decode()
+        except UnicodeDecodeError:
+            return True
     return _ESCAPED.search(json_text) is not None or _CONTROL.search(json_text) is not None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cluster import Port
+from trainwright.outside.plain_text import find_control
 
 
 def _say_nothing(_: str) -> None:
@@ -66,8 +67,11 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     """Read the mapping in a JSON file."""
     try:
         data = json.loads(read_bytes(path))
+        found = find_control(data)
     except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+    if found is not None:
+        raise ValueError(f"{path}: {found[0]}: holds the control or invisible character {found[1]}; remove it")
     return mapping(data, str(path))
 
 
