@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainwright_operator.api import crd
+from trainwright_operator.api.base import VALIDATIONS
+
 CUSTOM = {
     "entrypoint": "models.resnet:resnet18",
     "kinds": [
@@ -192,6 +195,65 @@ REFUSALS = {
 @pytest.mark.parametrize(("changes", "sentence"), REFUSALS.values(), ids=REFUSALS)
 def test_invalid_spec_is_refused_with_a_sentence(api_server, training_plan, changes, sentence) -> None:
     assert sentence in api_server.refusal(training_plan(changes=changes))
+
+
+JOB = {"image": "i", "command": ["c"]}
+CONTROLS = {
+    "worker.image": {"worker.image": "worker:1\x1b[8m"},
+    "worker.podTemplate.metadata.labels": {"worker.podTemplate.metadata": {"labels": {"a": "b\u200b"}}},
+    "worker.podTemplate.metadata.annotations": {"worker.podTemplate.metadata": {"annotations": {"a": "b\u202e"}}},
+    "devices.products": {"devices.products": ["Tesla-T4\u2066"]},
+    "devices.nodeSelector": {"devices.nodeSelector": {"a": "b\n"}},
+    "links.topologyLabels": {"links.topologyLabels": ["zone\a"]},
+    "job.image": {"job": JOB | {"image": "i\u2028"}},
+    "job.command": {"job": JOB | {"command": ["c\x1b]0;x\x07"]}},
+    "trials.framework.command": {"trials": {"framework": JOB | {"command": ["\x9b2J"], "stepTimeJsonPath": ".t"}}},
+    "trials.framework.stepTimeRegex": {"trials": {"framework": JOB | {"stepTimeRegex": "took\ufeff"}}},
+    "model.custom.kinds": {"model": {"custom": CUSTOM | {"kinds": [CUSTOM["kinds"][0] | {"name": "Stem\u00ad"}]}}},
+}
+INVISIBLE = "holds a control or invisible character, which can hide or falsify what the text says; remove it"
+
+
+@pytest.mark.parametrize(("place", "changes"), CONTROLS.items(), ids=CONTROLS)
+def test_control_character_is_refused_with_its_field(api_server, training_plan, place, changes) -> None:
+    refusal = api_server.refusal(training_plan(changes=changes))
+    assert INVISIBLE in refusal
+    assert f"spec.{place}" in refusal
+
+
+def test_letters_of_every_script_and_lines_of_scripts_are_accepted(api_server, training_plan) -> None:
+    command = ["bash", "-c", "set -e\n\techo 'Grüße 日本語 🚀'\r\n"]
+    template = {"metadata": {"annotations": {"note": "Zeile 1\nZeile 2 – ñ"}}}
+    changes = {"job": JOB | {"command": command, "podTemplate": template}, "devices.products": ["加速器-é"]}
+    api_server.kubectl("create", document=training_plan(changes=changes))
+
+
+def test_plan_of_before_with_a_control_character_can_still_be_edited(bare_api_server, training_plan_of) -> None:
+    def without_rule(value):
+        if isinstance(value, dict):
+            own = {key: without_rule(one) for key, one in value.items()}
+            left = [one for one in own.get(VALIDATIONS, ()) if one["message"] != INVISIBLE]
+            return {key: one for key, one in own.items() if key != VALIDATIONS} | ({VALIDATIONS: left} if left else {})
+        return [without_rule(one) for one in value] if isinstance(value, list) else value
+
+    api, plan = bare_api_server, training_plan_of("default", "old", {"worker.image": "worker:1\u200b"})
+    for definition in (without_rule(crd.crd_manifest()), crd.crd_manifest()):
+        api.kubectl("apply", "--server-side", "--force-conflicts", document=definition)
+        api.establish("crd/trainingplans.trainwright.dev")
+        api.kubectl("apply", document=plan)
+    edit = ("patch", "trainingplan", "old", "--type=merge", "--patch")
+    api.kubectl(*edit, '{"spec":{"trials":{"topK":1}}}')
+    api.kubectl(
+        "patch",
+        "trainingplan",
+        "old",
+        "--subresource=status",
+        "--type=merge",
+        "--patch",
+        '{"status":{"phase":"Failed"}}',
+    )
+    done = api.try_kubectl(*edit, '{"spec":{"worker":{"image":"worker:2\\u200b"}}}')
+    assert INVISIBLE in done.stderr
 
 
 def test_rule_names_the_offending_field(api_server, training_plan) -> None:

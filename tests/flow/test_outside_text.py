@@ -21,6 +21,7 @@ from property_tests import examples
 
 from trainwright.outside.plain_text import find_control, plain_line, plain_text, without_controls
 from trainwright.worker_api import PROGRESS_MARKER, REPORT_MARKER, LinkTask
+from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
@@ -312,6 +313,37 @@ def test_text_from_outside_is_told_without_control_characters(place: str, text: 
         assert all(controls(one) == [] for one in texts(world.status.dump()))
     assert world.status.conditions
     assert all(controls(one.message) == [] for one in world.events)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            {"spec": {"containers": [{"name": "pytorch", "env": [{"name": "A", "value": "x\x1b[8m"}]}]}},
+            "spec.worker.podTemplate.spec.containers[pytorch].env[A].value: holds the control or invisible character U+001B",
+        ),
+        ({"metadata": {"annotations": {"a\u202eb": "c"}}}, "metadata.annotations: the name 'ab': holds the control or"),
+    ],
+)
+def test_pod_template_with_a_control_character_is_not_accepted(template: dict[str, Any], words: str) -> None:
+    world = World(
+        spec=spec_of(worker={"podTemplate": template}), rules=InstallationRules(pod_template=PodTemplateRule.ANY)
+    )
+    world.run()
+    found = world.condition("Accepted")
+    assert (found.status, found.reason) == ("False", "SpecInvalid")
+    assert words in found.message
+    assert controls(found.message) == []
+
+
+def test_accepted_plan_of_before_with_a_control_character_goes_on() -> None:
+    template = {"spec": {"containers": [{"name": "pytorch", "env": [{"name": "A", "value": "line 1\n\tline 2"}]}]}}
+    world = World(spec=spec_of(worker={"podTemplate": template}))
+    world.run(until=lambda: running(world, "links"))
+    value = template["spec"]["containers"][0]["env"][0]
+    value["value"] += "\x1b[8m"
+    world.spec = spec_of(worker={"podTemplate": template})  # as an earlier version accepted it
+    assert world.run().winner is not None
 
 
 @pytest.mark.parametrize("place", ["termination", "failure", "pod", "refusal", "template", "search"])

@@ -27,6 +27,7 @@ from trainwright.worker_api import (
     [
         (f"{REPORT_MARKER} not json\n", "not JSON"),
         (f'{REPORT_MARKER} {{"document": "TrialReport", "iteration_seconds": "fast"}}\n', "iteration_seconds"),
+        (f'{REPORT_MARKER} {"[" * 600}"\\u001b"{"]" * 600}\n', "not JSON"),
         (f"{REPORT_MARKER} {'x' * (MAX_REPORT_BYTES + 1)}\n", "at most"),
         (f'{REPORT_MARKER} {{"document": "Cluster", "nodes": []}}\n', "Cluster"),
         (f'{REPORT_MARKER} {{"document": "Trial\\ud800Report", "iteration_seconds": "fast"}}\n', "iteration_seconds"),

@@ -62,6 +62,13 @@ def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, A
     return {VALIDATIONS: [{"rule": rule, "message": message, **blamed} for rule, message in pairs]}
 
 
+_INVISIBLE: Final = "holds a control or invisible character, which can hide or falsify what the text says; remove it"
+PLAIN_LINE: Final = rules((r"!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')", _INVISIBLE))
+"""Rule of a text on one line. Its characters are those of `trainwright.outside.plain_text`."""
+PLAIN_LINES: Final = rules((r"!self.matches(r'[^\P{Cc}\t\n\r]|[\p{Cf}\p{Zl}\p{Zp}]')", _INVISIBLE))
+"""Rule of a text that may have tabs and line ends."""
+
+
 def immutable(field: str) -> dict[str, Any]:
     """Return the rule of an immutable field."""
     return rules(("self == oldSelf", f"{field} is immutable; create another TrainingPlan"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import ApiModel, rules, without_default
+from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, VALIDATIONS, ApiModel, rules, without_default
 from trainwright_operator.api.pods import PodTemplate
 
 _REGEX = Annotated[
@@ -16,7 +16,14 @@ _REGEX = Annotated[
         min_length=1,
         max_length=256,
         # A regular expression that is none makes the rule fail, whatever it is matched with.
-        json_schema_extra=rules(("''.matches(self) in [true, false]", "this is no regular expression of RE2; mend it")),
+        json_schema_extra={
+            VALIDATIONS: [
+                *rules(("''.matches(self) in [true, false]", "this is no regular expression of RE2; mend it"))[
+                    VALIDATIONS
+                ],
+                *PLAIN_LINES[VALIDATIONS],
+            ]
+        },
     ),
 ]
 _JSON_PATH = Annotated[str, Field(min_length=2, max_length=256, pattern=r"^(\.[A-Za-z0-9_/-]+)+$")]
@@ -54,9 +61,12 @@ class MemoryUnit(StrEnum):
 class JobSpec(ApiModel):
     """Training job of yours."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)]
+    image: Annotated[str, Field(min_length=1, max_length=512, json_schema_extra=PLAIN_LINE)]
     """Image of the job's pods, with the framework."""
-    command: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=64)]
+    command: Annotated[
+        tuple[Annotated[str, Field(max_length=4096, json_schema_extra=PLAIN_LINES)], ...],
+        Field(min_length=1, max_length=64),
+    ]
     """What every pod runs, for example [bash, /etc/trainwright/launch.sh]. /etc/trainwright holds the plan (plan.json) and the
     files of `trainwright export` for the trainer of search.expressibleBy, else those for torchrun. NODE, MASTER_ADDR and
     MASTER_PORT are set as launch.sh needs them; in trials TRAINWRIGHT_ITERATIONS is the number of iterations to run, and a

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from trainwright.families import FAMILIES, CustomKind, Family
 from trainwright.families.fields import Bounds, Doc, Length, field_types
-from trainwright_operator.api.base import VALIDATIONS, ApiModel, rules
+from trainwright_operator.api.base import PLAIN_LINE, VALIDATIONS, ApiModel, rules
 
 _FIELDS: Final = {tag: {"wide_resnet": "wide_res_net"}.get(tag, tag) for tag in FAMILIES}
 """Field of `spec.model` by the family's tag."""
@@ -74,7 +74,8 @@ def _constrained(hint: Any) -> Any:
         return _derived(cast("type[Any]", hint))
     kind, members = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        return Annotated[_constrained(members[0]), *(_constraint(note) for note in members[1:])]
+        plain = (Field(json_schema_extra=PLAIN_LINE),) if members[0] is str else ()
+        return Annotated[_constrained(members[0]), *(_constraint(note) for note in members[1:]), *plain]
     if kind in (Union, UnionType):
         return _constrained(members[0]) | None
     return GenericAlias(tuple, (_constrained(members[0]), ...)) if kind is tuple else hint

@@ -6,16 +6,20 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
-from trainwright_operator.api.base import ApiModel, opaque, rules
+from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, ApiModel, opaque, rules
 
 
 class PodMetadata(ApiModel):
     """Labels and annotations that are added to every worker pod."""
 
-    labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32, default_factory=dict)]
+    labels: Annotated[
+        dict[str, Annotated[str, Field(max_length=63, json_schema_extra=PLAIN_LINE)]],
+        Field(max_length=32, default_factory=dict),
+    ]
     """Labels, for example those that a network policy selects by. Trainwright's own win over equal keys."""
     annotations: Annotated[
-        dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32, default_factory=dict)
+        dict[str, Annotated[str, Field(max_length=4096, json_schema_extra=PLAIN_LINES)]],
+        Field(max_length=32, default_factory=dict),
     ]
     """Annotations, for example those of a network plug-in."""
 
@@ -84,7 +88,7 @@ class PodTemplate(ApiModel):
 class WorkerSpec(ApiModel):
     """The pods that measure and train."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=512, json_schema_extra=PLAIN_LINE)] | None = None
     """The worker's image. Absent: the one that the operator is installed with when the plan begins to measure. All pods of a
     plan run the same image, by the digest that the first measurement ran where nodes can pull that."""
     pod_template: PodTemplate = PodTemplate()

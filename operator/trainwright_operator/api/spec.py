@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import ApiModel, Seconds, immutable, rules, without_default
+from trainwright_operator.api.base import PLAIN_LINE, ApiModel, Seconds, immutable, rules, without_default
 from trainwright_operator.api.frameworks import Apply, FrameworkSpec, JobSpec
 from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
@@ -39,7 +39,7 @@ class LinksSpec(MeasuringSpec):
     machines (accelerator, number of devices, node.kubernetes.io/instance-type) are of one kind, those within an NVLink
     domain (nvidia.com/gpu.clique) of another."""
     topology_labels: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=317)], ...],
+        tuple[Annotated[str, Field(min_length=1, max_length=317, json_schema_extra=PLAIN_LINE)], ...],
         Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ("topology.kubernetes.io/zone", "topology.kubernetes.io/rack")
     """Labels that say where in the network a node is, from the widest place to the narrowest; a cloud may have its own,
@@ -154,14 +154,15 @@ class DevicesSpec(ApiModel):
     resource_name: Annotated[str, Field(min_length=3, max_length=128)] = "nvidia.com/gpu"
     """The extended resource that nodes offer their devices under."""
     products: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
+        tuple[Annotated[str, Field(min_length=1, max_length=128, json_schema_extra=PLAIN_LINE)], ...],
         Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ()
     """Accelerators that may be used, named as in status.cluster.accelerators, for example Tesla-T4. Empty: all."""
     max: Annotated[int, Field(ge=1, le=4096)] | None = None
     """The most devices that a plan may use. Absent: all that are found."""
     node_selector: Annotated[
-        dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16, default_factory=dict)
+        dict[str, Annotated[str, Field(max_length=63, json_schema_extra=PLAIN_LINE)]],
+        Field(max_length=16, default_factory=dict),
     ]
     """Labels that a node must carry. Empty: every node with devices."""
     prices_per_hour: Annotated[

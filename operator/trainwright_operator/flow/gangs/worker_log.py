@@ -56,10 +56,10 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
 def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
     try:
         data = json.loads(text)
+        if may_hold_controls(text):
+            data = without_controls(data)
     except (ValueError, RecursionError) as error:
         raise documents.DocumentError(f"{source}: not JSON: {error}") from None
-    if may_hold_controls(text):
-        data = without_controls(data)
     if isinstance(data, dict):
         data.pop(ignored_field, None)
     return documents.parse(data, document_type, source=source)

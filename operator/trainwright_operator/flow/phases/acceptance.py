@@ -13,10 +13,13 @@ from dataclasses import replace
 
 from trainwright import documents
 from trainwright.layer import Dtype
+from trainwright.outside.plain_text import find_control
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.installation import NO_JOBS, HandoverRule
+from trainwright_operator.api.pods import PodTemplate
+from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
 from trainwright_operator.flow.gangs.framework_log import check_framework
@@ -64,6 +67,7 @@ def _find_failure(context: ReconcileContext) -> Explanation | None:
         check_format(context.spec)
         if context.spec.trials.framework is not None:
             check_framework(context.spec.trials.framework, model.family)
+        _refuse_controls(context)
     except ValueError as error:
         return explain(Reason.SPEC_INVALID, what=error)
     return None if context.plan.image else explain(Reason.WORKER_IMAGE_MISSING)
@@ -75,16 +79,30 @@ def _find_excess(context: ReconcileContext) -> Explanation | None:
     priority = rules.limits.explain_priority(spec.priority)
     if priority is not None:
         return explain(Reason.PRIORITY_NOT_ALLOWED, what=priority)
-    templates = {
-        "spec.worker.podTemplate": spec.worker.pod_template,
-        "spec.trials.framework.podTemplate": spec.trials.framework.pod_template if spec.trials.framework else None,
-        "spec.job.podTemplate": spec.job.pod_template if spec.job else None,
-    }
-    found = (
-        (place, find_template_excess(template, rules)) for place, template in templates.items() if template is not None
-    )
+    found = ((place, find_template_excess(template, rules)) for place, template in _templates(spec).items())
     sentences = (excess.sentence(place) for place, excess in found if excess is not None)
     return next((explain(Reason.POD_TEMPLATE_NOT_ALLOWED, what=sentence) for sentence in sentences), None)
+
+
+def _templates(spec: TrainingPlanSpec) -> Mapping[str, PodTemplate]:
+    """Return the pod templates of a spec by their place."""
+    templates = {"spec.worker.podTemplate": spec.worker.pod_template}
+    if spec.trials.framework is not None:
+        templates["spec.trials.framework.podTemplate"] = spec.trials.framework.pod_template
+    if spec.job is not None:
+        templates["spec.job.podTemplate"] = spec.job.pod_template
+    return templates
+
+
+def _refuse_controls(context: ReconcileContext) -> None:
+    """Raise ValueError for a control character in a pod template, of which the resource's definition sees little."""
+    for place, template in _templates(context.spec).items():
+        found = find_control({"metadata": template.metadata.model_dump(), "spec": template.spec})
+        if found is not None:
+            raise ValueError(
+                f"{place}.{found[0]}: holds the control or invisible character {found[1]}, which can hide or falsify what the "
+                "text says; remove it"
+            )
 
 
 def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult:
