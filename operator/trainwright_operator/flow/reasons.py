@@ -179,14 +179,19 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}{slow}{remarks}",
     Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}",
     Reason.NO_FEASIBLE_PLAN: "{what}",
-    Reason.PLANNER_FAILED: "the search failed: {what}",
+    Reason.PLANNER_FAILED: (
+        "the search failed: {what}; unless this says what to raise or to bound, report it with the operator's log, and edit the spec to "
+        "search again"
+    ),
     Reason.PLANNING_TIMED_OUT: (
         "the search took more than {seconds} s; create a plan with a lower search.limits.maxTensorDegree, devices.max or "
         "search.effort"
     ),
     Reason.ALL_TRIALS_FINISHED: "{succeeded} of {total} trials were measured",
     Reason.ALL_TRIALS_FAILED: "none of {total} trials was measured; the last one: {what}",
-    Reason.MAX_FAILED_TRIALS_REACHED: "{failed} trials failed (trials.maxFailed: {limit}); {succeeded} were measured",
+    Reason.MAX_FAILED_TRIALS_REACHED: (
+        "{failed} trials failed (trials.maxFailed: {limit}), so no further one is started; {succeeded} were measured; the last to fail: {what}"
+    ),
     Reason.DEVICE_HOURS_EXHAUSTED: "trials used {hours:.2f} of {limit:g} device-hours (trials.maxDeviceHours)",
     Reason.REGRET_IS_SMALL: (
         "{succeeded} of {total} trials were measured; the expected gain of the others is below trials.stopWhenRegretBelow {limit:g}"
@@ -208,10 +213,16 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.MEASUREMENT_TAKEN: "measured",
     Reason.JOB_REFUSED: "the API server rejected the {kind}: {what}",
     Reason.NETWORK_POLICY_REFUSED: "pods of others can reach this gang's, as the API server rejected its NetworkPolicy: {what}",
-    Reason.JOB_DELETED: "{kind} {what} was deleted while in use",
+    Reason.JOB_DELETED: (
+        "{kind} {what} was deleted while in use; leave jobs labelled app.kubernetes.io/managed-by: trainwright alone, and suspend the "
+        "plan instead (spec.suspend)"
+    ),
     Reason.EVICTED: "{kind} {name} was suspended while in use: {what}",
     Reason.DEACTIVATED: "Kueue gave up {kind} {name}: {what}",
-    Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
+    Reason.POD_LOST: (
+        "pod {what} was deleted or evicted while in use; `kubectl get events` of the pod and its node says why: a drain, a pod of higher "
+        "priority, or a node short of memory"
+    ),
     Reason.PODS_NOT_CREATED: (
         "only {have} of {want} pods were created within {seconds} s: {what}; `kubectl describe {owner}` says why"
     ),
@@ -222,9 +233,12 @@ MESSAGES: Final[dict[Reason, str]] = {
     ),
     Reason.CONTAINER_NOT_CREATED: "pod {pod}: {what}",
     Reason.PLACEMENT_NOT_SCHEDULABLE: "not scheduled within {seconds} s: {what}",
-    Reason.PLACEMENT_NOT_MET: "pod {pod} runs on node {node} instead of {wanted}",
+    Reason.PLACEMENT_NOT_MET: (
+        "pod {pod} runs on node {node} instead of {wanted}, so a webhook or another scheduler changes pods; exclude the plan's namespace "
+        "from it"
+    ),
     Reason.STARTING_TIMED_OUT: "not all pods were running within {seconds} s: {what}",
-    Reason.DEADLINE_EXCEEDED: "not finished within {seconds} s: {what}",
+    Reason.DEADLINE_EXCEEDED: "not finished within {seconds} s: {what}; if it only needs longer, raise spec.{field}",
     Reason.METRICS_UNAVAILABLE: "the worker exited without an error and without a report; see its log in ConfigMap {result}",
     Reason.REPORT_INVALID: "the worker's report is invalid: {what}",
     Reason.STORED_DOCUMENT_INVALID: (

@@ -154,7 +154,8 @@ def _timeout_or_failure(
     deadline_seconds = gang_spec.task.gang.deadline_seconds
     if _age(now, started_at) < _NEAR_DEADLINE_SHARE * deadline_seconds:
         return failed
-    return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(deadline_seconds), what=failed.message)
+    facts = {"seconds": round(deadline_seconds), "field": gang_spec.deadline_field}
+    return GangFailure.of(Reason.DEADLINE_EXCEEDED, what=failed.message, **facts)
 
 
 def _most_specific(failures: Sequence[GangFailure]) -> GangFailure:
@@ -236,9 +237,9 @@ def _lost_pod_failure(placed: Placements, task_map: StoredConfigMap, jobs: Seque
         return None
     for pod, node in placed:
         if pod is None:
-            return GangFailure.of(Reason.POD_LOST, what=f"on {node}")
+            return GangFailure.of(Reason.POD_LOST, what=f"of this gang on node {node}")
         if scheduling.is_gated(pod):
-            return GangFailure.of(Reason.POD_LOST, what=f"{pod.name} on {node}")
+            return GangFailure.of(Reason.POD_LOST, what=f"{pod.name} on node {node}")
     return None
 
 
@@ -265,7 +266,8 @@ def _run_failure(now: datetime, gang_spec: GangSpec, placed: Placements, started
         return _failure_with_message(
             Reason.POD_LOST, f"pod {main.name} succeeded, but its log could not be read within {seconds} s of its start"
         )
-    return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=seconds, what="the worker is still running")
+    facts = {"seconds": seconds, "field": gang_spec.deadline_field}
+    return GangFailure.of(Reason.DEADLINE_EXCEEDED, what="the worker is still running", **facts)
 
 
 def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang

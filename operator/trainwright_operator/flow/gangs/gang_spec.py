@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from trainwright.documents import DocumentError
 from trainwright.exports import ExportFile
-from trainwright.worker_api import WorkerTask
+from trainwright.worker_api import LinkTask, ProfilingTask, WorkerTask
 from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs import pod_template
@@ -40,6 +40,13 @@ class GangSpec:
     part_names: tuple[str, ...] = ()
     framework: FrameworkSpec | None = None
     files: tuple[ExportFile, ...] = ()
+
+    @property
+    def deadline_field(self) -> str:
+        """Return the field of the spec that limits its run."""
+        if isinstance(self.task, LinkTask):
+            return "links.deadlineSeconds"
+        return "profiling.deadlineSeconds" if isinstance(self.task, ProfilingTask) else "trials.runDeadlineSeconds"
 
     @property
     def result_names(self) -> tuple[str, ...]:

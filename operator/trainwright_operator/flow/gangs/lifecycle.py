@@ -117,7 +117,7 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
         stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
-        return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, str(error)))
+        return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, explain_unreadable(error).message))
     return _RunningGang(context, stored, task_map).step()
 
 

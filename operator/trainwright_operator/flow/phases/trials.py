@@ -234,13 +234,14 @@ def _finish(
     measured = tuple((plan.seconds, plan.planned) for plan in tried if plan.seconds is not None)
     failed = sum(plan.status.state in (TrialState.FAILED, TrialState.VOID) for plan in tried)
     limits = context.spec.trials
+    unlucky = (p.status for p in reversed(tried) if p.status.state in (TrialState.FAILED, TrialState.VOID))
+    last = next(unlucky, tried[0].status)
+    what = f"{last.name}: {last.reason}: {last.message}"
     if not measured:
-        last = next((p.status for p in reversed(tried) if p.status.state is not TrialState.SKIPPED), tried[0].status)
-        what = f"{last.name}: {last.reason}: {last.message}"
         return Failed(explain(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what), status=_status(tried))
     fields: dict[str, object] = {"succeeded": len(measured), "total": len(tried)}
     if stop_reason is Reason.MAX_FAILED_TRIALS_REACHED:
-        fields |= {"failed": failed, "limit": limits.max_failed}
+        fields |= {"failed": failed, "limit": limits.max_failed, "what": what}
     elif stop_reason is Reason.DEVICE_HOURS_EXHAUSTED:
         fields |= {"hours": used_hours, "limit": limits.max_device_hours}
     elif any(plan.status.reason == Reason.REGRET_IS_SMALL for plan in tried):
