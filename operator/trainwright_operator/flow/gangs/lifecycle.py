@@ -9,7 +9,7 @@ from functools import cached_property
 
 from trainwright import documents
 from trainwright.worker_api import GangNode, Progress, WorkerReport, WorkerTask
-from trainwright_operator.flow import scheduling
+from trainwright_operator.flow import reasons, scheduling
 from trainwright_operator.flow.actions import (
     Action,
     AnnotateConfigMap,
@@ -32,14 +32,7 @@ from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import (
-    WAITS_IN_QUEUES,
-    Explanation,
-    Reason,
-    explain,
-    explain_unreadable,
-    explain_wait,
-)
+from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
 _CLOCK_STEP = timedelta(seconds=1)
@@ -97,7 +90,7 @@ def result_in(stored: StoredConfigMap) -> GangResult:
     try:
         return outcomes.parse_result(stored)
     except documents.DocumentError as error:
-        reason, sentence = explain_unreadable(error)
+        reason, sentence = reasons.explain_unreadable(error)
         return GangResult(GangOutcome(OutcomeState.FAILED, reason, sentence, stored.created_at), None)
 
 
@@ -117,7 +110,7 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
         stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
-        return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, explain_unreadable(error).message))
+        return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, reasons.explain_unreadable(error).message))
     return _RunningGang(context, stored, task_map).step()
 
 
