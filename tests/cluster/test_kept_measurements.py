@@ -1,16 +1,23 @@
-"""Two plans of one model: the second takes the links and profiles that pods of the first measured."""
+"""Two plans of one model: the second takes the links and profiles that pods of the first measured.
+
+The finished plan then serves a tenant who may edit plans alone, and whose job would hold its devices for ever.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from plan_only_tenant import hold_and_give_back
+
 from trainwright_demo.follow import condition
 
 MEASUREMENTS = ("get", "configmaps", "--selector", "trainwright.dev/measurement", "--output", "json")
 
 
-def test_second_plan_of_a_model_measures_nothing(workbench: Any, small_plan: Any) -> None:
+def test_second_plan_of_a_model_measures_nothing_and_gives_its_winners_devices_back(
+    workbench: Any, small_plan: Any
+) -> None:
     # Not devices.max, which takes nodes that are free: pods of a test before may still end on some.
     v100 = {"nodeSelector": {"nvidia.com/gpu.product": "emulated-v100"}}
     spec: dict[str, Any] = {"devices": v100, "trials": {"topK": 0}}
@@ -25,6 +32,8 @@ def test_second_plan_of_a_model_measures_nothing(workbench: Any, small_plan: Any
         assert "reused from" in condition(second, kind)["message"]
     assert _kept(workbench) == kept  # versions too: nothing was measured anew
     assert _best_plan(second) == _best_plan(workbench.get("first"))
+
+    hold_and_give_back(workbench, "second")
 
 
 def _best_plan(plan: dict[str, Any]) -> str:
