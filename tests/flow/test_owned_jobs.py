@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import random
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
 
 import pytest
+from flow_api import MemoryApi
 from flow_handover import JOB, NODES, RUN, record_of
 from flow_harm import pass_with_kills, running
-from flow_world import World, spec_of
+from flow_world import RESOURCE, START, World, spec_of
 
 from trainwright_operator.api.installation import Handover, HandoverRule, InstallationRules
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.decide import requeue_after_seconds
-from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.flow.names import (
+    HANDED_OVER_ANNOTATION,
+    HANDED_OVER_LABEL,
+    OWNED_ANNOTATION,
+    PLAN_UID_LABEL,
+)
+from trainwright_operator.kube import apply
+from trainwright_operator.kube.client import ApiError
+from trainwright_operator.kube.object_cache import ObjectCache
+from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
+from trainwright_operator.settings import Settings
 
 HOUR = 3600.0
 
@@ -455,3 +470,99 @@ def test_plan_that_holds_a_job_looks_at_it_every_minute() -> None:
     assert requeue_after_seconds(world.snapshot(), world.now) == 60.0
     end_job(world, terminating=True)
     assert requeue_after_seconds(world.snapshot(), world.now) == 5.0
+
+
+@pytest.mark.usefixtures("each_launcher")
+def test_job_that_loses_its_plan_is_known_and_ends_itself() -> None:
+    """Whoever deletes a plan may orphan what it owns; the operator finds such jobs by the annotation."""
+    free, unlimited, limited = world_of(HandoverRule.FREE), world_of(), world_of(max_hours=2.0)
+    for world in (free, unlimited, limited):
+        world.run()
+        marked = {OWNED_ANNOTATION in one["metadata"]["annotations"] for one in world.handed_over.values()}
+        assert marked == {world is not free}
+        deadlines = json.dumps(list(world.handed_over.values())).count(f'"activeDeadlineSeconds": {7200 + 28 * 86_400}')
+        assert (deadlines > 0) == (world is limited)
+
+
+def test_reader_tells_of_the_job_by_its_objects_and_pods() -> None:
+    world = holding()
+    (name, other), resource = list(world.handed_over), "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+    made = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    job = copy.deepcopy(world.handed_over[name])
+    job["metadata"] |= {"uid": "uid-job"} | made
+    foreign = {"metadata": {"name": other, "uid": "x", **made}, "spec": {}}
+    pods = {}
+    for number, (node_name, phase) in enumerate((("n1", "Running"), ("n1", "Succeeded"), ("", "Pending"))):
+        owner = {"kind": "PyTorchJob", "name": name, "uid": "uid-job"}
+        labels = {HANDED_OVER_LABEL: "demo", "training.kubeflow.org/job-name": name}
+        meta = {"name": f"pod-{number}", "labels": labels, "ownerReferences": [owner], **made}
+        container = {"name": "pytorch", "resources": {"limits": {RESOURCE: "2"}}}
+        status = {"phase": phase, "startTime": "2026-01-01T00:01:00Z"}
+        pods[f"/api/v1/namespaces/default/pods/pod-{number}"] = {
+            "metadata": meta,
+            "spec": {"nodeName": node_name, "containers": [container]},
+            "status": status,
+        }
+    api = MemoryApi({f"{resource}/{name}": job, f"{resource}/{other}": foreign, **pods})
+    reader = SnapshotReader(cast("Any", api), Settings(rules=world.rules))
+    bare = replace(world.snapshot(), handed_over=())
+    (found,) = asyncio.run(reader._with_handed_over(bare)).handed_over
+    assert (found.job.name, found.is_owned, found.devices) == (name, True, 2)
+    assert found.held_since == START + timedelta(minutes=1)
+
+
+class Existing:
+    """API server that has an object of every name, as given."""
+
+    def __init__(self, **metadata: Any) -> None:
+        self.metadata = metadata
+
+    async def create(self, path: str, body: dict[str, Any]) -> Any:
+        raise ApiError(409, f"{body['metadata']['name']} already exists")
+
+    async def get(self, path: str) -> Any:
+        return {"metadata": self.metadata}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "refusal"),
+    [
+        ({"ownerReferences": [{"uid": "uid-1"}]}, None),
+        ({"ownerReferences": [{"uid": "uid-1"}], "deletionTimestamp": "now"}, "is still being deleted"),
+        ({"annotations": {HANDED_OVER_ANNOTATION: "uid-1"}}, "already exists and belongs to no plan; delete it"),
+        ({"ownerReferences": [{"uid": "uid-2"}]}, "already exists with another owner"),
+    ],
+)
+def test_object_of_that_name_is_taken_only_if_the_plan_owns_it(metadata: dict[str, Any], refusal: str | None) -> None:
+    world = holding()
+    applier = apply.Applier(cast("Any", Existing(**metadata)), cast("Any", None), ObjectCache())
+    todo = [a.HandOverJob(manifest) for manifest in world.handed_over.values()]
+    with pytest.raises(ApiError, match=refusal) if refusal else nullcontext():
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
+
+
+def test_record_of_an_owned_job_is_the_plans_too() -> None:
+    world = holding()
+    (name,) = records(world)
+    action = a.CreateConfigMap(name, StoredRole.HANDOVER, world.stored[name].data)
+    (owner,) = apply.config_map(world.snapshot().plan, action)["metadata"]["ownerReferences"]
+    assert owner["uid"] == "uid-1"
+
+
+def test_refused_deletion_of_a_job_keeps_no_other_action_back() -> None:
+    class Refusing:
+        async def delete(self, path: str, uid: str) -> None:
+            raise ApiError(403, "forbidden by a policy")
+
+        async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+            made.append(body["kind"])
+            return body
+
+    made: list[str] = []
+    world = holding()
+    applier = apply.Applier(cast("Any", Refusing()), cast("Any", None), ObjectCache())
+    job = next(iter(world.handed_over.values()))
+    todo = [a.DeleteJob(job["metadata"]["name"]), a.DryRunJob("key", job)]
+    with pytest.raises(ApiError, match="forbidden by a policy"):
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
+    assert made == ["PyTorchJob"]

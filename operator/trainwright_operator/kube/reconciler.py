@@ -25,6 +25,7 @@ from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSION, isolate
 from trainwright_operator.kube.namespace_claims import RETRY_SECONDS, NamespaceClaims
 from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
+from trainwright_operator.kube.orphaned_jobs import OrphanedJobs
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
@@ -67,6 +68,7 @@ class Reconciler:
         self._placement = asyncio.Lock()
         self._claims = ClaimRegistry()
         self._namespaces = NamespaceClaims(api, settings)
+        self._orphans = OrphanedJobs(api, self._namespaces)
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
         self._large_passes = asyncio.Semaphore(_LARGE_PASSES_AT_ONCE)
         self._stopping = False
@@ -111,6 +113,7 @@ class Reconciler:
             for namespace in self._settings.namespaces or ("",):
                 # Handle failures by namespace: a deleted one must not hide the others' plans.
                 try:
+                    owned = await self._orphans.find(namespace)
                     items = await self._api.list_metadata(client.plans_path(namespace))
                 except ApiError as error:
                     if told.get(namespace) != error.status:
@@ -122,6 +125,7 @@ class Reconciler:
                 if told.pop(namespace, None) is not None:
                     logger.info("listing the plans of %s succeeds again", namespace or "all namespaces")
                 self._wake_changed(namespace, items)
+                await self._orphans.delete(owned, {one["metadata"]["uid"] for one in items} if owned else ())
                 self._metrics.record_listing()
                 self._liveness.record_success()
             self._claims.expect(self._tasks)

@@ -50,6 +50,7 @@ from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
     HANDED_OVER_LABEL,
     JOBS_CREATED_ANNOTATION,
+    OWNED_ANNOTATION,
     handover_name,
 )
 from trainwright_operator.flow.number_formats import model_from_spec
@@ -167,7 +168,7 @@ def _decide(
         name=handover_name(context.plan.name, context.plan.uid),
         namespace=context.plan.namespace,
         labels={HANDED_OVER_LABEL: plan_label(context.plan), **queue},
-        annotations={HANDED_OVER_ANNOTATION: context.plan.uid},
+        annotations={HANDED_OVER_ANNOTATION: context.plan.uid} | ({OWNED_ANNOTATION: "true"} if is_owned else {}),
         nodes=nodes,
         pod=partial(_pod, context, job),
         suspended=bool(queue) or spec.apply is Apply.SUSPENDED,  # Kueue resumes what is in its queue

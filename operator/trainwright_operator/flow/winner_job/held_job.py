@@ -70,7 +70,7 @@ class JobUpkeep:
         if before is not None and held is None:
             end = after.job.ended if after.job is not None else None
             is_bad = end is not None and end.reason is not JobEndReason.SUCCEEDED
-            words = explain(Reason.JOB_ENDED, kind=before.kind, name=before.name, what=self.why or "it is gone")
+            words = explain(Reason.JOB_ENDED, kind=before.kind, name=before.name, what=self.why or "it was deleted")
             return [EmitEvent(EventType.WARNING if is_bad else EventType.NORMAL, *words)]
         return []
 
@@ -96,7 +96,7 @@ def keep_job(context: ReconcileContext) -> JobUpkeep:
         _held(context, record, objects, mark),
         actions,
         is_clearing=is_clearing or (any(one.job.terminating for one in objects) and not _is_made(record)),
-        why=_explain_end(mark) or _why_cleared(context),
+        why=_explain_end(mark) or ("" if _is_made(record) else "it is created anew"),
     )
 
 
