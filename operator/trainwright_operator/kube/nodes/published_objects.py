@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from sys import intern
 from typing import Any, Final
@@ -44,6 +44,10 @@ def pool_part(resource_slice: dict[str, Any], classes: Mapping[str, DeviceClass]
         if node and "productName" in (device.get("attributes") or {}):
             found.append(_published(device, DeviceName(driver, name, device.get("name", "")), intern(node), classes))
     return PoolPart(driver, name, pool.get("generation", 0), tuple(found))
+
+
+def pool_parts(slices: Iterable[dict[str, Any]], classes: Mapping[str, DeviceClass]) -> list[PoolPart]:
+    return [pool_part(one, classes) for one in slices]
 
 
 def _published(
