@@ -21,7 +21,7 @@ from trainwright_operator.api.installation import Handover, HandoverRule, Instal
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.decide import requeue_after_seconds
+from trainwright_operator.flow.decide import decide, requeue_after_seconds
 from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
     HANDED_OVER_LABEL,
@@ -288,6 +288,18 @@ def test_job_that_somebody_deleted_is_not_made_again() -> None:
     assert not world.handed_over
     assert world.status.job.ended.reason == "Deleted"  # type: ignore[union-attr]
     assert told(world, "JobEnded")[0].endswith("somebody deleted it; for another one set apply: Never, then Run again")
+
+
+def test_job_that_only_seemed_to_be_deleted_is_held_as_before() -> None:
+    world = holding(max_hours=2.0)
+    world.apply(decide(replace(world.snapshot(), handed_over=()), world.now))
+    settle(world)
+    assert world.status.held_job is not None
+    assert world.status.job.ended is None  # type: ignore[union-attr]
+    world.pass_time(2 * HOUR)
+    settle(world)
+    assert world.status.job.ended.reason == "MaxHoursReached"  # type: ignore[union-attr]
+    assert not world.handed_over
 
 
 def test_time_to_live_begins_when_the_job_ends() -> None:

@@ -143,9 +143,10 @@ def _next_mark(
     known, is_unwanted = record.end if record is not None else None, context.spec.apply is Apply.NEVER
     if is_unwanted and (known is None or known.reason is not Clearing.APPLY_NEVER):
         return EndMark(Clearing.APPLY_NEVER, context.now)
-    if known is not None:
-        return known
     active = [one for one in objects if not one.has_ended]
+    is_back = bool(active) and known is not None and known.reason is JobEndReason.DELETED
+    if known is not None and not is_back:  # a server that restarts may say for a moment that it has no such object
+        return known
     if context.is_suspended and active:
         return EndMark(Clearing.SUSPENDED, context.now)
     if _is_made(record) and not active:
@@ -186,8 +187,8 @@ def _annotations(
             HELD_SINCE_ANNOTATION: "",
             HELD_BEFORE_ANNOTATION: str(round(record.held_seconds(context.now))),
         }
-    if mark is not None and mark != record.end:
-        changes[JOB_END_ANNOTATION] = mark.text()
+    if mark != record.end:
+        changes[JOB_END_ANNOTATION] = mark.text() if mark is not None else ""
     return (AnnotateConfigMap(record.stored.name, changes),) if changes else ()
 
 
