@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flow_api import MemoryApi
 from flow_clock import run_jumping
+from flow_harm import lose_jobs
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry
 
@@ -37,7 +38,7 @@ META = {
     "creationTimestamp": "2026-01-01T00:00:00Z",
 }
 FAILURES = 2_100
-CEILING_SECONDS = 30.0
+CEILING_SECONDS = 40.0
 
 
 class ReadOnlyApi(MemoryApi):
@@ -96,7 +97,7 @@ def test_pause_has_a_ceiling_after_two_thousand_failures(
         pauses = await passes.until(FAILURES)
         assert pauses[0] <= 2.0
         assert max(pauses) <= CEILING_SECONDS
-        assert min(pauses[10:]) >= CEILING_SECONDS / 2, "the API server is not asked all the time"
+        assert min(pauses[10:]) >= 0.75 * CEILING_SECONDS, "the API server is not asked all the time"
         await passes.reconciler.stop()
 
     run_jumping(story())
@@ -108,7 +109,7 @@ def test_plans_that_fail_together_do_not_try_again_together(monkeypatch: pytest.
     async def story() -> None:
         passes.reconciler.wake("default", "demo")
         late = (await passes.until(120))[10:]
-        assert max(late) - min(late) > CEILING_SECONDS / 4
+        assert max(late) - min(late) > CEILING_SECONDS / 6
         await passes.reconciler.stop()
 
     run_jumping(story())
@@ -133,10 +134,11 @@ def test_success_ends_the_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gang_that_the_cluster_ended_two_thousand_times_is_tried_again_within_minutes() -> None:
-    world = World(refuse_jobs="exceeded quota: gpus")
-    world.run(until=lambda: world.status.waiting is not None)
+    world = World()
+    end = lose_jobs(world)
+    world.run(until=lambda: world.status.waiting is not None and world.status.waiting.next_try is not None)
     (record,) = (one for one in world.stored.values() if one.role == StoredRole.ATTEMPT)
-    lost = LostAttempt(2_000, 2_000, Reason.JOB_REFUSED, "exceeded quota: gpus", world.generation)
+    lost = LostAttempt(2_000, 2_000, Reason.JOB_DELETED, "it was deleted", world.generation)
     base = record.name.rpartition("-")[0]
     del world.stored[record.name]
     world.stored[f"{base}-2000"] = replace(
@@ -149,6 +151,6 @@ def test_gang_that_the_cluster_ended_two_thousand_times_is_tried_again_within_mi
     assert waiting is not None
     assert waiting.next_try is not None
     assert 0 < (waiting.next_try - world.now).total_seconds() <= 600
-    world.refuse_jobs = ""
+    end()
     world.run()
     assert world.succeeded == "True"

@@ -17,7 +17,8 @@ from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.flow import config_map_data, decide
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.config_map_data import MAX_BYTES, MAX_TEXT_BYTES, ConfigMapData
-from trainwright_operator.kube import apply, object_facts
+from trainwright_operator.kube import object_facts
+from trainwright_operator.kube.manifests import config_map
 
 LONG = json.dumps([f"node-{number}" for number in range(100_000)])
 
@@ -28,7 +29,7 @@ def creation(role: StoredRole = StoredRole.DOCUMENT, **data: str) -> CreateConfi
 
 def manifest(action: CreateConfigMap) -> dict[str, Any]:
     """Return the ConfigMap that the API server gets, with what it adds."""
-    found = apply.config_map(World().snapshot().plan, action)
+    found = config_map(World().snapshot().plan, action)
     found["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     return found
 

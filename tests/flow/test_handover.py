@@ -23,8 +23,9 @@ from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.kube import apply
+from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import ApiError
+from trainwright_operator.kube.manifests import config_map
 from trainwright_operator.kube.object_cache import ObjectCache
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
@@ -81,9 +82,9 @@ def test_job_is_the_users() -> None:
         assert PLAN_UID_LABEL not in manifest["metadata"]["labels"]
     assert not any(PLAN_UID_LABEL in template["metadata"]["labels"] for template in templates(world))
     plan = PlanFacts("demo", "default", "uid-1", 1, START, world.spec, world.status, "worker:1")
-    written = apply.config_map(plan, a.CreateConfigMap(record.name, StoredRole.HANDOVER, record.data))
+    written = config_map(plan, a.CreateConfigMap(record.name, StoredRole.HANDOVER, record.data))
     assert "ownerReferences" not in written["metadata"]
-    assert "ownerReferences" in apply.config_map(plan, a.CreateConfigMap("x", StoredRole.DOCUMENT, {}))["metadata"]
+    assert "ownerReferences" in config_map(plan, a.CreateConfigMap("x", StoredRole.DOCUMENT, {}))["metadata"]
 
 
 @pytest.mark.usefixtures("each_launcher")
@@ -285,7 +286,7 @@ class Taken:
 def test_job_of_that_name_is_accepted_if_this_plan_handed_it_over(uid: str, accepted: bool) -> None:
     world = world_of()
     world.run()
-    applier = apply.Applier(cast("Any", Taken(uid)), cast("Any", None), ObjectCache())
+    applier = Applier(cast("Any", Taken(uid)), cast("Any", None), ObjectCache())
     todo = [a.HandOverJob(manifest) for manifest in world.handed_over.values()]
     expected = nullcontext() if accepted else pytest.raises(ApiError, match="already exists with another owner")
     with expected:

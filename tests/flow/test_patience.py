@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from flow_harm import fail_pods, running
+from flow_harm import fail_pods, lose_jobs, running
 from flow_series import gangs, run_breaking, states, world_of
 from flow_world import RESOURCE, START, World, node, spec_of
 
@@ -318,21 +318,23 @@ def test_lost_attempts_count_against_the_device_hours() -> None:
     assert any("PodLost" in trial.message for trial in skipped), "it says why it was not measured"
 
 
-def lost_links(**spec: Any) -> World:
-    world = World(refuse_jobs="exceeded quota: gpus", spec=spec_of(**spec))
-    world.run(until=lambda: world.status.waiting is not None)
-    return world
+def lost_links(**spec: Any) -> tuple[World, Callable[[], None]]:
+    """Return a plan that loses its jobs again and again, and what ends that."""
+    world = World(spec=spec_of(**spec))
+    end = lose_jobs(world)
+    world.run(until=lambda: world.status.waiting is not None and world.status.waiting.next_try is not None)
+    return world, end
 
 
 def test_attempts_are_counted_once_when_the_operator_is_killed_after_any_action() -> None:
-    world = lost_links()
+    world, end = lost_links()
     for cut in range(60):
         todo = world.decide()
         world.apply(todo[: cut % (len(todo) + 1)] if cut % 3 == 0 else todo)
         if cut % 3 == 0:
             world.restart()
         world.pass_time(5.0)
-    world.refuse_jobs = ""
+    end()
     succeeds(world)
     numbers = [int(name.rpartition("-")[2]) for name in world.created if "-links-attempt-" in name]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -340,10 +342,10 @@ def test_attempts_are_counted_once_when_the_operator_is_killed_after_any_action(
 
 
 def test_edit_tries_again_at_once_and_counts_pauses_anew() -> None:
-    world = lost_links()
+    world, end = lost_links()
     wait(world, hours=2)
     former = world.status.waiting.next_try
-    world.refuse_jobs = ""
+    end()
     world.change(links={"deadlineSeconds": 301})
     world.run(until=lambda: bool(world.jobs))
     assert world.now < former
@@ -355,14 +357,14 @@ def test_edit_tries_again_at_once_and_counts_pauses_anew() -> None:
 
 
 def test_suspended_plan_keeps_its_attempts_and_tries_again_at_once_when_resumed() -> None:
-    world = lost_links()
+    world, end = lost_links()
     wait(world, hours=2)
     world.spec = world.spec.model_copy(update={"suspend": True})
     world.generation += 1
     wait(world, hours=1)
     assert (world.status.phase, world.jobs) == ("Suspended", {})
     assert [one.role for one in world.stored.values()].count("attempt") == 1
-    world.refuse_jobs = ""
+    end()
     world.spec = world.spec.model_copy(update={"suspend": False})
     world.generation += 1
     resumed = world.now
@@ -372,12 +374,12 @@ def test_suspended_plan_keeps_its_attempts_and_tries_again_at_once_when_resumed(
 
 
 def test_record_of_an_attempt_may_be_modified() -> None:
-    world = lost_links()
+    world, end = lost_links()
     name = next(name for name, one in world.stored.items() if one.role == "attempt")
     world.stored[name] = replace(world.stored[name], data={"attempt.json": "{"})
     wait(world, hours=1)
-    assert world.condition("LinksMeasured").reason == "JobRefused"
-    world.refuse_jobs = ""
+    assert world.condition("LinksMeasured").reason == "JobDeleted"
+    end()
     succeeds(world)
 
 
@@ -474,7 +476,7 @@ def test_waiting_plan_is_looked_at_ever_more_rarely_but_in_time_for_its_next_att
     assert 20.0 < pause() < 60.0
     wait(world, hours=1)
     assert pause() == 60.0
-    lost = lost_links()
+    lost, _ = lost_links()
     due = (lost.status.waiting.next_try - lost.now).total_seconds()
     assert requeue_after_seconds(lost.snapshot(), lost.now) == max(due, 2.0)
     limited = World(others=EVERYWHERE, spec=spec_of(waitDeadlineSeconds=3600))

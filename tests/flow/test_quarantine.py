@@ -74,7 +74,7 @@ class World:
         self.passes += 1
         raise KeyError("memory")
 
-    async def pause(self, key: tuple[str, str], seconds: float) -> None:
+    async def pause(self, key: tuple[str, str], seconds: float, **_: Any) -> None:
         """Go on at once after short pauses; end at the long one of a plan at rest."""
         if seconds > 60 or self.passes > 9:
             labels = {"namespace": "default", "name": "demo"}
@@ -222,7 +222,7 @@ def test_quarantine_that_the_api_server_refuses_is_tried_again(world: World):
         world.api.refused = 500
         return await world.reconciler._record_break(KEY, KeyError("memory"), 3)
 
-    assert asyncio.run(refuse()) == reconciler._MAX_BACKOFF_SECONDS
+    assert asyncio.run(refuse()) == reconciler._QUARANTINE_RETRY_SECONDS
     world.api.refused = 0
     world.run()
     assert world.answer["reason"] == "InternalError"

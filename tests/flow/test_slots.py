@@ -87,6 +87,7 @@ class Passes:
 
     async def apply(self, snapshot: Snapshot, todo: Sequence[Action], memory: Any) -> None:
         """Bind a pod, once it may end."""
+        memory.has_pinned = bool(todo)
         for one in todo:
             self.placing += 1
             self.most_placing = max(self.most_placing, self.placing)

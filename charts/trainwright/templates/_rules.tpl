@@ -62,8 +62,8 @@
   verbs: [create]
 {{- end }}
 - apiGroups: [""]
-  resources: [events]
-  verbs: [create]
+  resources: [events] # list: they tell why a job gets no pods
+  verbs: [create, list]
 - apiGroups: [coordination.k8s.io]
   resources: [leases] # the claim: one release works on the plans of a namespace
   resourceNames: [trainwright-plans]

@@ -14,7 +14,7 @@ from typing import Final
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow.phase import Failed, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import PlanFacts
 
 LONGEST_LOOK_SECONDS: Final = 60.0
@@ -22,6 +22,8 @@ LONGEST_LOOK_SECONDS: Final = 60.0
 _SHORTEST_LOOK_SECONDS = 2.0
 _LOOK_SHARE = 0.1
 """Share of the time waited so far after which to look again: a long wait needs few looks."""
+_MENDED_LOOK_SHARE = 0.25
+"""That share where somebody has to mend something: nothing is lost if it is noticed later."""
 
 
 def waiting_since(context: ReconcileContext, reason: Reason) -> datetime | None:
@@ -91,7 +93,8 @@ def seconds_until_next_look(plan: PlanFacts, now: datetime) -> float | None:
     if known.next_try is not None and known.next_try > now:
         seconds = (known.next_try - now).total_seconds()
     else:
-        seconds = _LOOK_SHARE * (now - known.since).total_seconds()
+        share = _MENDED_LOOK_SHARE if known.reason in LACKS else _LOOK_SHARE
+        seconds = share * (now - known.since).total_seconds()
     if plan.spec is not None and plan.spec.wait_deadline_seconds is not None:
         seconds = min(seconds, plan.spec.wait_deadline_seconds - waited_seconds(plan, now))
     return min(max(seconds, _SHORTEST_LOOK_SECONDS), LONGEST_LOOK_SECONDS)

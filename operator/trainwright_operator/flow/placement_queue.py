@@ -78,9 +78,13 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
 def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     """Return the claims of the plan that the gangs of others respect.
 
-    Gangs of a plan that is not accepted any more hold their devices and no place in the queue.
+    Gangs of a plan that is not accepted any more hold their devices and no place in the queue, and so does a gang whose
+    pods may not be assigned to their nodes.
     """
-    plan, claims = snapshot.plan, gang_claims(snapshot)
+    unassigned = {pod.gang for pod in snapshot.pods if pod.name in snapshot.refusals}
+    plan = snapshot.plan
+    every = (replace(one, wanted={}) if one.gang in unassigned else one for one in gang_claims(snapshot))
+    claims = tuple(one for one in every if one.held or one.wanted)
     stuck = any(
         one.type is ConditionType.ACCEPTED and (one.reason in LACKS or one.reason == Reason.PLAN_LIMIT_REACHED)
         for one in plan.status.conditions

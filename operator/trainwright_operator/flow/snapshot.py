@@ -236,6 +236,7 @@ class JobFacts:
         resumed_at: when it was last allowed to have pods after it was suspended.
         queue_message: while suspended, what Kueue says about it.
         deactivated: whether Kueue or somebody gave it up.
+        pods_refused: words of the API server's last refusal of its pods, while some are missing; empty if unknown.
     """
 
     name: str
@@ -252,6 +253,7 @@ class JobFacts:
     resumed_at: datetime | None = None
     queue_message: str = "it is suspended, and nobody says why"
     deactivated: bool = False
+    pods_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
-from trainwright.worker_api import SECRET_FILE
-from trainwright_operator.api import API_VERSION, KIND
-from trainwright_operator.api.installation import HandoverRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
-from trainwright_operator.flow.config_map_data import ConfigMapData
-from trainwright_operator.flow.gangs.child_metadata import MANAGED, child_labels, owner_reference
 from trainwright_operator.flow.gangs.job_creation import NETWORK_POLICIES
-from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, definition_removed
+from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
-from trainwright_operator.flow.winner_job.job_record import rule_of
 from trainwright_operator.kube import client, object_facts
+from trainwright_operator.kube.back_off import PIN_KEY
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
+from trainwright_operator.kube.manifests import config_map, event_manifest
 from trainwright_operator.kube.object_cache import ObjectCache, version_of
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
-COMPONENT: Final = "trainwright"
-_MAX_MESSAGE = 1024
 _MAX_PASSES_WITHOUT_REPORT = 3
 """Passes in a row that may leave status and Events to the next one."""
-
-
-def event_manifest(plan: PlanFacts, event: EmitEvent, now: datetime) -> dict[str, Any]:
-    """Return the Event as plain data."""
-    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{plan.name}-", "namespace": plan.namespace},
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": plan.name,
-            "namespace": plan.namespace,
-            "uid": plan.uid,
-        },
-        "type": event.type.value,
-        "reason": event.reason,
-        "message": event.message[:_MAX_MESSAGE],
-        "source": {"component": COMPONENT},
-        "firstTimestamp": time,
-        "lastTimestamp": time,
-        "count": 1,
-    }
-
-
+_CONFLICTS = 3
+"""Conflicts in a row over one object from which on the plan says so."""
 logger = logging.getLogger(__name__)
 
 
@@ -76,14 +45,15 @@ class Applier:
         """Apply all actions in order, to no other objects than those of the snapshot.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
-        Events to it. After a failure, apply only status and Events, so that users see the plan's progress.
+        Events to it. After a failure, apply only status and Events, so that users see the plan's progress. What was
+        refused is not sent again before its pause is over, and counts as refused until then.
 
         Raise the first ApiError at the end: the next reconciliation decides anew.
         """
-        memory.wrote_status = False
+        memory.wrote_status = memory.has_changed = memory.has_pinned = False
         changes = [action for action in actions if changes_objects(action)]
         failure = await self._apply_until_failure(snapshot, changes, memory)
-        if changes and failure is None and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
+        if memory.has_changed and failure is None and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
             memory.passes_without_report += 1
         else:
             memory.passes_without_report = 0
@@ -102,18 +72,58 @@ class Applier:
     ) -> ApiError | None:
         """Apply actions up to the first that fails, and return its error. A deletion that fails keeps none from others."""
         failure = None
+        gang_of = {pod.name: pod.gang for pod in snapshot.pods}
+        unpinned: set[str | None] = set()
         for action in actions:
+            if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned:
+                continue  # all of a gang's pods or none: the others would only hold devices
             try:
                 await self._apply(snapshot, action, memory)
+            except _Conflict:
+                raise
             except ApiError as error:
-                if isinstance(action, a.SetStatus | a.AnnotateConfigMap) and error.is_conflict:
-                    raise  # somebody changed the object meanwhile: the next reconciliation decides anew
                 failure = failure or error
                 if not isinstance(action, a.DeleteJob):
                     break
+            if isinstance(action, a.PinPod) and action.name in memory.refusals:
+                unpinned.add(gang_of.get(action.name))
         return failure
 
-    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901, PLR0912 - a line an action
+    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:
+        """Apply an action, or leave it refused where its pause is not over. Raise a refusal that the plan needs."""
+        key, back_off = _key(action), memory.back_off
+        if key in memory.done:
+            return
+        error = back_off.held(key)
+        if error is None:
+            try:
+                await self._send(snapshot, action, memory)
+            except ApiError as refusal:
+                error = refusal = _with_words(snapshot.plan, action, refusal)
+                is_first = back_off.refuse(key, refusal) == 1
+                self._forget(snapshot.plan, action, refusal, is_first=is_first)
+                await self._tell(snapshot.plan, action, refusal)
+                # The next reconciliation says so, or tries something else.
+                memory.has_changed |= (is_first and changes_objects(action)) or isinstance(action, a.DryRunJob)
+                if isinstance(action, a.DryRunJob):
+                    memory.dry_run = dry_run_answer(action, refusal)
+        if error is None:
+            back_off.accept(key)
+            memory.has_changed |= changes_objects(action) and not isinstance(action, a.CreateNetworkPolicy)
+            if isinstance(action, a.CreateNetworkPolicy | a.HandOverJob):
+                memory.done.add(key)  # no snapshot shows them
+            elif isinstance(action, a.AnnotateConfigMap | a.DeleteJob):
+                memory.done.clear()  # the step that they belong to is over
+        elif (
+            isinstance(action, a.SetStatus | a.AnnotateConfigMap)
+            and error.is_conflict
+            and back_off.times(key) < _CONFLICTS
+        ):
+            raise _Conflict(error.status, str(error)) from error
+        elif not _is_done_without(action, error, memory):
+            raise error.with_traceback(None)
+
+    async def _send(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901, PLR0912, PLR0915 - a line an action
         plan, namespace = snapshot.plan, snapshot.plan.namespace
         match action:
             case a.CreateConfigMap():
@@ -125,6 +135,7 @@ class Applier:
                     self._cache.forget_measurements(namespace)
                     return
                 made = await self._create(plan, path, body)
+                memory.done.clear()
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
@@ -135,10 +146,11 @@ class Applier:
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.DeleteConfigMap(name=name):
                 known = (*snapshot.stored, *snapshot.measurements)
-                await self._delete(client.core_path("configmaps", namespace), name, known)
+                is_deleted = await self._delete(client.core_path("configmaps", namespace), name, known)
                 self._cache.remove_stored(plan.uid, name)
                 if any(one.name == name for one in snapshot.measurements):
                     self._cache.forget_measurements(namespace)
+                _require(is_deleted, name)
             case a.CreateNetworkPolicy(manifest=manifest):
                 await self._isolate(plan, dict(manifest))
             case a.CreateJob(manifest=manifest):
@@ -146,29 +158,59 @@ class Applier:
             case a.HandOverJob(manifest=manifest):
                 await self._hand_over(plan, dict(manifest))
             case a.DeleteJob(name=name):
-                await self._delete_job(snapshot, name)
+                _require(await self._delete_job(snapshot, name), name)
                 self._cache.forget_children(plan.uid)  # the job, or pods of it, may stay for a while
             case a.PinPod(name=name, patch=patch):
                 await self._pin(plan, name, patch, memory)
             case a.DryRunJob(key=key, manifest=manifest):
-                memory.dry_run = await self._dry_run(namespace, key, dict(manifest))
+                path = client.jobs_path(LAUNCHERS[LauncherKind(manifest["kind"])].api, namespace)
+                await self._api.create(path, dict(manifest), dryRun="All", fieldValidation="Strict")
+                memory.dry_run = DryRun(key)
             case a.StartPlanner(request=request):
                 self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
                 await self._set_status(plan, status)
                 memory.wrote_status = True
             case a.EmitEvent():
-                await self._emit(plan, action)
+                event = event_manifest(plan, action, datetime.now(UTC))
+                await self._api.create(client.core_path("events", namespace), event)
             case a.DeletePlan():
-                await self._api.delete(client.plan_path(namespace, plan.name), uid=plan.uid)
+                _require(await self._api.delete(client.plan_path(namespace, plan.name), uid=plan.uid), plan.name)
+                self._cache.forget_plan((namespace, plan.name))
 
-    async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> None:
-        await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
+    def _forget(self, plan: PlanFacts, action: a.Action, error: ApiError, *, is_first: bool) -> None:
+        """Drop what a refusal says is outdated; at the first of a row all that it may be, as its outcome is unknown."""
+        is_outdated = error.is_conflict or error.is_missing
+        if isinstance(action, a.SetStatus) and (is_first or is_outdated):
+            self._cache.forget_plan((plan.namespace, plan.name))
+        elif isinstance(action, a.AnnotateConfigMap) and is_outdated:
+            self._cache.drop_stored(plan.uid)
+        elif is_first and not error.is_forbidden and changes_objects(action):
+            self._cache.forget_children(plan.uid)
+            self._cache.forget_plan((plan.namespace, plan.name))
 
-    async def _delete_job(self, snapshot: Snapshot, name: str) -> None:
+    async def _tell(self, plan: PlanFacts, action: a.Action, error: ApiError) -> None:
+        """Tell of a refusal that the plan's conditions do not."""
+        match action:
+            case a.CreateNetworkPolicy():
+                explanation = explain(Reason.NETWORK_POLICY_REFUSED, what=error)
+                with suppress(ApiError):
+                    event = event_manifest(plan, EmitEvent(a.EventType.WARNING, *explanation), datetime.now(UTC))
+                    await self._api.create(client.core_path("events", plan.namespace), event)
+            case a.CreateConfigMap(name=name, role=a.StoredRole.MEASUREMENT):
+                logger.warning("the measurement %s is not kept: %s", name, error)
+            case a.PinPod(name=name):
+                logger.warning("pod %s/%s was not assigned to its node: %s", plan.namespace, name, error)
+            case a.EmitEvent():
+                logger.warning("cannot create an Event: %s", error)
+
+    async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> bool:
+        return await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
+
+    async def _delete_job(self, snapshot: Snapshot, name: str) -> bool:
         known = (*snapshot.jobs, *(one.job for one in snapshot.handed_over))
         kind = next((job.launcher for job in known if job.name == name), LauncherKind.PYTORCH_JOB)
-        await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, known)
+        return await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, known)
 
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Create and return a child. An existing one is accepted if it is this plan's, possibly from before a restart."""
@@ -198,25 +240,15 @@ class Applier:
         try:
             await self._api.create(client.jobs_path(NETWORK_POLICIES, plan.namespace), manifest)
         except ApiError as error:
-            if not error.is_conflict and not error.is_refusal and not error.is_missing:
-                raise
             if not error.is_conflict:
-                await self._emit(
-                    plan, EmitEvent(a.EventType.WARNING, *explain(Reason.NETWORK_POLICY_REFUSED, what=error))
-                )
+                raise
 
     async def _keep(self, path: str, body: dict[str, Any]) -> None:
-        """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts.
-
-        The plan does not need it, so a refusal, by a quota for example, is only logged.
-        """
+        """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts."""
         name = body["metadata"]["name"]
         try:
             await self._api.create(path, body)
         except ApiError as error:
-            if error.is_refusal:
-                logger.warning("the measurement %s is not kept: %s", name, error)
-                return
             if not error.is_conflict:
                 raise
             found = (await self._api.get(f"{path}/{name}"))["metadata"]
@@ -228,44 +260,16 @@ class Applier:
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
-        try:
-            made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
-            self._cache.observe_child(plan.uid, object_facts.job_facts(made, launcher), _version(made), deleted=False)
-            memory.refusals.pop(name, None)
-        except ApiError as error:
-            if not error.is_refusal and not error.is_missing:
-                raise
-            memory.refusals[name] = str(error)
+        made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
+        self._cache.observe_child(plan.uid, object_facts.job_facts(made, launcher), _version(made), deleted=False)
+        memory.refusals.pop(name, None)
 
     async def _pin(self, plan: PlanFacts, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
+        memory.has_pinned = True
         path = f"{client.core_path('pods', plan.namespace)}/{name}"
-        try:
-            made = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
-            self._cache.observe_child(plan.uid, object_facts.pod_facts(made), _version(made), deleted=False)
-            memory.refusals.pop(name, None)
-        except ApiError as error:
-            # The pod or its gate is gone, as the next reconciliation sees, or a policy forbids the pin, as the refusal
-            # reports.
-            if not error.is_missing and not error.is_refusal:
-                raise
-            logger.warning("pod %s/%s was not assigned to its node: %s", plan.namespace, name, error)
-            self._cache.forget_children(plan.uid)
-            memory.refusals[name] = str(error)
-
-    async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
-        launcher = LAUNCHERS[LauncherKind(manifest["kind"])]
-        path = client.jobs_path(launcher.api, namespace)
-        try:
-            await self._api.create(path, manifest, dryRun="All", fieldValidation="Strict")
-        except ApiError as error:
-            if error.is_missing:
-                return DryRun(key, launcher.missing, str(error))
-            if error.is_forbidden:  # not for the template to mend
-                return DryRun(key, Reason.JOB_REFUSED, str(error))
-            if error.is_refusal:
-                return DryRun(key, Reason.POD_TEMPLATE_INVALID, str(error))
-            raise
-        return DryRun(key)
+        made = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
+        self._cache.observe_child(plan.uid, object_facts.pod_facts(made), _version(made), deleted=False)
+        memory.refusals.pop(name, None)
 
     async def _set_status(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
         """Write the whole status at once, unless the plan was changed or replaced since it was read."""
@@ -279,14 +283,71 @@ class Applier:
         written = TrainingPlanStatus.model_validate(made["status"])
         self._cache.store_plan(replace(plan, status=written, resource_version=made["metadata"]["resourceVersion"]))
 
-    async def _emit(self, plan: PlanFacts, event: a.EmitEvent) -> None:
-        """Create an Event. A failure is only logged: Events are informative."""
-        try:
-            await self._api.create(
-                client.core_path("events", plan.namespace), event_manifest(plan, event, datetime.now(UTC))
-            )
-        except ApiError as error:
-            logger.warning("cannot create an Event: %s", error)
+
+class _Conflict(ApiError):  # noqa: N818 - an answer, not a fault
+    """Conflict with somebody who changed the object meanwhile: the next reconciliation decides anew."""
+
+
+def _with_words(plan: PlanFacts, action: a.Action, error: ApiError) -> ApiError:
+    """Return the refusal of a job in words that say what to do, where the API server only answers that a page is missing."""
+    if not error.is_undefined or not isinstance(action, a.CreateJob | a.HandOverJob | a.DryRunJob):
+        return error
+    kind = LauncherKind(action.manifest["kind"])
+    is_probe = isinstance(action, a.DryRunJob)
+    return ApiError(404, f"the API server does not serve {kind}" if is_probe else definition_removed(kind, plan))
+
+
+def _require(is_deleted: bool, name: str) -> None:
+    """Raise a 404 where a deletion found nothing to delete, so that it is not repeated again and again."""
+    if is_deleted is False:
+        raise ApiError(404, f"{name} is gone, or is another one of that name: nothing was deleted")
+
+
+def dry_run_answer(action: a.DryRunJob, error: ApiError) -> DryRun | None:
+    """Return what a refused dry run says, or None where the API server gave no answer."""
+    if error.is_missing:
+        launcher = LAUNCHERS[LauncherKind(action.manifest["kind"])]
+        return DryRun(action.key, launcher.missing, str(error))
+    if not error.is_refusal:
+        return None
+    # What is forbidden is not for the template to mend.
+    return DryRun(action.key, Reason.JOB_REFUSED if error.is_forbidden else Reason.POD_TEMPLATE_INVALID, str(error))
+
+
+def _key(action: a.Action) -> str:
+    """Return what identifies an action's request among those of the plan."""
+    match action:
+        case a.CreateNetworkPolicy() | a.CreateJob() | a.HandOverJob():
+            return f"{type(action).__name__} {action.manifest['metadata']['name']}"
+        case a.DryRunJob():
+            return f"{type(action).__name__} {action.manifest['kind']}"
+        case a.AnnotateConfigMap():
+            return f"{type(action).__name__} {action.name} {' '.join(action.annotations)}"
+        case a.SetStatus() | a.EmitEvent() | a.DeletePlan() | a.StartPlanner():
+            return type(action).__name__
+        case a.PinPod():
+            return f"{PIN_KEY} {action.name}"
+    return f"{type(action).__name__} {action.name}"
+
+
+def _is_done_without(action: a.Action, error: ApiError, memory: ReadCache) -> bool:
+    """Return whether the plan goes on without an action that was refused, and note what its gangs are to know."""
+    is_answer = error.is_refusal or error.is_missing
+    match action:
+        case a.CreateJob() if is_answer:
+            memory.refusals[action.manifest["metadata"]["name"]] = str(error)
+        case a.PinPod():
+            # The pod or its gate is gone, as the next reconciliation sees, or a policy forbids the pin.
+            memory.refusals[action.name] = str(error)
+        case a.DryRunJob() | a.CreateNetworkPolicy():
+            return is_answer
+        case a.CreateConfigMap(role=a.StoredRole.MEASUREMENT):
+            return error.is_refusal
+        case a.DeleteConfigMap() | a.DeleteJob() | a.DeletePlan():
+            return error.is_missing
+        case _:
+            return isinstance(action, a.EmitEvent)  # informative
+    return True
 
 
 def changes_objects(action: a.Action) -> bool:
@@ -294,35 +355,15 @@ def changes_objects(action: a.Action) -> bool:
     return not isinstance(action, a.SetStatus | a.EmitEvent)
 
 
+def log_actions(plan: PlanFacts, actions: Sequence[a.Action]) -> None:
+    """Log all but the status."""
+    for action in actions:
+        if isinstance(action, EmitEvent):
+            logger.info("plan %s/%s: %s: %s", plan.namespace, plan.name, action.reason, action.message)
+        elif not isinstance(action, a.SetStatus):
+            name = getattr(action, "name", "")
+            logger.info("plan %s/%s: %s %s", plan.namespace, plan.name, type(action).__name__, name)
+
+
 def _version(resource: dict[str, Any]) -> int:
     return version_of(resource["metadata"].get("resourceVersion", ""))
-
-
-def config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
-    """Return a ConfigMap as plain data: a task with a new secret of its gang's.
-
-    One that is handed over to the user, or a measurement, is not the plan's: it stays where the plan is deleted.
-    """
-    stored = ConfigMapData.of(action)
-    secret = {SECRET_FILE: secrets.token_hex()} if action.role is a.StoredRole.TASK else {}
-    binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
-    labels = child_labels(plan, action.gang)
-    owner: dict[str, Any] = {"ownerReferences": [owner_reference(plan)]}
-    if action.role is a.StoredRole.HANDOVER:
-        owner = (owner if rule_of(action.data) is HandoverRule.OWNED else {}) | {
-            "annotations": {HANDED_OVER_ANNOTATION: plan.uid}
-        }
-    elif action.role is a.StoredRole.MEASUREMENT:
-        labels, owner = {**MANAGED, **action.labels}, {"annotations": dict(action.annotations)}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": action.name,
-            "namespace": plan.namespace,
-            "labels": labels | {ROLE_LABEL: action.role.value},
-            **owner,
-        },
-        "data": {**stored.texts, **secret},
-        **({"binaryData": binary} if binary else {}),
-    }

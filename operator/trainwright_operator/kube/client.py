@@ -35,11 +35,14 @@ _LOG_TIMEOUT_SECONDS = (5.0, 5.0)
 _LEASE_TIMEOUT_SECONDS = (2.0, 3.0)
 """Timeout of a renewal: two attempts fit into the time for which the last one lasts."""
 _LOG_THREADS = 16
+_CONNECTION_RETRIES = 3
 _PAGE = 500
 _JSON: Final = "application/json"
 _ANY: Final = {"Accept": "*/*"}
 _DENIED: Final = re.compile(r"denied (the )?request|does not support dry run")
 """Words of the API server for refusals by a ValidatingAdmissionPolicy (422 by default) or a webhook (400 without a code)."""
+_UNDEFINED: Final = re.compile(r"404 page not found|could not find the requested resource")
+"""Words of the API server for a path that it does not serve; a missing object or namespace is named."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -47,15 +50,24 @@ class ApiError(Exception):
     """Error response of the API server with its message on one line, or status 0 if the server is unreachable.
 
     Webhooks and policies write messages, too.
+
+    Attributes:
+        retry_after_seconds: for how long the server asks to be left alone; 0 where it does not.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(plain_line(message))
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
     @property
     def is_missing(self) -> bool:
         return self.status == 404
+
+    @property
+    def is_undefined(self) -> bool:
+        """Return whether it is the kind that is missing: its definition was removed, or never installed."""
+        return self.is_missing and _UNDEFINED.search(str(self)) is not None
 
     @property
     def is_conflict(self) -> bool:
@@ -89,6 +101,9 @@ def _client(identity: str, *, retries: bool = True) -> ApiClient:
     configuration = _configuration()
     if not retries:
         configuration.retries = False
+    else:
+        # For lost connections. What the API server answers with 429 waits for the plan's own back-off.
+        configuration.retries = urllib3.Retry(_CONNECTION_RETRIES, status=0, respect_retry_after_header=False)
     made = ApiClient(configuration)
     made.user_agent = f"trainwright-operator/{version('trainwright')} ({identity})"
     return made
@@ -170,14 +185,16 @@ class Api:
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
         return json.loads(await self._request("PATCH", path, body=body, headers={"Content-Type": content_type}))
 
-    async def delete(self, path: str, uid: str = "") -> None:
-        """Delete an object with all dependents; a missing one, or another of that name, is no error."""
+    async def delete(self, path: str, uid: str = "") -> bool:
+        """Delete an object with all dependents. Return False where it is missing, or another of that name."""
         options: dict[str, Any] = {"propagationPolicy": "Background"}
         try:
             await self._request("DELETE", path, body=options | ({"preconditions": {"uid": uid}} if uid else {}))
         except ApiError as error:
             if not error.is_missing and not (uid and error.is_conflict):
                 raise
+            return False
+        return True
 
     async def _request(
         self,
@@ -230,8 +247,14 @@ class TimedClient:
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
         if response.status >= 400:
-            raise ApiError(response.status, _message(data, response.status))
+            raise ApiError(response.status, _message(data, response.status), _retry_after(response.headers))
         return data
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of a Retry-After header; 0 without one, or with a date, which the API server never sends."""
+    text = headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else 0.0
 
 
 def _message(data: bytes, status: int) -> str:

@@ -26,7 +26,7 @@ CLAIM_NAME: Final = "trainwright-plans"
 RETRY_SECONDS: Final = 60.0
 """Interval of looks at another release's claim."""
 _RENEWAL_SECONDS: Final = 300.0
-_REPEAT_SECONDS: Final = 10.0
+_REPEAT_SECONDS: Final = 30.0
 """Time for which a failed request stands for those of the namespace's other plans."""
 _HELD_SECONDS: Final = IDLE_REQUEUE_SECONDS + RETRY_SECONDS
 """Age up to which a claim that cannot be renewed is trusted."""

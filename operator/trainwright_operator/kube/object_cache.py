@@ -18,7 +18,7 @@ from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, St
 PlanKey = tuple[str, str]
 MAX_AGE_SECONDS: Final = 300.0
 """Age after which a plan's objects are listed again, should events have been lost."""
-_MEASUREMENTS_AGE_SECONDS: Final = 5.0
+MEASUREMENTS_AGE_SECONDS: Final = 5.0
 """Age after which kept measurements are listed again, which no watch tells of: users delete them."""
 _LISTING_GAP_SECONDS: Final = 1.0
 """Pause between events of a listing that tells two listings apart: nothing marks the begin of one."""
@@ -194,10 +194,12 @@ class ObjectCache:
         if is_new and not plan.status.conditions and plan.uid not in self._children:
             self.store_children(plan.uid, (), (), (), version_of(plan.resource_version))
 
-    def measurements(self, namespace: str) -> tuple[StoredConfigMap, ...] | None:
+    def measurements(
+        self, namespace: str, age_seconds: float = MEASUREMENTS_AGE_SECONDS
+    ) -> tuple[StoredConfigMap, ...] | None:
         """Return the kept measurements of a namespace, or None where they have to be listed."""
-        found, listed_at = self._measurements.get(namespace, ((), -_MEASUREMENTS_AGE_SECONDS))
-        return found if self._clock() - listed_at < _MEASUREMENTS_AGE_SECONDS else None
+        found, listed_at = self._measurements.get(namespace, ((), -age_seconds))
+        return found if self._clock() - listed_at < age_seconds else None
 
     def store_measurements(self, namespace: str, found: Iterable[StoredConfigMap]) -> tuple[StoredConfigMap, ...]:
         """Keep and return measurements that were listed, without listings of other namespaces that are too old."""

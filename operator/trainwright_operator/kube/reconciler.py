@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from trainwright_operator.flow.actions import Action, DeletePlan, EmitEvent, PinPod, SetStatus
+from trainwright_operator.flow.actions import SetStatus
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, decide, is_finished, requeue_after_seconds
 from trainwright_operator.flow.quarantine import is_quarantined, released
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
-from trainwright_operator.kube.apply import Applier, changes_objects
+from trainwright_operator.kube.apply import Applier, log_actions
+from trainwright_operator.kube.back_off import PIN_KEY
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.decision_runner import DecisionRunner, is_large
@@ -42,7 +42,8 @@ _DEBOUNCE_SECONDS = 0.2
 """Events of a gang's pods come together; one reconciliation is enough for them."""
 _KEEP_STORED_SECONDS = 15.0
 """Requeue delay above which a plan's ConfigMaps are not kept in memory."""
-_MAX_BACKOFF_SECONDS = 30.0
+_QUARANTINE_RETRY_SECONDS = 40.0
+"""Pause after a quarantine that the API server refused."""
 _PASSES_AT_ONCE = 8
 _LARGE_PASSES_AT_ONCE = 3
 """Slots that large plans may hold: they wait for one process, and the others are read and written meanwhile."""
@@ -65,6 +66,7 @@ class Reconciler:
         self._wake_events: dict[PlanKey, asyncio.Event] = {}
         self._names: dict[str, PlanKey] = {}
         self._generations: dict[PlanKey, int] = {}
+        self._edited: set[PlanKey] = set()
         self._placement = asyncio.Lock()
         self._claims = ClaimRegistry()
         self._namespaces = NamespaceClaims(api, settings)
@@ -85,6 +87,11 @@ class Reconciler:
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._run_plan(key), name=f"plan {namespace}/{name}")
 
+    def _wake_edited(self, key: PlanKey) -> None:
+        """Requeue a plan that was edited or deleted, also while it could not be read."""
+        self._edited.add(key)
+        self.wake(*key)
+
     def observe(self, event: WatchEvent) -> None:
         """Keep what the watch tells of a plan or of its child, and requeue the plan."""
         cache = self._snapshot_reader.cache
@@ -96,7 +103,7 @@ class Reconciler:
             key = event.found.namespace, event.found.name
             # A change of the status alone is this operator's own.
             if event.deleted or self._generations.get(key) != event.found.generation:
-                self.wake(*key)
+                self._wake_edited(key)
         else:
             cache.observe_child(event.owner, event.found, event.version, deleted=event.deleted)
             self.wake_owner(event.owner)
@@ -137,11 +144,11 @@ class Reconciler:
         for key, meta in listed.items():
             if key not in self._tasks or self._generations.get(key) not in (None, meta.get("generation")):
                 self._snapshot_reader.cache.forget_plan(key)
-                self.wake(*key)
+                self._wake_edited(key)
         for key in set(self._tasks).difference(listed):
             if namespace in ("", key[0]):
                 self._snapshot_reader.cache.forget_plan(key)
-                self.wake(*key)
+                self._wake_edited(key)
 
     async def stop(self) -> None:
         """Cancel all tasks; the cluster holds all state."""
@@ -156,13 +163,14 @@ class Reconciler:
         """Reconcile until the plan is gone."""
         memory = ReadCache()
         uid = told = ""
-        failures = breaks = 0
+        breaks, is_unread = 0, False
         try:
             while True:
                 self._wake_events[key].clear()
+                self._edited.discard(key)
                 try:
                     plan, pause = await self._reconcile_once(key, memory)
-                    failures, breaks, told = 0, 0, ""
+                    breaks, told, is_unread = 0, "", False
                     if plan is None or (uid and plan.uid != uid):
                         if plan is not None:
                             self._wake_events[key].set()
@@ -172,10 +180,9 @@ class Reconciler:
                         self._names.pop(uid, None)  # no news of its pods would do more than repeat the warning
                     else:
                         self._names[uid] = key
-                    self._generations[key] = plan.generation
                 except ApiError as error:
-                    failures += 1
-                    pause = min(2.0 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+                    is_unread, held = memory.back_off.is_unread, memory.back_off.pause()
+                    pause = _IMMEDIATE_REQUEUE_SECONDS if memory.has_changed or held is None else held
                     level = logging.DEBUG if str(error) == told else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
                     told = str(error)
@@ -183,7 +190,7 @@ class Reconciler:
                     breaks += 1
                     pause = await self._record_break(key, error, breaks)
                 self._wake_next(key, uid)
-                await self._pause(key, pause)
+                await self._pause(key, pause, is_held=is_unread)
         finally:
             self._forget(key, uid)
 
@@ -197,7 +204,7 @@ class Reconciler:
             plan = await isolate(self._api, self._applier, key, error)
         except ApiError as refusal:
             logger.warning("plan %s/%s: cannot be quarantined: %s", *key, refusal)
-            return _MAX_BACKOFF_SECONDS
+            return _QUARANTINE_RETRY_SECONDS
         self._snapshot_reader.cache.forget_plan(key)
         if plan is not None:
             self._drop_work(plan.uid)
@@ -212,6 +219,7 @@ class Reconciler:
         self._tasks.pop(key, None)
         self._names.pop(uid, None)
         self._generations.pop(key, None)
+        self._edited.discard(key)
         self._drop_work(uid)
         self._snapshot_reader.cache.forget_plan(key)
         self._snapshot_reader.cache.forget_children(uid)
@@ -226,11 +234,17 @@ class Reconciler:
         for waiting in self._claims.plans_to_wake() - {uid}:
             self.wake_owner(waiting)
 
-    async def _pause(self, key: PlanKey, seconds: float) -> None:
-        """Wait for an event, then for those that come with it; or until the requeue delay is over."""
+    async def _pause(self, key: PlanKey, seconds: float, *, is_held: bool = False) -> None:
+        """Wait for an event, then for those that come with it; or until the requeue delay is over.
+
+        `is_held`: only an edit or the deletion of the plan ends the delay, since any pass would ask again what failed.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self._wake_events[key].wait()
+                while is_held and key not in self._edited:
+                    self._wake_events[key].clear()
+                    await self._wake_events[key].wait()
                 await asyncio.sleep(_DEBOUNCE_SECONDS)
         except TimeoutError:
             return
@@ -245,23 +259,26 @@ class Reconciler:
 
     async def _read_and_apply(self, key: PlanKey, memory: ReadCache) -> tuple[PlanFacts | None, float]:
         """Reconcile once, except a plan that turns out to be large: its next reconciliation waits for its turn first."""
-        due, failing = time.monotonic(), memory.failing
-        plan = None
+        due, plan = time.monotonic(), None
+        memory.has_changed = False
+        memory.back_off.begin_pass()
         try:
             async with self._slot():
                 started = time.monotonic()
                 self._metrics.record_wait(started - due)
-                plan = await self._snapshot_reader.plan(*key)
-                if plan is None:
-                    return None, 0.0
-                plan = released(plan, VERSION)
-                untouched = await self._seconds_untouched(plan)
-                if untouched is not None:
-                    return plan, untouched
-                snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
+                with memory.back_off.reading():
+                    plan = await self._snapshot_reader.plan(*key)
+                    if plan is None:
+                        return None, 0.0
+                    plan = released(plan, VERSION)
+                    self._note_generation(key, plan, memory)
+                    untouched = await self._seconds_untouched(plan)
+                    if untouched is not None:
+                        return plan, untouched
+                    snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
                 if self._is_found_large(snapshot, memory):
                     return plan, 0.0
-                is_placing = any(is_gated(pod) for pod in snapshot.pods)
+                is_placing = any(map(is_gated, snapshot.pods)) and not memory.back_off.is_holding(PIN_KEY)
                 if not is_placing:
                     pause = await self._decide_and_apply(snapshot, memory)
             if is_placing:
@@ -270,23 +287,31 @@ class Reconciler:
                     # Read again under the lock: two plans must never see the same devices as free. Logs do not affect
                     # placement.
                     facts = self._searches.facts(plan.uid)
-                    snapshot = await self._snapshot_reader.snapshot(plan, memory, facts, known_pods=snapshot.pods)
+                    with memory.back_off.reading():
+                        snapshot = await self._snapshot_reader.snapshot(plan, memory, facts, known_pods=snapshot.pods)
                     pause = await self._decide_and_apply(snapshot, memory)
-        except BaseException as error:
-            self._drop_read(key, plan)
-            if isinstance(error, ApiError):
-                self._metrics.record_reconcile_error()
-                if memory.failing is failing:
-                    memory.failing = None  # the snapshot failed, so refusals are unknown
+        except ApiError:
+            self._metrics.record_reconcile_error()
+            if memory.back_off.is_unread:
+                memory.failing = None  # refusals of writes are unknown
             raise
-        if pause > _KEEP_STORED_SECONDS:
+        except BaseException:
+            self._drop_read(key, plan)
+            raise
+        if pause > _KEEP_STORED_SECONDS and not memory.is_refused:
             self._snapshot_reader.cache.drop_stored(plan.uid)
         self._metrics.record_reconcile(time.monotonic() - started)
         self._liveness.record_success()
         return plan, pause
 
+    def _note_generation(self, key: PlanKey, plan: PlanFacts, memory: ReadCache) -> None:
+        """Note which spec this pass is about. What was refused to another one is asked again at once."""
+        if memory.generation != plan.generation:
+            memory.back_off.clear()
+        memory.generation = self._generations[key] = plan.generation
+
     def _drop_read(self, key: PlanKey, plan: PlanFacts | None) -> None:
-        """Drop what was read in a reconciliation that failed."""
+        """Drop what was read in a reconciliation that broke."""
         self._snapshot_reader.cache.forget_plan(key)
         if plan is not None:
             self._snapshot_reader.cache.forget_children(plan.uid)
@@ -328,6 +353,7 @@ class Reconciler:
         return IDLE_REQUEUE_SECONDS
 
     async def _decide_and_apply(self, snapshot: Snapshot, memory: ReadCache) -> float:
+        memory.back_off.note_read()
         snapshot = self._claims.with_claims(snapshot)
         now = datetime.now(UTC)
         plan = snapshot.plan
@@ -335,29 +361,22 @@ class Reconciler:
             actions = await self._decisions.decide(snapshot, now)
         else:
             actions = decide(snapshot, now)
-        _log(plan, actions)
+        log_actions(plan, actions)
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._claims.record_decision(snapshot, status)
         try:
             await self._applier.apply(snapshot, actions, memory)
         finally:
             self._metrics.record_status(plan, status if memory.wrote_status else plan.status)
-            if any(isinstance(action, PinPod) for action in actions):
+            if memory.has_pinned:
                 self._claims.record_placement(snapshot)
                 self._snapshot_reader.node_cache.invalidate()
-        if any(isinstance(action, DeletePlan) for action in actions):
-            self._snapshot_reader.cache.forget_plan((plan.namespace, plan.name))
         if is_finished(snapshot):
             self._searches.discard(plan.uid)
-        if any(map(changes_objects, actions)):
+        if memory.has_changed:
             return _IMMEDIATE_REQUEUE_SECONDS
-        return requeue_after_seconds(snapshot, now)
-
-
-def _log(plan: PlanFacts, actions: Sequence[Action]) -> None:
-    for action in actions:
-        if isinstance(action, EmitEvent):
-            logger.info("plan %s/%s: %s: %s", plan.namespace, plan.name, action.reason, action.message)
-        elif not isinstance(action, SetStatus):
-            name = getattr(action, "name", "")
-            logger.info("plan %s/%s: %s %s", plan.namespace, plan.name, type(action).__name__, name)
+        held = memory.back_off.pause()
+        seconds = requeue_after_seconds(snapshot, now)
+        if held is None or is_finished(snapshot):
+            return seconds if held is None else held
+        return min(seconds, held)

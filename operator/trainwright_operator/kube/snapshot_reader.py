@@ -16,7 +16,7 @@ from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL
+from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL, Names
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
@@ -30,11 +30,16 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.flow.winner_job.job_record import objects_to_read
 from trainwright_operator.kube import client, object_facts
+from trainwright_operator.kube.back_off import PIN_KEY, BackOff
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
-from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
+from trainwright_operator.kube.object_cache import MEASUREMENTS_AGE_SECONDS, Children, ObjectCache, version_of
+from trainwright_operator.kube.pod_refusals import PodRefusals
 from trainwright_operator.kube.queue_reader import QueueReader
 from trainwright_operator.settings import Settings
+
+_REFUSED_SECONDS: Final = 60.0
+"""Age of a reading of nodes or measurements that serves plans which are refused a request, and so ask again and again."""
 
 
 class _LogTail(NamedTuple):
@@ -59,7 +64,11 @@ class ReadCache:
     """Cache of a plan between reconciliations, all of it rebuilt after a restart.
 
     Attributes:
+        done: keys of requests that were answered and need not be repeated, though no snapshot shows what they made.
+        generation: of the spec at the last reconciliation.
         wrote_status: whether the last reconciliation wrote its status.
+        has_changed: whether it changed something, or was refused something for the first time.
+        has_pinned: whether it tried to pin a pod.
         passes_without_report: number of reconciliations in a row that left status and Events to the next one.
         is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
     """
@@ -67,9 +76,21 @@ class ReadCache:
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
+    back_off: BackOff = field(default_factory=BackOff)
+    pod_refusals: PodRefusals = field(default_factory=PodRefusals)
+    done: set[str] = field(default_factory=set)
+    generation: int = 0
     wrote_status: bool = False
+    has_changed: bool = False
+    has_pinned: bool = False
     passes_without_report: int = 0
     is_large: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the last reconciliation was refused a request that the plan needs."""
+        is_tried = self.dry_run is not None and self.dry_run.reason != ""
+        return self.failing is not None or bool(self.refusals) or is_tried
 
 
 class SnapshotReader:
@@ -109,9 +130,11 @@ class SnapshotReader:
     ) -> Snapshot:
         """Return everything that a decision about this plan may depend on.
 
-        With `known_pods` all is read anew, except for the logs of those that are unchanged.
+        With `known_pods` all is read anew, except for the logs of those that are unchanged. While a job or a pin is refused
+        the watches are believed: each try costs one request.
         """
-        children = self.cache.children(plan.uid) if known_pods is None else None
+        is_known = known_pods is None or memory.is_refused
+        children = self.cache.children(plan.uid) if is_known else None
         if children is None:
             children = await self._list(plan)
         elif children.stored is None:
@@ -123,14 +146,26 @@ class SnapshotReader:
         found = (children.pods[name] for name in sorted(children.pods))
         pods = [pod for pod in found if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
         jobs = await self._queues.with_messages(plan.namespace, known_jobs)
+        jobs = await memory.pod_refusals.told(self._api, plan.namespace, jobs, pods, memory.back_off)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
         )
-        missing = await self._missing_maps(plan, pods, known={one.name for one in stored})
+        missing = await self._missing_maps(plan, pods, {one.name for one in stored}, memory.back_off)
         before = {pod.name: pod for pod in known_pods or ()}
+        kept = {one.name for one in stored if not one.terminating}
+        names = None if plan.spec is None else Names.of(plan.name, plan.uid, plan.spec).at_present(kept)
+        # Of a gang whose result is stored, no log is read any more.
+        over = {pod.gang for pod in pods if names is not None and names.result(pod.gang) in kept}
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._with_log(plan, pod, tails, missing, before) for pod in pods))),
+            pods=tuple(
+                await asyncio.gather(
+                    *(
+                        self._with_log(plan, pod, tails, missing, before, over=over, back_off=memory.back_off)
+                        for pod in pods
+                    )
+                )
+            ),
             jobs=jobs,
             stored=stored,
             refusals=dict(memory.refusals),
@@ -139,7 +174,8 @@ class SnapshotReader:
             failing=memory.failing,
             rules=self._settings.rules,
         )
-        return await self._with_measurements(await self._with_nodes(await self._with_handed_over(snapshot)))
+        snapshot = await self._with_nodes(await self._with_handed_over(snapshot), memory)
+        return await self._with_measurements(snapshot, memory)
 
     async def _with_handed_over(self, snapshot: Snapshot) -> Snapshot:
         """Add the winner's job while the plan may have to act on it. No watch tells of it, nor of its pods."""
@@ -168,7 +204,7 @@ class SnapshotReader:
             raise
         return (job, launcher) if plan.uid in object_facts.owner_uids(job) else None
 
-    async def _with_measurements(self, snapshot: Snapshot) -> Snapshot:
+    async def _with_measurements(self, snapshot: Snapshot, memory: ReadCache) -> Snapshot:
         """Add the kept measurements of the namespace while links or layers may be reused.
 
         That is until the profiles are stored, and not while a gang measures what was not kept.
@@ -185,7 +221,8 @@ class SnapshotReader:
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot
         namespace, selector = snapshot.plan.namespace, f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
-        found = self.cache.measurements(namespace)
+        age_seconds = _REFUSED_SECONDS if memory.is_refused else MEASUREMENTS_AGE_SECONDS
+        found = self.cache.measurements(namespace, age_seconds)
         if found is None:
             items = await self._api.list(client.core_path("configmaps", namespace), labelSelector=selector)
             found = self.cache.store_measurements(namespace, map(object_facts.stored_config_map, items))
@@ -220,7 +257,7 @@ class SnapshotReader:
             raise
         return [object_facts.job_facts(job, launcher) for job in filter(object_facts.is_of_plan, jobs)]
 
-    async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
+    async def _with_nodes(self, snapshot: Snapshot, memory: ReadCache) -> Snapshot:
         """Add the nodes: as they are now for discovery and placement, else as of a while ago to see whether they changed."""
         spec = snapshot.plan.spec
         is_idle = spec is not None and spec.suspend and not snapshot.pods
@@ -228,50 +265,69 @@ class SnapshotReader:
             return snapshot
         is_new = snapshot.find(snapshot.names(spec).discovery) is None
         age_seconds = SHARED_SECONDS if is_new else WATCH_SECONDS
+        usage_age = SHARED_SECONDS
+        if memory.is_refused:
+            age_seconds = usage_age = _REFUSED_SECONDS
         if spec.queue_name is not None:
             asked = snapshot.plan.namespace, spec.queue_name, spec.devices.resource_name
             snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds))
         cluster = snapshot.plan.status.cluster
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
-        if needs_node_usage(snapshot) or (chooses_nodes and spec.devices.max is not None):
+        if (needs_node_usage(snapshot) and not memory.back_off.is_holding(PIN_KEY)) or (
+            chooses_nodes and spec.devices.max is not None
+        ):
             # With a limit, discovery takes the nodes that are free.
-            found, used, holders = await self.node_cache.usage(spec.devices.resource_name)
+            found, used, holders = await self.node_cache.usage(spec.devices.resource_name, usage_age)
             own = (node.name for node in cluster.nodes) if cluster is not None else ()
             snapshot = replace(snapshot, used_devices=used, holders={name: holders.get(name, ()) for name in own})
         else:
             found = await self.node_cache.inventory(age_seconds)
         return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices)
 
-    async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:
+    async def _missing_maps(
+        self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str], back_off: BackOff
+    ) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""
 
         async def is_missing(name: str) -> bool:
+            key = f"mounted {name}"
+            if back_off.held(key) is not None:
+                return False
             try:
                 await self._api.get(f"{client.core_path('configmaps', plan.namespace)}/{name}")
             except ApiError as error:
+                if not error.is_missing:
+                    back_off.refuse(key, error)
                 return error.is_missing
+            back_off.accept(key)
             return False
 
         names = sorted({name for pod in pods for name in pod.required_maps}.difference(known))
         found = await asyncio.gather(*(is_missing(name) for name in names))
         return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
 
-    async def _with_log(
+    async def _with_log(  # noqa: PLR0913 - each is a different fact of the reading
         self,
         plan: PlanFacts,
         pod: PodFacts,
         tails: Mapping[str, _LogTail],
         missing: Collection[str],
         before: Mapping[str, PodFacts],
+        *,
+        over: Collection[str],
+        back_off: BackOff,
     ) -> PodFacts:
         found = replace(pod, missing_maps=tuple(name for name in pod.required_maps if name in missing))
-        if not found.reports or found.phase in ("Pending", "Unknown"):
+        if not found.reports or found.gang in over or found.phase in ("Pending", "Unknown"):
             return found
         old = before.get(found.name)
         if old is not None and replace(found, log=old.log) == old:
             return old
         ended = found.phase in ("Succeeded", "Failed")
         tail = tails.get(found.gang, _REPORT if ended else _PROGRESS)
+        key = f"log {found.job} {found.role} {found.index}"
+        if back_off.held(key) is not None:
+            return found
         try:
             log = await self._api.get_text(
                 f"{client.core_path('pods', plan.namespace)}/{found.name}/log",
@@ -279,8 +335,10 @@ class SnapshotReader:
                 tailLines=str(tail.lines),
                 limitBytes=str(tail.bytes),
             )
-        except ApiError:
+        except ApiError as error:
+            back_off.refuse(key, error)
             return found  # the kubelet does not answer; deadlines keep running
+        back_off.accept(key)
         return replace(found, log=log)
 
 

@@ -11,6 +11,7 @@ from flow_world import World
 from trainwright import documents
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.gangs.retries import ATTEMPT_KEY, LostAttempt
+from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION
 
 
 def running(world: World, gang: str) -> bool:
@@ -65,3 +66,21 @@ def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: 
 def _shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
     """Return the first actions of a pass that a kill interrupts."""
     return todo[: rng.randrange(len(todo) + 1)]
+
+
+def lose_jobs(world: World) -> Callable[[], None]:
+    """Delete the plan's jobs as soon as they are made; return what ends that."""
+    pass_time = world.pass_time
+
+    def pass_and_lose(seconds: float) -> None:
+        pass_time(seconds)
+        for stored in world.stored.values():
+            if JOBS_CREATED_ANNOTATION in stored.annotations:
+                for name in [name for name, job in world.jobs.items() if job.gang == stored.gang]:
+                    world.delete_job(name)
+
+    def end() -> None:
+        world.pass_time = pass_time  # type: ignore[method-assign]
+
+    world.pass_time = pass_and_lose  # type: ignore[method-assign]
+    return end

@@ -23,6 +23,8 @@ _START_PATIENCE = timedelta(seconds=20)
 CAUSE_PATIENCE = timedelta(seconds=20)
 """Patience when a worker only reports a lost peer: the peer's own termination message may follow, as the launcher in
 its pod first ends the other processes, which takes up to 10 s."""
+_CREATION_PATIENCE = timedelta(seconds=15)
+"""Time in which launchers create pods, and the scheduler binds them, where nothing is in the way."""
 _INVALID_IMAGE = "InvalidImageName"
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "ErrImageNeverPull")
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -283,26 +285,58 @@ def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
 ) -> GangFailure | None:
     """Check the deadlines of the pods' creation, and of their start once one is assigned to its node.
 
-    Pods that all wait for capacity hold no devices, so they may wait for ever. In a queue the first deadline counts from
+    Pods that all wait for capacity, or for leave to be assigned, hold no devices, so they may wait for ever. In a queue the first deadline counts from
     the admission.
     """
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     gated = sum(pod is not None and scheduling.is_gated(pod) for pod, _ in placed)
-    if have == want == gated and not refused and (lacking or PINNED_ANNOTATION not in task_map.annotations):
+    if have == want == gated and (refused or lacking or PINNED_ANNOTATION not in task_map.annotations):
         return None
-    created_at = _annotated_time(task_map, JOBS_CREATED_ANNOTATION) or task_map.created_at
-    created_at = max([created_at, *(job.resumed_at for job in jobs if job.resumed_at is not None)])
+    created_at = _created_at(task_map, jobs)
     assigned_at = _annotated_time(task_map, PINNED_ANNOTATION) or _annotated_time(task_map, PLACED_ANNOTATION)
     since = created_at if have < want else assigned_at or created_at
     if _age(now, since) <= gang_spec.pending_seconds:
         return None
-    seconds, what = round(gang_spec.pending_seconds), _describe_wait(placed, [*lacking, *refused])
+    seconds, what = round(gang_spec.pending_seconds), _describe_wait(placed, [*lacking, *refused], jobs)
     if have < want:
         facts = {"have": have, "want": want, "seconds": seconds, "what": what, "owner": owner_without_pod}
         return GangFailure.of(Reason.PODS_NOT_CREATED, **facts)
     if any(pod is not None and not pod.node for pod, _ in placed):
         return GangFailure.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
     return GangFailure.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)
+
+
+def find_lack(
+    now: datetime,
+    placed: Placements,
+    task_map: StoredConfigMap,
+    *,
+    jobs: Sequence[JobFacts],
+    owner_without_pod: str,
+) -> GangFailure | None:
+    """Return what a gang that starts waits for now: pods that nobody creates, a place, an image; None if that is not known."""
+    have, want = sum(pod is not None for pod, _ in placed), len(placed)
+    if have < want:
+        if now - _created_at(task_map, jobs) < _CREATION_PATIENCE:
+            return None
+        what = f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}"
+        return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {owner_without_pod}` says why")
+    for pod, _ in placed:
+        for container in pod.containers if pod is not None else ():
+            # Without patience: it is only said, and ends nothing.
+            if failure := _container_start_failure(pod, container, _START_PATIENCE):
+                return failure
+    assigned_at = _annotated_time(task_map, PINNED_ANNOTATION) or _annotated_time(task_map, PLACED_ANNOTATION)
+    is_unbound = any(pod is not None and not pod.node and not scheduling.is_gated(pod) for pod, _ in placed)
+    if not is_unbound or assigned_at is None or now - assigned_at < _CREATION_PATIENCE:
+        return None
+    return GangFailure(Reason.PLACEMENT_NOT_SCHEDULABLE, _describe_wait(placed, (), jobs))
+
+
+def _created_at(task_map: StoredConfigMap, jobs: Sequence[JobFacts]) -> datetime:
+    """Return since when the gang's pods may be created; in a queue that is since its admission."""
+    created_at = _annotated_time(task_map, JOBS_CREATED_ANNOTATION) or task_map.created_at
+    return max([created_at, *(job.resumed_at for job in jobs if job.resumed_at is not None)])
 
 
 def _annotated_time(task_map: StoredConfigMap, annotation: str) -> datetime | None:
@@ -313,11 +347,12 @@ def _age(now: datetime, since: datetime) -> float:
     return (now - since).total_seconds()
 
 
-def _describe_wait(placed: Placements, blockers: Sequence[str]) -> str:
+def _describe_wait(placed: Placements, blockers: Sequence[str], jobs: Sequence[JobFacts]) -> str:
     """Describe what a late gang waits for."""
+    refusal = next((job.pods_refused for job in jobs if job.pods_refused), "")
     for pod, node in placed:
         if pod is None:
-            return f"the pod for node {node} does not exist"
+            return refusal or f"the pod for node {node} does not exist"
     if blockers:
         return "; ".join(blockers)
     for pod, node in placed:

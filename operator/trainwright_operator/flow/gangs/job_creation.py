@@ -10,6 +10,7 @@ from trainwright_operator.flow.gangs.child_metadata import child_labels, plan_an
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi, Launcher
+from trainwright_operator.flow.gangs.launchers.registry import definition_removed
 from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, PLAN_UID_LABEL, RENDEZVOUS_LABEL
 from trainwright_operator.flow.phase import ReconcileContext
@@ -36,9 +37,6 @@ def create_missing(
     own_labels = {*child_labels(context.plan, gang_spec.name), LOG_LABEL, RENDEZVOUS_LABEL}
     own_annotations, rules = plan_annotations(context.plan), context.snapshot.rules
     for manifest in missing:
-        refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])
-        if refusal:
-            return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=refusal)
         for pod in launcher.pods(manifest):
             excess = find_pod_excess(
                 pod,
@@ -52,6 +50,17 @@ def create_missing(
     is_isolated = rules.isolates_gangs and missing
     policy = (CreateNetworkPolicy(network_policy(context, task_map)),) if is_isolated else ()
     return (*policy, *map(CreateJob, missing))
+
+
+def find_refusal(context: ReconcileContext, launcher: Launcher, wanted: Collection[Action]) -> GangFailure | None:
+    """Return the API server's refusal of one of the objects that are to be created, or None."""
+    names = [one.manifest["metadata"]["name"] for one in wanted if isinstance(one, CreateJob)]
+    words = next((context.snapshot.refusals[name] for name in names if name in context.snapshot.refusals), None)
+    if words is None:
+        return None
+    if words == definition_removed(launcher.kind, context.plan):
+        return GangFailure(launcher.missing, words)
+    return GangFailure.of(Reason.JOB_REFUSED, kind=launcher.kind, what=words)
 
 
 def network_policy(context: ReconcileContext, task_map: StoredConfigMap) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from trainwright import documents
-from trainwright.worker_api import GangNode, Progress, WorkerReport, WorkerTask
+from trainwright.worker_api import GangNode, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
 from trainwright_operator.flow import reasons, scheduling
 from trainwright_operator.flow.actions import (
     Action,
@@ -21,10 +21,11 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.gangs import kueue, results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
-from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
+from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang, find_lack
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
-from trainwright_operator.flow.gangs.job_creation import create_missing
+from trainwright_operator.flow.gangs.gang_step import GangStep, repeated
+from trainwright_operator.flow.gangs.job_creation import create_missing, find_refusal
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods, owner_without_pod
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
@@ -32,51 +33,14 @@ from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait
+from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
+_REFUSAL_PATIENCE = timedelta(seconds=300)
+"""Time after which a trial whose job is refused lets the others go on. Until then, and for ever in other gangs, the job is
+asked for again, which costs one request and holds nothing."""
 _CLOCK_STEP = timedelta(seconds=1)
 """Resolution of the API server's times: a task must be younger than the record of the attempt before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class GangStep:
-    """Step of a gang: `result` once it has ended, else its activity and the actions to apply.
-
-    Attributes:
-        is_moving: whether its pods are deleted to be created for another node.
-        again_at: when the next attempt is due, after one that the cluster ended; until then nothing of the gang is kept.
-    """
-
-    result: GangResult | None = None
-    reason: Reason = Reason.STARTING
-    activity: str = ""
-    progress: Progress | None = None
-    started_at: datetime | None = None
-    actions: tuple[Action, ...] = ()
-    again_at: datetime | None = None
-    is_moving: bool = False
-
-    @classmethod
-    def of_retry(cls, retry: Retry) -> GangStep:
-        """Return the step of a gang that waits for its next attempt."""
-        return cls(reason=retry.lost.reason, activity=retry.sentence, again_at=retry.due_at)
-
-    @property
-    def is_live(self) -> bool:
-        """Return whether the gang's task and pods are kept."""
-        return self.again_at is None and not self.is_moving
-
-    @property
-    def is_lacking(self) -> bool:
-        """Return whether the gang waits only for what the cluster lacks."""
-        return self.again_at is not None or self.reason in WAITS_IN_QUEUES
-
-    @property
-    def explanation(self) -> Explanation:
-        """Return the gang's activity with its reason."""
-        known = explain_wait if self.is_lacking else explain
-        return known(self.reason, what=self.activity)
 
 
 def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
@@ -105,13 +69,13 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     if retry is not None and (is_early if task_map is None else retries.is_ended_by_cluster(retry, task_map)):
         return GangStep.of_retry(retry)
     if task_map is None:
-        return _create_task(context, gang_spec, retry)
+        return repeated(context, _create_task(context, gang_spec, retry), retry)
     try:
         stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
         stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
         return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, reasons.explain_unreadable(error).message))
-    return _RunningGang(context, stored, task_map).step()
+    return repeated(context, _RunningGang(context, stored, task_map).step(), retry)
 
 
 def is_under_way(context: ReconcileContext, gang: str) -> bool:
@@ -187,6 +151,7 @@ def _end(
         used = 0.0 if actions else results.device_seconds(context, gang_spec, started_at)
         record = retries.record_lost_attempt(context, gang_spec.name, lost, device_seconds=used, log=log)
         actions = (*actions, *record)
+        return GangStep(reason=lost.reason, activity=lost.message, actions=actions)
     return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=actions)
 
 
@@ -260,6 +225,12 @@ class _RunningGang:
         found = create_missing(self.context, self.gang_spec, self.task_map, self.launcher, self.jobs)
         if isinstance(found, GangFailure):
             return self._end(found)
+        refusal = find_refusal(self.context, self.launcher, found)
+        is_trial = isinstance(self.gang_spec.task, TrialTask | TrialSeriesTask)
+        if refusal is not None and is_trial and self.context.now - self.task_map.created_at >= _REFUSAL_PATIENCE:
+            return self._end(GangFailure(Reason.JOB_REFUSED, refusal.message))
+        if refusal is not None:
+            return GangStep(reason=refusal.reason, activity=refusal.message, actions=found)
         return GangStep(activity="creating pods", actions=found or (self._annotation(JOBS_CREATED_ANNOTATION),))
 
     def _observe_pods(self) -> GangStep:
@@ -295,6 +266,15 @@ class _RunningGang:
         annotations = (self._annotation(PLACED_ANNOTATION),) if is_new else ()
         if started_at is None:
             step = self._place_pods(lacking, refused)
+            lack = find_lack(
+                self.context.now,
+                self.placed,
+                self.task_map,
+                jobs=tuple(self.jobs.values()),
+                owner_without_pod=owner_without_pod(self.launcher, self.places, self.placed),
+            )
+            if lack is not None and step.reason is Reason.STARTING:
+                step = replace(step, reason=lack.reason, activity=lack.message)
             return replace(step, actions=(*annotations, *step.actions))
         progress = results.progress_of(self.placed, self.steps)
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
@@ -323,7 +303,9 @@ class _RunningGang:
         pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in self.gated)
         is_first = PINNED_ANNOTATION not in self.task_map.annotations
         annotations = (self._annotation(PINNED_ANNOTATION),) if is_first else ()
-        return GangStep(activity="; ".join(refused) or "assigning pods to nodes", actions=(*annotations, *pins))
+        if refused:
+            return GangStep(reason=Reason.REQUEST_FAILED, activity="; ".join(refused), actions=(*annotations, *pins))
+        return GangStep(activity="assigning pods to nodes", actions=(*annotations, *pins))
 
     def _awaits_series_log(self) -> bool:
         """Return whether to wait for a series' log, which holds the trials before the failed one.

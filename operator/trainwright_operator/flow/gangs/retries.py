@@ -24,6 +24,8 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 ATTEMPT_KEY: Final = "attempt.json"
 _SHORTEST_PAUSE_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 600.0
+_LONGEST_REFUSED_SECONDS = 30.0
+"""Longest pause after an attempt whose job the API server refused for its whole time: nothing ran, and nothing was held."""
 
 
 @document("LostAttempt")
@@ -57,13 +59,22 @@ class Retry:
     @property
     def sentence(self) -> str:
         """Return why the attempt ended and when the next one is due; fixed, so that the status does not change."""
-        due = f"{self.due_at:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{self.lost.message} (attempt {self.lost.number}; tried again at {due}, or at once after an edit)"
+        return f"{self.lost.message} (attempt {self.lost.number}; tried again at {self._due}, or at once after an edit)"
+
+    @property
+    def sentence_under_way(self) -> str:
+        """Return why the attempt ended, while the next one has not got further yet; fixed as well."""
+        return f"{self.lost.message} (attempt {self.lost.number}; the next one began at {self._due})"
+
+    @property
+    def _due(self) -> str:
+        return f"{self.due_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def pause_seconds(in_a_row: int) -> float:
-    """Return the back-off after that number of lost attempts in a row: doubled each time, up to ten minutes."""
-    return min(_SHORTEST_PAUSE_SECONDS * 2.0 ** min(max(in_a_row - 1, 0), 10), _LONGEST_PAUSE_SECONDS)
+def pause_seconds(lost: LostAttempt) -> float:
+    """Return the back-off after a lost attempt: doubled with each in a row, up to ten minutes."""
+    longest = _LONGEST_REFUSED_SECONDS if lost.reason is Reason.JOB_REFUSED else _LONGEST_PAUSE_SECONDS
+    return min(_SHORTEST_PAUSE_SECONDS * 2.0 ** min(max(lost.in_a_row - 1, 0), 10), longest)
 
 
 def find_retry(context: ReconcileContext, gang: str) -> Retry | None:
@@ -73,7 +84,7 @@ def find_retry(context: ReconcileContext, gang: str) -> Retry | None:
         return None
     lost, ended_at = _parse(context, stored), stored.created_at
     is_edited = lost.generation != context.plan.generation
-    pause = 0.0 if is_edited else pause_seconds(lost.in_a_row)
+    pause = 0.0 if is_edited else pause_seconds(lost)
     return Retry(lost, ended_at, ended_at + timedelta(seconds=pause))
 
 

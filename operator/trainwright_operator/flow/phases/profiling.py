@@ -24,9 +24,10 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
-from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in, stored_result
+from trainwright_operator.flow.gangs.lifecycle import advance, result_in, stored_result
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import find_retry

@@ -17,7 +17,8 @@ from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
+from trainwright_operator.flow.gangs.gang_step import GangStep
+from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.number_formats import model_from_spec

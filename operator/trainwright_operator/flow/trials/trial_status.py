@@ -10,7 +10,7 @@ from trainwright.model import Model
 from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.status import ConfigMapReference, TrialRole, TrialState, TrialStatus
-from trainwright_operator.flow.gangs.lifecycle import GangStep
+from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.reasons import Reason, message

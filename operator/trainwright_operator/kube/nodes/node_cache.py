@@ -138,8 +138,8 @@ class NodeCache:
         found = (published_objects.device_class(one) for page in pages for one in page)
         return classes_by_resource(one for one in found if one is not None)
 
-    async def usage(self, resource_name: str) -> NodeUsage:
-        """Return the current node usage, or a recent one if no pod was pinned since."""
+    async def usage(self, resource_name: str, age_seconds: float = SHARED_SECONDS) -> NodeUsage:
+        """Return the current node usage, or a recent one if no pod was pinned since; the nodes as of at most that long ago."""
         clock = asyncio.get_running_loop().time
         async with self._locks[resource_name]:
             found = self._cached.get(resource_name)

@@ -56,3 +56,11 @@ def launcher_of(task_map: StoredConfigMap | None) -> Launcher:
     kind = recorded.get(_LAUNCHER_KEY, "")
     is_known = kind in LauncherKind.__members__.values()
     return LAUNCHERS[LauncherKind(kind) if is_known else LauncherKind.PYTORCH_JOB]
+
+
+def definition_removed(kind: LauncherKind, plan: PlanFacts) -> str:
+    """Return what to do where the API server no longer serves a kind that the plan was accepted with."""
+    others = [one for one in LAUNCHERS if one is not kind]
+    is_queued = plan.spec is not None and plan.spec.queue_name is not None
+    other = "" if is_queued else f", or set launcher: {others[0]}"
+    return f"the definition {kind} was removed: install it{other}"

@@ -1,0 +1,127 @@
+"""Refused requests: none is repeated without back-off, and the plan goes on within a minute of the refusal's end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from flow_clock import run_jumping
+from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
+from flow_world import node
+
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.kube.client import ApiError
+
+MOST_TRIES = 4
+MOST_REQUESTS = 12
+MINUTES = 8
+"""Minutes of a refusal that are counted, from its second one on."""
+UNTIL_ANOTHER = 4
+"""Minutes until the plan gives the gang up that is refused, and goes on to another."""
+WITHIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Requests that are refused: a method and a pattern of the object.
+
+    Attributes:
+        quiet_minutes: how long the plan has nothing else to do; 0 where it goes on without them.
+        spec: fields of the plan that leads there.
+    """
+
+    method: str
+    pattern: str
+    quiet_minutes: int = MINUTES
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+JOBS = "/(pytorchjobs|jobsets)"
+JOB_SET = {"launcher": LauncherKind.JOB_SET.value}
+HANDED = {"image": "lab/train:7", "command": ["python", "train.py"]}
+REFUSED = {
+    "plan": Refused("GET", "/trainingplans/demo$"),
+    "list of pods": Refused("GET", "/default/pods$"),
+    "list of PyTorchJobs": Refused("GET", "/pytorchjobs$"),
+    "list of JobSets": Refused("GET", "/jobsets$"),
+    "list of ConfigMaps": Refused("GET", "/configmaps$"),
+    "nodes": Refused("GET", "/nodes$"),
+    "pods of all namespaces": Refused("GET", "^/api/v1/pods$"),
+    "queue": Refused("GET", "/localqueues$", spec={"queueName": "research"}),
+    "log": Refused("GET", "/log$", UNTIL_ANOTHER),
+    "dry run": Refused("DRYRUN", JOBS),
+    "document": Refused("POST", "/configmaps/.*-cluster$"),
+    "task": Refused("POST", "/configmaps/.*-order$"),
+    "result": Refused("POST", "/configmaps/.*-result$"),
+    "measurement": Refused("POST", "/configmaps/(links|profile)-", quiet_minutes=0),
+    "handed-over ConfigMap": Refused("POST", "/configmaps/demo-.*-job$", spec={"apply": "Run", "job": HANDED}),
+    "handed-over job": Refused("POST", f"{JOBS}/demo-.*-job$", spec={"apply": "Run", "job": HANDED}),
+    "PyTorchJob": Refused("POST", "/pytorchjobs/.+"),
+    "JobSet": Refused("POST", "/jobsets/.+", spec=JOB_SET),
+    "job of a trial": Refused("POST", f"{JOBS}/.*candidate", UNTIL_ANOTHER),
+    "NetworkPolicy": Refused("POST", "/networkpolicies/", quiet_minutes=0),
+    "Event": Refused("POST", "/events/", quiet_minutes=0),
+    "annotation": Refused("PATCH", "/configmaps/"),
+    "pin": Refused("PATCH", "/pods/"),
+    "pin of a JobSet's pod": Refused("PATCH", "/pods/", spec=JOB_SET),
+    "status": Refused("PATCH", "/status$", quiet_minutes=0),
+    "deletion of a task": Refused("DELETE", "/configmaps/.*-order$"),
+    "deletion of a PyTorchJob": Refused("DELETE", "/pytorchjobs/"),
+    "deletion of a JobSet": Refused("DELETE", "/jobsets/", spec=JOB_SET),
+    "deletion of the plan": Refused("DELETE", "/trainingplans/demo$", spec={"ttlSecondsAfterFinished": 1}),
+}
+
+
+@pytest.mark.parametrize("status", [403, 404, 409, 422, 429, 500, 0])
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
+    what: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = REFUSED[what]
+    product = "Tesla-T4" if what == "measurement" else "emulated-v100"  # measurements of emulated devices are not kept
+    api = CountingApi(tuple(node(name, product) for name in ("n1", "n2")))
+    wanted = re.compile(refused.pattern)
+    logging.getLogger("trainwright_operator").setLevel(logging.CRITICAL)
+
+    def refuses(method: str, target: str) -> ApiError | None:
+        is_meant = method == refused.method and wanted.search(target) is not None
+        return ApiError(status, f"{status}: refused by the test") if is_meant else None
+
+    async def story() -> None:
+        api.add_plan(**refused.spec)
+        api.refuses = refuses
+        operation = Operation(api, monkeypatch)
+        await operation.until(lambda: bool(api.refused), 600)
+        began = clock()
+        await operation.for_seconds(60.0 * (MINUTES + 1))
+        tries = list(by_minute(api.refused, began + 60.0, MINUTES))
+        own = [one for one in api.asked if "/leases/" not in one[2]]  # the claim is the namespace's
+        requests = list(by_minute(own, began + 60.0, refused.quiet_minutes))
+        assert max(tries) <= MOST_TRIES
+        if requests:
+            worst = began + 60.0 * (1 + requests.index(max(requests)))
+            asked = "\n".join(f"{at:.1f} {verb} {target}" for at, verb, target in own if worst <= at < worst + 60.0)
+            assert max(requests) <= MOST_REQUESTS, f"{requests}\n{asked}"
+        api.forgive()
+        done = len(api.asked)
+
+        def has_ended() -> bool:
+            is_deleted = f"{PLANS}/demo" not in api.objects
+            return is_deleted or (
+                api.condition("Succeeded")["status"] == "True" and "ttlSeconds" not in str(refused.spec)
+            )
+
+        def has_gone_on() -> bool:
+            return any(method == refused.method and wanted.search(target) for _, method, target in api.asked[done:])
+
+        if has_ended():
+            return
+        await operation.until(has_gone_on, WITHIN_SECONDS)
+        if "queueName" not in refused.spec:  # there is none
+            await operation.until(has_ended, 1800)
+        await operation.reconciler.stop()
+
+    run_jumping(story())
