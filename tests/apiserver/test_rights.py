@@ -42,7 +42,7 @@ NAMESPACED = [
         ("", "pods", "list watch patch"),
         ("", "pods/log", "get"),
         ("", "configmaps", "create get list patch delete"),
-        ("", "events", "create"),
+        ("", "events", "create list"),
         ("networking.k8s.io", "networkpolicies", "create"),
     )
     for verb in verbs.split()
@@ -63,7 +63,7 @@ NEVER = [
     ),
     *((verb, "", "configmaps") for verb in ("watch", "update", "deletecollection")),
     *((verb, "networking.k8s.io", "networkpolicies") for verb in ("get", "list", "update", "patch", "delete")),
-    *((verb, "", "events") for verb in ("get", "list", "watch", "update", "patch", "delete")),
+    *((verb, "", "events") for verb in ("get", "watch", "update", "patch", "delete")),
     *((verb, "", "nodes/status") for verb in ("update", "patch")),
     *(("create", "", f"pods/{door}") for door in ("exec", "attach", "portforward", "eviction", "binding")),
     *((verb, "", "pods") for verb in ("get", "create", "update", "delete", "deletecollection")),

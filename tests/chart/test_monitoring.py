@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trainwright_operator.flow.reasons import LACKS
 from trainwright_operator.metrics import METRIC_DEFINITIONS, Kind
 from trainwright_operator.metrics.collectors import _ERROR_BUCKETS as ERROR_BUCKETS
 
@@ -154,6 +155,25 @@ def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> No
     series = {start % "Starting": "1x150 stale", start % "Running": "_x150 1x150"}
     plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [plan]})
+
+
+def test_plan_that_is_refused_is_told_of_within_fifteen_minutes_whatever_refuses_it(tmp_path) -> None:
+    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    series = {
+        start % "PodsNotCreated": "1x7 stale",
+        start % "JobRefused": "_x7 1x40 stale",
+        start % "Running": "_x47 1x20",
+    }
+    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    check_alerts(tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "16m": [plan], "40m": [plan], "55m": []})
+    others = {start % "WaitingForCapacity": "1x60", start % "Starting": "1x60"}
+    check_alerts(tmp_path, others, "TrainwrightPlanLacks", {"50m": []})
+
+
+def test_alert_of_refusals_knows_every_reason_of_a_lack() -> None:
+    (rule,) = (one for one in RULES if one["alert"] == "TrainwrightPlanLacks")
+    (reasons,) = re.findall(r'reason=~"([^"]*)"', rule["expr"])
+    assert set(reasons.split("|")) == {reason.value for reason in LACKS}
 
 
 def test_operator_without_the_lease_is_missed_beside_another_of_its_name(tmp_path) -> None:

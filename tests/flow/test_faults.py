@@ -105,7 +105,7 @@ def test_plan_tells_the_kubelet_message_when_a_container_cannot_start(waiting: s
         stuck = ContainerFacts("pytorch", waiting_reason=waiting, waiting_message="no such image worker:1")
         world.pods[name] = replace(pod, containers=(stuck,))
     started = world.now
-    world.run(until=lambda: world.condition("LinksMeasured").reason == reason)
+    world.run(until=lambda: world.condition("LinksMeasured").reason == reason and not world.jobs)
     assert world.succeeded == state
     assert "no such image worker:1" in world.condition("Succeeded").message
     assert world.now - started < timedelta(seconds=60)

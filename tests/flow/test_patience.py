@@ -464,6 +464,71 @@ def test_wait_deadline_counts_all_waits_and_no_other_time() -> None:
     assert timedelta(seconds=270) <= world.now - since <= timedelta(seconds=370)
 
 
+QUOTA = "pods is forbidden: exceeded quota: gpus"
+
+
+def create_no_pods(world: World) -> None:
+    """Let launchers create no pods, which a quota refuses as their Events say."""
+    create = world._create_job
+
+    def create_without_pods(manifest: dict[str, Any]) -> None:
+        create(manifest)
+        world.pods.clear()
+        world.jobs = {name: replace(job, pods_refused=QUOTA) for name, job in world.jobs.items()}
+
+    world._create_job = create_without_pods  # type: ignore[method-assign]
+
+
+def refuse_jobs(world: World) -> None:
+    world.refuse_jobs = QUOTA
+
+
+def refuse_pins(world: World) -> None:
+    world._pin = lambda action: world.refusals.update({action.name: QUOTA})  # type: ignore[method-assign]
+
+
+def hide_image(world: World) -> None:
+    stick(world, "ImagePullBackOff")
+
+
+LACKING = [
+    (create_no_pods, "PodsNotCreated", QUOTA),
+    (refuse_jobs, "JobRefused", QUOTA),
+    (refuse_pins, "RequestFailed", QUOTA),
+    (hide_image, "ImagePullFailed", "no such image worker:1"),
+]
+
+
+@pytest.mark.parametrize("launcher", LauncherKind)
+@pytest.mark.parametrize(("lack", "reason", "words"), LACKING)
+def test_wait_deadline_counts_attempts_that_only_wait(
+    lack: Callable[[World], None], reason: str, words: str, launcher: LauncherKind
+) -> None:
+    world = World(nodes=(node("n1"),), spec=spec_of(launcher=launcher, waitDeadlineSeconds=60))
+    lack(world)
+    world.run()
+    told = world.condition("Succeeded")
+    assert told.reason == "WaitDeadlineExceeded"
+    assert f"{reason}: " in told.message
+    assert words in told.message
+    assert timedelta(seconds=60) <= world.now - START <= timedelta(seconds=90)
+
+
+@pytest.mark.parametrize(("lack", "reason", "words"), LACKING)
+def test_words_of_the_last_refusal_stay_while_nothing_else_happens(
+    lack: Callable[[World], None], reason: str, words: str
+) -> None:
+    world = World(nodes=(node("n1"),))
+    lack(world)
+    world.run(until=lambda: world.condition("Succeeded") is not None and world.condition("Succeeded").reason == reason)
+    for _ in range(600):
+        world.step(5.0)
+        told = world.condition("Succeeded")
+        assert (told.reason, world.condition("LinksMeasured").reason) == (reason, reason)
+        assert words in told.message
+    assert [event.type for event in world.events if event.reason == reason] == ["Warning"]
+
+
 def test_waiting_plan_is_looked_at_ever_more_rarely_but_in_time_for_its_next_attempt() -> None:
     world = World(others=EVERYWHERE)
     world.run(until=lambda: world.status.waiting is not None)

@@ -84,7 +84,7 @@ def _phase(plan: PlanFacts, known: Mapping[ConditionType, Condition]) -> tuple[s
     ):
         return None
     since = active_since(plan, suspended)
-    for kind in PHASE_CONDITIONS:
+    for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED):
         condition = known.get(kind)
         if condition is None:
             return kind.value, "", since.timestamp()

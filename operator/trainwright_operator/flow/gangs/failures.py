@@ -321,8 +321,8 @@ def find_lack(
             return None
         what = f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}"
         return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {owner_without_pod}` says why")
-    for pod, _ in placed:
-        for container in pod.containers if pod is not None else ():
+    for pod in (pod for pod, _ in placed if pod is not None):
+        for container in pod.containers:
             # Without patience: it is only said, and ends nothing.
             if failure := _container_start_failure(pod, container, _START_PATIENCE):
                 return failure
