@@ -23,8 +23,18 @@ from typing import Any
 import pytest
 import real_api_server
 import yaml
-from flow_jobs import pods_of_job
-from operator_process import NODES, Gateway, equip, operator, patch_status, until
+from operator_process import (
+    NODES,
+    Gateway,
+    condition,
+    deny,
+    equip,
+    jobs,
+    make_pods,
+    operator,
+    patch_status,
+    until,
+)
 
 from trainwright_operator.api import crd
 from trainwright_operator.api.spec import LauncherKind
@@ -40,42 +50,6 @@ def free_devices(equipped_api_server, namespace) -> Iterator[None]:
     """Delete the test's pods: nothing else deletes them here, and they would occupy devices in later tests."""
     yield
     equipped_api_server.kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0")
-
-
-def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:
-    status = api.get("trainingplan", name, "--namespace", namespace).get("status", {})
-    found: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == kind), {"status": "Unknown"})
-    return found
-
-
-def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
-    """Create the pods that the training operator or JobSet would create."""
-    names = []
-    for pod, template in pods_of_job(job):
-        manifest = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(template))}
-        manifest["metadata"] |= {"name": pod["name"], "namespace": namespace, "ownerReferences": [pod_owner(pod, job)]}
-        manifest["metadata"]["labels"] |= pod["labels"]
-        api.create(manifest)
-        names.append(pod["name"])
-    return names
-
-
-def pod_owner(pod: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-    """Return the reference to the PyTorchJob, or to the Job that JobSet makes of a replicated job."""
-    owner = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        **{key: job["metadata"][key] for key in ("name", "uid")},
-    }
-    if job["kind"] == "JobSet":
-        role = pod["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{owner['name']}-{role}-0", "uid": "of-the-job"}
-    return owner | {"controller": True}
-
-
-def jobs(api: Any, namespace: str, kind: str = "PyTorchJob") -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = api.get(kind, "--namespace", namespace)["items"]
-    return items
 
 
 def pinned_nodes(api: Any, namespace: str) -> list[str]:
@@ -373,26 +347,20 @@ def test_namespace_without_the_role_blocks_no_other_and_resumes_when_granted(
         assert process.poll() is None, log.read_text()
 
 
-def forbid_changes_of_pods(api: Any, namespace: str) -> None:
-    """Deny changes of pods, as a platform team's policy may."""
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
-    match = {
-        "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
-    }
-    match["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    rule = {"expression": "false", "message": "pods stay as they were made"}
-    policy = {"matchConstraints": match, "validations": [rule]}
-    api.create(kind | {"kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace}, "spec": policy})
-    binding = {"policyName": namespace, "validationActions": ["Deny"]}
-    api.create(kind | {"kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace}, "spec": binding})
-
-
 @pytest.mark.slow
 def test_policy_that_blocks_pods_is_reported_in_the_status(
     equipped_api_server, namespace, training_plan, tmp_path
 ) -> None:
     api = equipped_api_server
-    forbid_changes_of_pods(api, namespace)
+    deny(
+        api,
+        namespace,
+        operation="UPDATE",
+        group="",
+        resource="pods",
+        expression="false",
+        message="pods stay as they were made",
+    )
     api.create(training_plan("forbidden"))
     with operator(api, namespace, tmp_path) as (_, _, log):
         (job,) = until("a job for the links", 40, lambda: jobs(api, namespace))

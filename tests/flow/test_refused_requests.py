@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,7 @@ from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
 from flow_world import node
 
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.kube.back_off import FIRST_SECONDS, LONGEST_SECONDS, BackOff
 from trainwright_operator.kube.client import ApiError
 
 MOST_TRIES = 4
@@ -75,7 +78,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("status", [403, 404, 409, 422, 429, 500, 0])
+def seldom(status: int) -> Any:
+    return pytest.param(status, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("status", [403, 409, *map(seldom, (404, 422, 429, 500, 0))])
 @pytest.mark.parametrize("what", REFUSED)
 def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
     what: str, status: int, monkeypatch: pytest.MonkeyPatch
@@ -123,5 +130,89 @@ def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
         if "queueName" not in refused.spec:  # there is none
             await operation.until(has_ended, 1800)
         await operation.reconciler.stop()
+
+    run_jumping(story())
+
+
+def run_story(story: Coroutine[Any, Any, None]) -> None:
+    logging.getLogger("trainwright_operator").setLevel(logging.CRITICAL)
+    run_jumping(story)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [(LauncherKind.PYTORCH_JOB, LauncherKind.JOB_SET), (LauncherKind.JOB_SET, LauncherKind.PYTORCH_JOB)],
+)
+def test_definition_that_was_removed_is_named_until_it_is_back(
+    kind: LauncherKind, other: LauncherKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = CountingApi()
+
+    def refuses(method: str, target: str) -> ApiError | None:
+        is_meant = f"/{kind.lower()}s" in target and method != "DRYRUN"
+        return ApiError(404, "404: 404 page not found") if is_meant else None
+
+    async def story() -> None:
+        api.add_plan(launcher=kind.value)
+        api.refuses = refuses
+        operation = Operation(api, monkeypatch)
+        await operation.for_seconds(60.0)
+        told = api.condition("Succeeded")
+        words = f"the definition {kind} was removed: install it, or set launcher: {other}"
+        assert (told["reason"], told["message"]) == (f"{kind}CRDMissing", words)
+        api.forgive()
+        await operation.until(lambda: api.condition("Succeeded")["status"] == "True", 600)
+        await operation.reconciler.stop()
+
+    run_story(story())
+
+
+def test_words_of_events_tell_why_a_job_has_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, words = CountingApi(), 'pods "demo" is forbidden: exceeded quota: gpus'
+    api.makes_pods = False
+
+    async def story() -> None:
+        api.add_plan()
+        operation = Operation(api, monkeypatch)
+        await operation.until(lambda: any("/pytorchjobs/" in name for name in api.objects), 60)
+        job = next(name for name in api.objects if "/pytorchjobs/" in name).rsplit("/", 1)[1]
+        for number, (name, message) in enumerate(((job, "an older one"), ("another", "of another"), (job, words))):
+            stamp = f"2026-01-01T00:01:0{number}Z"
+            event = {"metadata": {}, "involvedObject": {"name": name}, "message": message, "lastTimestamp": stamp}
+            api.objects[f"/api/v1/namespaces/default/events/{number}"] = event
+        await operation.for_seconds(240.0)
+        told = api.condition("Succeeded")
+        assert told["reason"] == "PodsNotCreated"
+        assert told["message"] == f"0 of 2 pods created: {words}; `kubectl describe PyTorchJob {job}` says why"
+        reads = [at for at, method, target in api.asked if (method, target.rsplit("/", 1)[1]) == ("GET", "events")]
+        assert 3 <= len(reads) <= 12, "one read after another, ever more rarely"
+        await operation.reconciler.stop()
+
+    run_story(story())
+
+
+def test_pause_is_as_long_as_the_server_asks_up_to_the_longest() -> None:
+    async def story() -> None:
+        for asked, expected in ((0.0, FIRST_SECONDS), (7.0, 7.0), (3600.0, LONGEST_SECONDS)):
+            back_off = BackOff()
+            back_off.refuse("CreateJob a", ApiError(429, "slow down", asked))
+            pause = back_off.pause()
+            assert pause is not None
+            assert 0.75 * expected <= pause <= expected
+
+    run_jumping(story())
+
+
+def test_requests_of_one_kind_share_the_pause_and_take_turns() -> None:
+    async def story() -> None:
+        back_off, sent = BackOff(), []
+        for _ in range(600):
+            for name in "abcdefgh":
+                if back_off.held(f"DeleteJob {name}") is None:
+                    sent.append(name)
+                    back_off.refuse(f"DeleteJob {name}", ApiError(409, "no"))
+            await asyncio.sleep(1.0)
+        assert set(sent[-16:]) == set("abcdefgh"), "none is forgotten"
+        assert len(sent) <= 8 + 4 * 10 + 8
 
     run_jumping(story())

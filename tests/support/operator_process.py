@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from flow_jobs import pods_of_job
 from real_api_server import job_set_definition, pytorch_job_definition
 
 EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
@@ -77,6 +78,56 @@ def until(what: str, seconds: float, reached: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.2)
     return found
+
+
+def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:
+    status = api.get("trainingplan", name, "--namespace", namespace).get("status", {})
+    found: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == kind), {"status": "Unknown"})
+    return found
+
+
+def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
+    """Create the pods that the training operator or JobSet would create."""
+    names = []
+    for pod, template in pods_of_job(job):
+        manifest = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(template))}
+        manifest["metadata"] |= {"name": pod["name"], "namespace": namespace, "ownerReferences": [pod_owner(pod, job)]}
+        manifest["metadata"]["labels"] |= pod["labels"]
+        api.create(manifest)
+        names.append(pod["name"])
+    return names
+
+
+def pod_owner(pod: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+    """Return the reference to the PyTorchJob, or to the Job that JobSet makes of a replicated job."""
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        **{key: job["metadata"][key] for key in ("name", "uid")},
+    }
+    if job["kind"] == "JobSet":
+        role = pod["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{owner['name']}-{role}-0", "uid": "of-the-job"}
+    return owner | {"controller": True}
+
+
+def jobs(api: Any, namespace: str, kind: str = "PyTorchJob") -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = api.get(kind, "--namespace", namespace)["items"]
+    return items
+
+
+def deny(api: Any, namespace: str, *, operation: str, group: str, resource: str, expression: str, message: str) -> None:
+    """Deny requests in a namespace by an expression, as a platform team's policy may."""
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
+    rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
+    match = {
+        "resourceRules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+    }
+    policy = {"matchConstraints": match, "validations": [{"expression": expression, "message": message}]}
+    api.create(kind | {"kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace}, "spec": policy})
+    binding = {"policyName": namespace, "validationActions": ["Deny"]}
+    api.create(kind | {"kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace}, "spec": binding})
 
 
 class Gateway:

@@ -40,18 +40,19 @@ class BackOff:
     def __init__(self) -> None:
         self._refusals: dict[str, _Refusal] = {}
         self._wanted: set[str] = set()
+        self._wanted_before: set[str] = set()
         self._repeats: dict[str, tuple[str, float]] = {}
 
     def begin_pass(self) -> None:
         """Forget which requests the last pass wanted, and refusals of long ago."""
         now = _now()
-        self._wanted.clear()
+        self._wanted_before, self._wanted = self._wanted, set()
         self._refusals = {key: one for key, one in self._refusals.items() if now - one.due_at < _FORGOTTEN_SECONDS}
 
     def held(self, key: str) -> ApiError | None:
         """Return the last refusal of a request that this pass wants and that may not be sent yet; else None."""
         known = self._refusals.get(key)
-        if known is None or _now() >= self._due_at(key):
+        if known is None or (_now() >= self._due_at(key) and not self._is_after_another(key)):
             return None
         self._wanted.add(key)
         return known.error
@@ -94,6 +95,12 @@ class BackOff:
         keys = {_READ_KEY} if self.is_unread else self._wanted
         due = [self._due_at(one) for one in keys if one in self._refusals]
         return max(min(due) - _now(), 0.0) if due else None
+
+    def _is_after_another(self, key: str) -> bool:
+        """Return whether another refused request of the kind has waited for longer: they take turns."""
+        others = (self._wanted | self._wanted_before) & self._refusals.keys() - {key}
+        own = self._refusals[key].due_at
+        return any(_kind(one) == _kind(key) and self._refusals[one].due_at < own for one in others)
 
     def _due_at(self, key: str) -> float:
         """Return when a refused request may be sent: after its pause, and not soon after another one of its kind."""

@@ -23,7 +23,7 @@ from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import NodeFacts, PlannerFacts, PlannerState
-from trainwright_operator.kube import apply, namespace_claims, object_facts, reconciler, snapshot_reader
+from trainwright_operator.kube import apply, namespace_claims, object_facts, pod_refusals, reconciler, snapshot_reader
 from trainwright_operator.kube.client import JSON_PATCH, Api, ApiError
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.object_cache import ObjectCache
@@ -265,7 +265,7 @@ class Operation:
     """Reconciler of the plan on such a server, by the clock that jumps."""
 
     def __init__(self, api: CountingApi, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (reconciler, apply, namespace_claims):
+        for module in (reconciler, apply, namespace_claims, pod_refusals):
             monkeypatch.setattr(module, "datetime", JumpingTime)
         monkeypatch.setattr(snapshot_reader, "ObjectCache", partial(ObjectCache, clock=clock))
         monkeypatch.setattr(reconciler, "NamespaceClaims", partial(namespace_claims.NamespaceClaims, clock=clock))
