@@ -14,7 +14,7 @@ from operator_process import operator, until
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
-from trainwright_operator.kube.manifests import config_map
+from trainwright_operator.kube.requests.manifests import config_map
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurement.md"
 

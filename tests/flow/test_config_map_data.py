@@ -18,7 +18,7 @@ from trainwright_operator.flow import config_map_data, decide
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.config_map_data import MAX_BYTES, MAX_TEXT_BYTES, ConfigMapData
 from trainwright_operator.kube import object_facts
-from trainwright_operator.kube.manifests import config_map
+from trainwright_operator.kube.requests.manifests import config_map
 
 LONG = json.dumps([f"node-{number}" for number in range(100_000)])
 

@@ -25,8 +25,8 @@ from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, PLAN_UID_LAB
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import ApiError
-from trainwright_operator.kube.manifests import config_map
 from trainwright_operator.kube.object_cache import ObjectCache
+from trainwright_operator.kube.requests.manifests import config_map
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
 

@@ -15,8 +15,8 @@ from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
 from flow_world import node
 
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.kube.back_off import FIRST_SECONDS, LONGEST_SECONDS, BackOff
 from trainwright_operator.kube.client import ApiError
+from trainwright_operator.kube.requests.back_off import FIRST_SECONDS, LONGEST_SECONDS, BackOff
 
 MOST_TRIES = 4
 MOST_REQUESTS = 12

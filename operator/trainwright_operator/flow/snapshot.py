@@ -195,7 +195,6 @@ class PodFacts:
         job, role, index: its place in the gang, by the labels of its launcher.
         gates: names of the remaining scheduling gates, in order.
         affinity: current spec.affinity (a webhook may have set one), if any.
-        node: bound node; empty before binding.
         log: end of the log; None where it was not read.
         missing_maps: mounted ConfigMaps that do not exist, while the pod does not start.
         required_maps: ConfigMaps that the pod needs to start, while it is bound and has not started.
@@ -232,8 +231,7 @@ class JobFacts:
 
     Attributes:
         queue: queue of Kueue's that it is in, by its label; empty where it is in none.
-        suspended: whether it has no pods, which Kueue decides.
-        resumed_at: when it was last allowed to have pods after it was suspended.
+        suspended, resumed_at: whether it has no pods, which Kueue decides, and when it was last allowed to have some again.
         queue_message: while suspended, what Kueue says about it.
         deactivated: whether Kueue or somebody gave it up.
         pods_refused: words of the API server's last refusal of its pods, while some are missing; empty if unknown.

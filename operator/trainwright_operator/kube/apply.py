@@ -19,10 +19,10 @@ from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
 from trainwright_operator.kube import client, object_facts
-from trainwright_operator.kube.back_off import PIN_KEY
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
-from trainwright_operator.kube.manifests import config_map, event_manifest
 from trainwright_operator.kube.object_cache import ObjectCache, version_of
+from trainwright_operator.kube.requests.back_off import PIN_KEY
+from trainwright_operator.kube.requests.manifests import config_map, event_manifest
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache
 

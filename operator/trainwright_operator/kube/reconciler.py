@@ -17,7 +17,6 @@ from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
 from trainwright_operator.kube.apply import Applier, log_actions
-from trainwright_operator.kube.back_off import PIN_KEY
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.decision_runner import DecisionRunner, is_large
@@ -26,6 +25,7 @@ from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSIO
 from trainwright_operator.kube.namespace_claims import RETRY_SECONDS, NamespaceClaims
 from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
 from trainwright_operator.kube.orphaned_jobs import OrphanedJobs
+from trainwright_operator.kube.requests.back_off import PIN_KEY
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
@@ -219,7 +219,6 @@ class Reconciler:
         self._tasks.pop(key, None)
         self._names.pop(uid, None)
         self._generations.pop(key, None)
-        self._edited.discard(key)
         self._drop_work(uid)
         self._snapshot_reader.cache.forget_plan(key)
         self._snapshot_reader.cache.forget_children(uid)
@@ -375,8 +374,7 @@ class Reconciler:
             self._searches.discard(plan.uid)
         if memory.has_changed:
             return _IMMEDIATE_REQUEUE_SECONDS
-        held = memory.back_off.pause()
-        seconds = requeue_after_seconds(snapshot, now)
-        if held is None or is_finished(snapshot):
-            return seconds if held is None else held
-        return min(seconds, held)
+        held, seconds = memory.back_off.pause(), requeue_after_seconds(snapshot, now)
+        if held is None:
+            return seconds
+        return held if is_finished(snapshot) else min(seconds, held)

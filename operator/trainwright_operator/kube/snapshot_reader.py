@@ -30,12 +30,12 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.flow.winner_job.job_record import objects_to_read
 from trainwright_operator.kube import client, object_facts
-from trainwright_operator.kube.back_off import PIN_KEY, BackOff
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import MEASUREMENTS_AGE_SECONDS, Children, ObjectCache, version_of
-from trainwright_operator.kube.pod_refusals import PodRefusals
 from trainwright_operator.kube.queue_reader import QueueReader
+from trainwright_operator.kube.requests.back_off import PIN_KEY, BackOff
+from trainwright_operator.kube.requests.pod_refusals import PodRefusals
 from trainwright_operator.settings import Settings
 
 _REFUSED_SECONDS: Final = 60.0

@@ -23,11 +23,12 @@ from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import NodeFacts, PlannerFacts, PlannerState
-from trainwright_operator.kube import apply, namespace_claims, object_facts, pod_refusals, reconciler, snapshot_reader
+from trainwright_operator.kube import apply, namespace_claims, object_facts, reconciler, snapshot_reader
 from trainwright_operator.kube.client import JSON_PATCH, Api, ApiError
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.object_cache import ObjectCache
 from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.kube.requests import pod_refusals
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.watch import watch_event
 from trainwright_operator.kube.write_guard import WriteGuard

@@ -147,7 +147,8 @@ class NodeCache:
                 return found.occupied
             began, forgotten = clock(), self._forgotten
             (inventory, allocations), requests = await asyncio.gather(
-                self._claimed_inventory(), self._everywhere(lambda namespace: self._requests(namespace, resource_name))
+                self._claimed_inventory(age_seconds),
+                self._everywhere(lambda namespace: self._requests(namespace, resource_name)),
             )
             used = used_devices(requests, allocations, inventory.published, resource_name)
             occupied = NodeUsage(inventory, used, holders_by_node(requests))
@@ -158,9 +159,9 @@ class NodeCache:
                 )
             return occupied
 
-    async def _claimed_inventory(self) -> tuple[NodeInventory, list[Allocation]]:
+    async def _claimed_inventory(self, age_seconds: float) -> tuple[NodeInventory, list[Allocation]]:
         """Return the inventory, and the allocated claims where they may hold devices of it."""
-        inventory = await self.inventory()
+        inventory = await self.inventory(age_seconds)
         if not inventory.published.by_node:
             return inventory, []
         try:

@@ -24,6 +24,8 @@ PIN_KEY: Final = "PinPod"
 """First word of the keys of pins."""
 _READ_KEY: Final = "read"
 """Key of all that a reconciliation reads first: without any of it there is no decision."""
+_HELPFUL: Final = frozenset({"log", "mounted", "Events"})
+"""First words of the keys of what only helps: no reconciliation is made for its sake."""
 
 
 class _Refusal(NamedTuple):
@@ -54,7 +56,7 @@ class BackOff:
         known = self._refusals.get(key)
         if known is None or (_now() >= self._due_at(key) and not self._is_after_another(key)):
             return None
-        self._wanted.add(key)
+        self._want(key)
         return known.error
 
     def is_holding(self, prefix: str) -> bool:
@@ -74,7 +76,7 @@ class BackOff:
         most = max([times, *(one.times for other, one in self._refusals.items() if _kind(other) == _kind(key))])
         seconds = max(pause_seconds(most, random.random()), min(error.retry_after_seconds, LONGEST_SECONDS))  # noqa: S311 - jitter
         self._refusals[key] = _Refusal(times, error, _now() + seconds)
-        self._wanted.add(key)
+        self._want(key)
         return times
 
     def times(self, key: str) -> int:
@@ -95,6 +97,10 @@ class BackOff:
         keys = {_READ_KEY} if self.is_unread else self._wanted
         due = [self._due_at(one) for one in keys if one in self._refusals]
         return max(min(due) - _now(), 0.0) if due else None
+
+    def _want(self, key: str) -> None:
+        if _kind(key) not in _HELPFUL:
+            self._wanted.add(key)
 
     def _is_after_another(self, key: str) -> bool:
         """Return whether another refused request of the kind has waited for longer: they take turns."""

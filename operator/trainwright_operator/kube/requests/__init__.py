@@ -1,0 +1,1 @@
+"""Requests to the API server: what they hold, when refused ones are sent again, and why pods are refused."""
