@@ -44,7 +44,10 @@ def definitions(release: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=(*KUEUES, V1BETA2_ALONE))
+FORMER = [pytest.param(one, marks=pytest.mark.slow) for one in KUEUES if one != KUEUE_RELEASE]
+
+
+@pytest.fixture(scope="module", params=(*FORMER, KUEUE_RELEASE, V1BETA2_ALONE))
 def kueue(bare_api_servers, request) -> Iterator[ApiServer]:
     """Start an API server with the definitions of JobSet and of a release of Kueue."""
     with bare_api_servers() as api:
