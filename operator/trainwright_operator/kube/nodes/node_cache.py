@@ -106,8 +106,10 @@ class NodeCache:
             if known is not None and now < known.read_at + max(age_seconds, _CACHE_TIME_FACTOR * known.seconds):
                 return known.inventory
             nodes, published = await asyncio.gather(list_nodes(self._api), self._published())
-            # In a thread, as the devices below: those of thousands of nodes would hold the loop for a second.
-            inventory = await asyncio.to_thread(NodeInventory.of, nodes, published)
+            inventory = NodeInventory(nodes)
+            if published.by_node:
+                # In a thread, as the devices below: those of thousands of nodes would hold the loop for a second.
+                inventory = await asyncio.to_thread(NodeInventory.of, nodes, published)
             self._inventory = _CachedInventory(now, clock() - now, inventory)
             return inventory
 
@@ -121,12 +123,13 @@ class NodeCache:
                 slices = [one for one in page if published_objects.has_accelerators(one)]
                 if slices and not is_asked:
                     classes, is_asked = await self._classes(), True
-                parts += await asyncio.to_thread(published_objects.pool_parts, slices, classes or {})
+                if slices:
+                    parts += await asyncio.to_thread(published_objects.pool_parts, slices, classes or {})
         except ApiError as error:
             if not _is_unreadable(error):
                 raise
-            return PublishedDevices()  # labels are next
-        return await asyncio.to_thread(PublishedDevices.of, parts, classes)
+            parts = []  # labels are next
+        return await asyncio.to_thread(PublishedDevices.of, parts, classes) if parts else PublishedDevices()
 
     async def _classes(self) -> dict[str, DeviceClass] | None:
         try:
