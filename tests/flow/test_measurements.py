@@ -170,6 +170,27 @@ def test_links_that_were_measured_before_an_nvlink_domain_was_known_are_measured
     assert measured_gangs(again) == []
 
 
+def test_links_over_network_devices_are_measured_apart_from_those_without() -> None:
+    def offering(cards: int) -> tuple[Any, ...]:
+        return tuple(replace(one, allocatable={**one.allocatable, "vpc.amazonaws.com/efa": str(cards)})
+                     for one in measured().nodes)  # fmt: skip
+
+    over_efa = later(measured(), "efa", nodes=offering(4))
+    over_efa.run()
+    assert measured_gangs(over_efa) == LINKS
+    for name, changes, again in (
+        ("same", {}, []),
+        ("more", {"nodes": offering(8)}, LINKS),
+        ("tcp", {"spec": spec(devices={"network": "None"})}, []),
+    ):
+        second = later(over_efa, name, **changes)
+        second.run()
+        assert (name, measured_gangs(second)) == (name, again)
+    bare = later(over_efa, "bare", nodes=measured().nodes)
+    bare.run()
+    assert measured_gangs(bare) == []  # what the first plan measured without them
+
+
 def test_links_of_a_part_of_the_nodes_are_known_and_those_of_a_new_one_are_not() -> None:
     first = measured()
     fewer, more = later(first, "fewer", nodes=first.nodes[1:]), later(first, "more", nodes=(*first.nodes, node("n4")))

@@ -137,6 +137,16 @@ def test_what_still_holds_is_not_measured_again() -> None:
     assert world.condition("LinksMeasured").message.startswith("4 directed links")
 
 
+def test_links_without_network_devices_are_measured_anew_once_all_nodes_that_are_left_offer_some() -> None:
+    plain = World().nodes
+    offering = [replace(one, allocatable={**one.allocatable, "vpc.amazonaws.com/efa": "4"}) for one in plain]
+    world = until_gang(World(nodes=(offering[0], plain[1], offering[2])), "candidate-1")
+    change(world, "n2", lambda _: None)
+    revise(world)
+    world.run()
+    assert (world.succeeded, len(tasks(world, "-links"))) == ("True", 2)
+
+
 def test_a_node_of_another_device_table_is_profiled_again() -> None:
     nodes = (node("n1", devices=1), node("n2", "emulated-t4", devices=1))
     world = until_gang(World(nodes=nodes), "candidate-1")

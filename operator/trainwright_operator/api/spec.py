@@ -138,6 +138,13 @@ class TrainingSpec(ApiModel):
     """The optimizer: its state takes memory, its step takes time."""
 
 
+class NetworkDevices(StrEnum):
+    """Network devices that pods ask for."""
+
+    AUTO = "Auto"
+    NONE = "None"
+
+
 class DevicesSpec(ApiModel):
     """Devices that may be used."""
 
@@ -170,6 +177,10 @@ class DevicesSpec(ApiModel):
     ]
     """Price of one device for an hour, by accelerator, all in one currency, for example {Tesla-T4: 0.35}. Needed where
     search.objective is Cost."""
+    network: NetworkDevices | None = None
+    """Network devices (EFA, InfiniBand, RoCE) that pods ask for, for example vpc.amazonaws.com/efa. Auto, as where it is absent:
+    in gangs of several nodes, those that all of these offer and the queue covers, as many as a pod's part of its node's
+    devices; worker.podTemplate may ask for others instead. None: none, so that nodes talk over TCP."""
 
 
 class LimitsSpec(ApiModel):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated
 
 from trainwright.accelerators import FormatChoice
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.cluster import Accelerator, Emulation, Node
 from trainwright.document_kind import document
 from trainwright.measurement.link_kinds import NodeLocation
@@ -22,6 +24,7 @@ from trainwright_operator.api.status import (
     NodeStatus,
 )
 from trainwright_operator.flow.device_types import location_without_labels
+from trainwright_operator.flow.gangs.network_devices import DiscoveredNetwork, pod_amount
 from trainwright_operator.flow.nodes.device_names import is_same_device
 
 
@@ -44,6 +47,7 @@ class DiscoveredDevices:
         places: locations in node order; empty in documents of former versions.
         formats: number formats to profile and search with `dtype: auto`, so that later data sheets do not change them;
             empty where the spec names one, and in documents of former versions.
+        network: of the nodes; None where they offer none, and in documents of former versions.
     """
 
     nodes: tuple[Node, ...]
@@ -51,6 +55,7 @@ class DiscoveredDevices:
     excluded: tuple[Excluded, ...] = ()
     places: tuple[NodeLocation, ...] = ()
     formats: tuple[FormatChoice, ...] = ()
+    network: Annotated[DiscoveredNetwork | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
         used, listed = {node.accelerator for node in self.nodes}, {one.name for one in self.accelerators}
@@ -58,6 +63,8 @@ class DiscoveredDevices:
             raise ValueError(f"accelerators: expected those of the nodes, {sorted(used)}, got {sorted(listed)}")
         if self.places and len(self.places) != len(self.nodes):
             raise ValueError(f"places: expected one for each of the {len(self.nodes)} nodes, got {len(self.places)}")
+        if self.network is not None and len(self.network.offers) != len(self.nodes):
+            raise ValueError(f"network: expected offers of {len(self.nodes)} nodes, got {len(self.network.offers)}")
 
     @property
     def sampling(self) -> LinkSampling:
@@ -67,6 +74,27 @@ class DiscoveredDevices:
     @property
     def device_count(self) -> int:
         return sum(node.devices for node in self.nodes)
+
+    def network_names(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the network devices that the pods of a gang on these nodes ask for, by resource."""
+        wanted = frozenset(nodes)
+        numbers = [number for number, node in enumerate(self.nodes) if node.name in wanted]
+        return self.network.shared(numbers) if self.network is not None else ()
+
+    def network_of(self, nodes: Sequence[GangNode]) -> dict[str, dict[str, int]]:
+        """Return what each pod of a gang asks for, by node: of what all of its nodes offer, its part of the node's."""
+        names = self.network_names(node.name for node in nodes)
+        if not names or self.network is None:
+            return {}
+        known = {node.name: (node, dict(offer)) for node, offer in zip(self.nodes, self.network.offers, strict=True)}
+        found: dict[str, dict[str, int]] = {}
+        for one in nodes:
+            node, offer = known[one.name]
+            found[one.name] = {
+                name: pod_amount(name, offer[name], used_devices=len(one.slots), node_devices=node.devices)
+                for name in names
+            }
+        return found
 
     def with_prices(self, prices: Mapping[str, float]) -> DiscoveredDevices:
         """Return the devices with prices per hour by accelerator, under whichever of its names."""

@@ -163,7 +163,7 @@ MESSAGES: Final[dict[Reason, str]] = {
         "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator{alternative}: {what}"
     ),
     Reason.JOBSET_MISSING: "the cluster has no JobSet CRD (jobset.x-k8s.io/v1alpha2); install JobSet: {what}",
-    Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
+    Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}{network}",
     Reason.WAITING_FOR_NODES: "waiting up to {seconds} s for {what}",
     Reason.NODES_CHANGED: "the plan goes on with the present nodes, since some changed: {what}",
     Reason.MEASUREMENTS_OUTDATED: "reused measurements do not hold any more and are taken anew: {what}",

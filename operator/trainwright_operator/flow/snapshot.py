@@ -155,12 +155,15 @@ class QueueFacts:
     Attributes:
         problem: why it cannot be used; empty where it can.
         is_installed: whether the cluster has Kueue's definitions.
+        network_quota: the most that the queue may use of each network device that its ClusterQueue covers; None without a
+            limit.
     """
 
     name: str
     flavors: tuple[FlavorFacts, ...] = ()
     problem: str = ""
     is_installed: bool = True
+    network_quota: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def is_usable(self) -> bool:
@@ -384,6 +387,7 @@ class Snapshot:
     Attributes:
         used_devices: devices of bound or pinned pods that have not ended, by node, over all plans.
         holders: who holds them, of the nodes of a plan that waits for some.
+        used_network: network devices of the same pods, by node and resource.
         refusals: API server's message by name of each refused job or pin of a pod.
         failing: None where the last reconciliation applied all actions.
         other_claims: claims of the other plans' gangs.
@@ -407,6 +411,7 @@ class Snapshot:
     stored: tuple[StoredConfigMap, ...] = ()
     used_devices: Mapping[str, int] = field(default_factory=dict)
     holders: Mapping[str, tuple[DeviceHolder, ...]] = field(default_factory=dict)
+    used_network: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     refusals: Mapping[str, str] = field(default_factory=dict)
     dry_run: DryRun | None = None
     planner: PlannerFacts = PlannerFacts()

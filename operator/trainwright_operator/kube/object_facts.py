@@ -19,6 +19,7 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import Devic
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
+from trainwright_operator.flow.gangs.network_devices import asked_network_devices
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import (
     GANG_LABEL,
@@ -337,8 +338,13 @@ def device_requests(pods: list[dict[str, Any]], resource_name: str) -> Iterator[
         node = spec.get("nodeName") or ("" if spec.get("schedulingGates") else pinned_node(spec.get("affinity")))
         if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
             devices = _requested_devices(spec, resource_name)
-            if devices:
-                yield DeviceRequest(pod["metadata"].get("uid", ""), node, devices, _holder(pod["metadata"]))
+            names = sorted(asked_network_devices(spec))
+            if devices or names:
+                uid, network = (
+                    pod["metadata"].get("uid", ""),
+                    tuple((one, _requested_devices(spec, one)) for one in names),
+                )
+                yield DeviceRequest(uid, node, devices, _holder(pod["metadata"]), network)
 
 
 def _holder(meta: dict[str, Any]) -> DeviceHolder:

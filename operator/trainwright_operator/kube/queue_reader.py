@@ -14,6 +14,7 @@ from typing import Any, Final
 from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.flow.gangs.kueue import API_GROUP
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
+from trainwright_operator.flow.gangs.network_devices import is_network_device
 from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
@@ -130,7 +131,18 @@ def queue_facts(
                 reaches_nodes=not topology or topology in to_nodes,
             )
         )
-    return QueueFacts(name, tuple(found))
+    return QueueFacts(name, tuple(found), network_quota=_network_quota(groups, borrows=borrows))
+
+
+def _network_quota(groups: Iterable[dict[str, Any]], *, borrows: bool) -> dict[str, int | None]:
+    """Return the most that the queue may use of each covered network device, over all flavors; None without a limit."""
+    found: dict[str, int | None] = {}
+    flavors = (entry for group in groups for entry in group.get("flavors") or [])
+    for one in (resource for entry in flavors for resource in entry.get("resources") or []):
+        if is_network_device(one["name"]):
+            known, own = found.get(one["name"], 0), _quota(one, borrows=borrows)
+            found[one["name"]] = None if known is None or own is None else known + own
+    return found
 
 
 def _last_level(topology: dict[str, Any]) -> str:

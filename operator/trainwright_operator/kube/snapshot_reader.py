@@ -277,9 +277,10 @@ class SnapshotReader:
             chooses_nodes and spec.devices.max is not None
         ):
             # With a limit, discovery takes the nodes that are free.
-            found, used, holders = await self.node_cache.usage(spec.devices.resource_name, usage_age)
+            found, used, holders, network = await self.node_cache.usage(spec.devices.resource_name, usage_age)
             own = (node.name for node in cluster.nodes) if cluster is not None else ()
-            snapshot = replace(snapshot, used_devices=used, holders={name: holders.get(name, ()) for name in own})
+            by_node = {name: holders.get(name, ()) for name in own}
+            snapshot = replace(snapshot, used_devices=used, used_network=network, holders=by_node)
         else:
             found = await self.node_cache.inventory(age_seconds)
         return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices)

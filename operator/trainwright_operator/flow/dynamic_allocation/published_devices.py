@@ -180,12 +180,16 @@ def _misfit(device_class: DeviceClass, devices: Sequence[PublishedDevice], offer
 
 
 class DeviceRequest(NamedTuple):
-    """Devices that an unfinished pod asks for by the name of their resource, on the node that it has or will have."""
+    """Devices that an unfinished pod asks for by the name of their resource, on the node that it has or will have.
+
+    `network`: its network devices, by resource.
+    """
 
     pod_uid: str
     node: str
     devices: int
     holder: DeviceHolder = DeviceHolder()
+    network: tuple[tuple[str, int], ...] = ()
 
 
 class Allocation(NamedTuple):
@@ -196,6 +200,15 @@ class Allocation(NamedTuple):
 
     pod_uid: str
     devices: tuple[DeviceName, ...]
+
+
+def used_network(requests: Iterable[DeviceRequest]) -> dict[str, dict[str, int]]:
+    """Count the network devices that pods ask for, by node and resource."""
+    used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in requests:
+        for name, amount in one.network:
+            used[one.node][name] += amount
+    return {node: dict(amounts) for node, amounts in used.items()}
 
 
 def used_devices(

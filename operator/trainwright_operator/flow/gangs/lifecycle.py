@@ -23,6 +23,7 @@ from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang, find_lack
 from trainwright_operator.flow.gangs.framework_log import StepLog
+from trainwright_operator.flow.gangs.gang_network import network_record, network_shortage
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.gang_step import GangStep, repeated
 from trainwright_operator.flow.gangs.job_creation import create_missing, find_refusal
@@ -100,7 +101,7 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec, retry: Retry | 
     framework = gang_spec.framework
     image = worker_image.image_record(context, gang_spec.task.gang, framework.image if framework is not None else None)
     data = {TASK_FILE: documents.dumps(gang_spec.task), **image, **launcher_record(context, gang_spec.task.gang)}
-    data |= gang_spec.stored_framework
+    data |= network_record(context, gang_spec.task.gang.nodes, framework) | gang_spec.stored_framework
     creation = CreateConfigMap(context.names.task(gang_spec.name), StoredRole.TASK, data, gang_spec.name)
     return GangStep(activity="creating the task", actions=(creation,))
 
@@ -353,7 +354,7 @@ class _RunningGang:
         needed = next(len(one.slots) for one in self.gang_spec.task.gang.nodes if one.name == node_name)
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
         if free >= needed:
-            return ""
+            return network_shortage(snapshot, node, self.task_map)
         return f"node {node_name} has {max(free, 0)} of {needed} needed devices free{describe_holders(snapshot, node_name)}"
 
     @cached_property

@@ -23,6 +23,7 @@ _CPU_MILLICORES = 500
 _MEMORY_GIB = 2
 """Requests a device, about what a worker's process takes before it has loaded anything large: a kubelet short of memory
 evicts pods without requests first. Without limits by default, since a model's initialisation may take much more."""
+_NO_NETWORK: Final[Mapping[str, int]] = {}
 ANNOTATIONS: Final = {
     # A side-car would occupy the pod's ports and outlive the worker: no rendezvous, and the job never ends.
     "sidecar.istio.io/inject": "false",
@@ -38,6 +39,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     task_map: str,
     resource_name: str,
     devices: int,
+    network: Mapping[str, int] = _NO_NETWORK,
     labels: Mapping[str, str],
     template: PodTemplate,
     container: Mapping[str, Any],
@@ -45,7 +47,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     """Return a pod template as plain data.
 
     The user's template may override anything except the task, devices, gate and restart policy. `container`: what the
-    container runs, `worker_container` or `job_container`.
+    container runs, `worker_container` or `job_container`. `network`: amounts of network devices, by resource.
     """
     requests = _default_requests(template, devices)
     merged = merge(
@@ -58,7 +60,8 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
         spec["tolerations"] = worker_tolerations(template.spec, resource_name)
     spec["schedulingGates"] = [{"name": PLACEMENT_GATE}]
     spec["automountServiceAccountToken"] = False
-    spec = merge(spec, _required(task_map=task_map, resource_name=resource_name, devices=devices))
+    asked = {name: str(amount) for name, amount in {resource_name: devices, **network}.items()}
+    spec = merge(spec, _required(task_map=task_map, asked=asked))
     return {
         "metadata": {
             "labels": {**template.metadata.labels, **labels},
@@ -147,8 +150,7 @@ def _default_requests(template: PodTemplate, devices: int) -> dict[str, str]:
     return {name: amount for name, amount in requests.items() if not isinstance(limits, Mapping) or name not in limits}
 
 
-def _required(*, task_map: str, resource_name: str, devices: int) -> dict[str, Any]:
-    amount = {resource_name: str(devices)}
+def _required(*, task_map: str, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         "containers": [
             {
@@ -156,7 +158,7 @@ def _required(*, task_map: str, resource_name: str, devices: int) -> dict[str, A
                 "env": [
                     {"name": worker_api.NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
                 ],
-                "resources": {"requests": amount, "limits": amount},
+                "resources": {"requests": dict(asked), "limits": dict(asked)},
                 "volumeMounts": [
                     {"name": TASK_VOLUME, "mountPath": _TASK_FOLDER, "readOnly": True},
                     # The default of 64 MiB is less than one NCCL or gloo buffer set.

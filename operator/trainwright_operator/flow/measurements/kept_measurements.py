@@ -19,6 +19,7 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.device_types import driver_version
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.child_metadata import plan_label
+from trainwright_operator.flow.gangs.gang_network import asked_network
 from trainwright_operator.flow.gangs.outcome import REPORT_KEY
 from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, WorkerImage, measured_image
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
@@ -139,6 +140,7 @@ def measured_nodes(
     context: ReconcileContext, discovery: DiscoveredDevices, gang: Gang
 ) -> tuple[MeasuredNode, ...] | None:
     """Return the nodes of a gang that measures links, or None where one of them is gone."""
+    network = asked_network(discovery, gang.nodes, context.spec.worker.pod_template)
     locations = {node.name: place for node, place in zip(discovery.nodes, discovery.sampling.places, strict=True)}
     found = []
     for node in gang.nodes:
@@ -146,7 +148,8 @@ def measured_nodes(
         if facts is None or node.name not in locations:
             return None
         driver = driver_version(facts, context.snapshot.slice_devices)
-        found.append(MeasuredNode(node.name, facts.uid, node.slots, driver, str(locations[node.name])))
+        asked, location = tuple(network.get(node.name, {}).items()), str(locations[node.name])
+        found.append(MeasuredNode(node.name, facts.uid, node.slots, driver, location, asked))
     return tuple(found)
 
 

@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from trainwright import documents
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.cluster import Accelerator
 from trainwright.document_kind import document
 from trainwright.layer import Dtype, LayerKind
@@ -99,6 +100,7 @@ class MeasuredNode:
         uid: of its object: a machine that took over the name of another is a new one.
         slots: of its measured devices.
         location: its machine and its place in the topology.
+        network: network devices of its pod, by resource.
     """
 
     name: str
@@ -106,6 +108,7 @@ class MeasuredNode:
     slots: tuple[int, ...]
     driver: str
     location: str
+    network: Annotated[tuple[tuple[str, int], ...], OMITTED_DEFAULT] = ()
 
 
 @document("KeptProfile")

@@ -30,6 +30,7 @@ from trainwright_operator.flow.device_types import (
     says_the_same,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
+from trainwright_operator.flow.gangs.gang_network import describe_network, find_network
 from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, find_flavors
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.device_names import is_same_device
@@ -81,7 +82,13 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
     return Done(
         replace(findings, discovery=kept.with_prices(spec.devices.prices_per_hour)),
-        explain(Reason.DISCOVERED, devices=kept.device_count, nodes=len(kept.nodes), accelerators=counts),
+        explain(
+            Reason.DISCOVERED,
+            devices=kept.device_count,
+            nodes=len(kept.nodes),
+            accelerators=counts,
+            network=describe_network(kept, spec),
+        ),
         status=TrainingPlanStatus(cluster=cluster),
     )
 
@@ -188,11 +195,13 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in in_use)
     left_out.sort(key=lambda node: (*node.order, node.name))
     in_order = sorted(zip(nodes, places, strict=True), key=lambda pair: pair[0].name)
+    by_name = {facts.name: facts for facts in snapshot.nodes}
     devices = DiscoveredDevices(
         tuple(node for node, _ in in_order),
         accelerators,
         tuple(Excluded(one.name, one.reason, one.type_unknown, one.has_devices) for one in left_out[:_MAX_SHOWN]),
         tuple(place for _, place in in_order),
+        network=find_network([by_name[node.name] for node, _ in in_order], spec, snapshot.queue),
     )
     return Inspection(devices, tuple(left_out))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.child_metadata import owner_reference, plan_label
 from trainwright_operator.flow.gangs.exported_plan import export_files
+from trainwright_operator.flow.gangs.gang_network import asked_network
 from trainwright_operator.flow.gangs.kueue import (
     MAX_POD_SETS,
     QUEUE_LABEL,
@@ -45,6 +47,7 @@ from trainwright_operator.flow.gangs.kueue import (
 )
 from trainwright_operator.flow.gangs.launchers.launcher import ABANDONED_SECONDS, HandedOver
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, possible_launchers
+from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
@@ -170,7 +173,7 @@ def _decide(
         labels={HANDED_OVER_LABEL: plan_label(context.plan), **queue},
         annotations={HANDED_OVER_ANNOTATION: context.plan.uid} | ({OWNED_ANNOTATION: "true"} if is_owned else {}),
         nodes=nodes,
-        pod=partial(_pod, context, job),
+        pod=partial(_pod, context, job, asked_network(discovery, nodes, job.pod_template)),
         suspended=bool(queue) or spec.apply is Apply.SUSPENDED,  # Kueue resumes what is in its queue
         owners=(owner_reference(context.plan),) if is_owned else (),
         # The operator ends it sooner. This ends a job that lost its plan, which whoever deletes it may have orphaned.
@@ -180,12 +183,15 @@ def _decide(
     return files, possible_launchers(context.plan)[0].handed_over(handed_over)
 
 
-def _pod(context: ReconcileContext, job: JobSpec, node: GangNode, master: str) -> dict[str, Any]:
+def _pod(
+    context: ReconcileContext, job: JobSpec, network: Mapping[str, Amounts], node: GangNode, master: str
+) -> dict[str, Any]:
     rendered = pod_template.render(
         image=job.image,
         task_map=handover_name(context.plan.name, context.plan.uid),
         resource_name=context.spec.devices.resource_name,
         devices=len(node.slots),
+        network=network.get(node.name, {}),
         labels={HANDED_OVER_LABEL: plan_label(context.plan)},
         template=pod_template.template_of_job(job, context.spec.worker.pod_template),
         container=pod_template.job_container(job, master),

@@ -167,6 +167,7 @@ def _next_discovery(
     repeated = {(one.dtype, one.run) for one in profiles if one.config_map in outdated}
     # A measurement of samples is not carried over: nobody knows which kinds of links are left.
     is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
+    is_covered &= _network_names(now) == _network_names(before)
     links = measured_links_map(context)
     carried = FormerRevision(
         change=change,
@@ -180,6 +181,11 @@ def _next_discovery(
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
     return CreateConfigMap(name, StoredRole.DOCUMENT, data)
+
+
+def _network_names(discovery: DiscoveredDevices) -> tuple[str, ...]:
+    """Return the network devices over which all links are measured."""
+    return discovery.network_names(node.name for node in discovery.nodes)
 
 
 PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (watch_nodes,))

@@ -141,7 +141,7 @@ def group_next_trials(
         former = attempts[trial.name]
         is_free = not former.ended and not former.is_running_alone and rehearsed_fault(context, trial) is None
         is_alike = trial.dtype is first.dtype
-        return is_free and is_alike and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
+        return is_free and is_alike and _network(discovery, trial.plan) == _network(discovery, first.plan)
 
     if limits.framework is not None or not may_join(first):
         return (first,)
@@ -189,6 +189,7 @@ def places(plans: Iterable[Plan]) -> list[tuple[str, tuple[int, ...]]]:
     return [(node, tuple(sorted(used))) for node, used in slots.items()]
 
 
-def _backend(discovery: DiscoveredDevices, plan: Plan) -> str:
-    """Return the communication backend of the plan's devices; a series uses one for all its plans."""
-    return discovery.make_gang(places([plan]), run_seconds=1.0).backend
+def _network(discovery: DiscoveredDevices, plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """Return the communication backend and network devices of the plan's pods; a series uses one for all its plans."""
+    gang = discovery.make_gang(places([plan]), run_seconds=1.0)
+    return gang.backend, discovery.network_names(node.name for node in gang.nodes)

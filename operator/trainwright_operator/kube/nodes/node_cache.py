@@ -19,6 +19,7 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import (
     PoolPart,
     PublishedDevices,
     used_devices,
+    used_network,
 )
 from trainwright_operator.flow.gangs.competitors import holders_by_node
 from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, SliceDevice
@@ -54,11 +55,12 @@ class NodeInventory(NamedTuple):
 
 
 class NodeUsage(NamedTuple):
-    """All nodes, and the used devices of one resource by node, with who holds them."""
+    """All nodes, the used devices of one resource by node, who holds them, and the used network devices by resource."""
 
     inventory: NodeInventory
     devices: dict[str, int]
     holders: dict[str, tuple[DeviceHolder, ...]]
+    network: dict[str, dict[str, int]]
 
 
 class _CachedUsage(NamedTuple):
@@ -154,7 +156,7 @@ class NodeCache:
                 self._everywhere(lambda namespace: self._requests(namespace, resource_name)),
             )
             used = used_devices(requests, allocations, inventory.published, resource_name)
-            occupied = NodeUsage(inventory, used, holders_by_node(requests))
+            occupied = NodeUsage(inventory, used, holders_by_node(requests), used_network(requests))
             if self._forgotten == forgotten:
                 ended = clock()
                 self._cached[resource_name] = _CachedUsage(

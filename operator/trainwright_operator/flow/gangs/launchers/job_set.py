@@ -23,6 +23,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import (
     job_metadata,
     pod_of,
 )
+from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -46,12 +47,14 @@ class JobSetLauncher:
     """Launcher of JobSets.
 
     Attributes:
+        network: network devices that pods ask for, by node.
         excluded_labels: by node, the labels that only flavors of other nodes have; empty without a queue.
         named_nodes: nodes that their pods name from the start, instead of having our gate.
     """
 
     excluded_labels: Mapping[str, LabelValues] = field(default_factory=dict)
     named_nodes: frozenset[str] = frozenset()
+    network: Mapping[str, Amounts] = field(default_factory=dict)
     kind: LauncherKind = LauncherKind.JOB_SET
     api: JobApi = _API
     missing: Reason = Reason.JOBSET_MISSING
@@ -94,6 +97,7 @@ class JobSetLauncher:
                                 is_first=role == first,
                                 excluded=self.excluded_labels.get(nodes[0].name, ()),
                                 is_named=nodes[0].name in self.named_nodes,
+                                network=self.network.get(nodes[0].name, {}),
                             ),
                         }
                         for role, nodes in groups.items()
@@ -132,11 +136,12 @@ class JobSetLauncher:
         return PodPlace(job, labels.get(f"{_LABELS}/replicatedjob-name", ""), int(index) if index.isdecimal() else -1)
 
     def _groups(self, gang: Gang) -> dict[str, list[GangNode]]:
-        """Return the nodes of each replicated job: those with the same accelerator, device count and flavors, or one."""
-        alike: dict[tuple[str, int, LabelValues, str], list[GangNode]] = {}
+        """Return the nodes of each replicated job: those whose pods ask for the same, with the same flavors, or one."""
+        alike: dict[tuple[str, int, LabelValues, str, frozenset[tuple[str, int]]], list[GangNode]] = {}
         for node in gang.nodes:
             own_name = node.name if node.name in self.named_nodes else ""
-            key = node.accelerator, len(node.slots), self.excluded_labels.get(node.name, ()), own_name
+            network = frozenset(self.network.get(node.name, {}).items())
+            key = node.accelerator, len(node.slots), self.excluded_labels.get(node.name, ()), own_name, network
             alike.setdefault(key, []).append(node)
         return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
 
@@ -154,12 +159,14 @@ def _job_template(  # noqa: PLR0913 - each is a different fact of the Job
     is_first: bool,
     excluded: LabelValues,
     is_named: bool,
+    network: Amounts,
 ) -> dict[str, Any]:
     template = pod_of(
         context,
         gang_spec,
         master=master,
         devices=len(nodes[0].slots),
+        network=network,
         labels={RENDEZVOUS_LABEL: "true"} if is_first else {},
     )
     if is_named:

@@ -11,6 +11,7 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference, plan_annotations
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.gangs.worker_image import image_of_task
 from trainwright_operator.flow.names import LOG_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
@@ -157,10 +158,19 @@ def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> d
     }
 
 
-def pod_of(
-    context: ReconcileContext, gang_spec: GangSpec, *, master: str, devices: int, labels: Mapping[str, str]
+def pod_of(  # noqa: PLR0913 - each is a different fact of the pod
+    context: ReconcileContext,
+    gang_spec: GangSpec,
+    *,
+    master: str,
+    devices: int,
+    network: Amounts,
+    labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the template of the gang's pods on nodes with that many devices: of our worker, or of the user's job."""
+    """Return the template of the gang's pods on nodes with that many devices: of our worker, or of the user's job.
+
+    `network`: its network devices.
+    """
     spec, framework = context.spec, gang_spec.framework
     own, template, container = dict[str, str](), spec.worker.pod_template, pod_template.worker_container(master)
     if framework is not None:
@@ -173,6 +183,7 @@ def pod_of(
         task_map=context.names.task(gang_spec.name),
         resource_name=spec.devices.resource_name,
         devices=devices,
+        network=network,
         labels={**child_labels(context.plan, gang_spec.name), **own, **labels},
         template=template,
         container=container,

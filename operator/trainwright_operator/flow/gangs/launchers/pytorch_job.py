@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
@@ -17,6 +17,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import (
     job_metadata,
     pod_of,
 )
+from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -29,17 +30,23 @@ _LABELS: Final = "training.kubeflow.org"
 
 @dataclass(frozen=True, slots=True)
 class _JobShape:
-    """Nodes of a gang with equal device counts: one PyTorchJob, with its Master on the first node."""
+    """Nodes of a gang with equal counts of devices and network devices: one PyTorchJob, its Master on the first node."""
 
     job: str
     devices: int
+    network: Amounts
     nodes: tuple[GangNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PyTorchJobLauncher:
-    """Launcher of PyTorchJobs."""
+    """Launcher of PyTorchJobs.
 
+    Attributes:
+        network: network devices that pods ask for, by node.
+    """
+
+    network: Mapping[str, Amounts] = field(default_factory=dict)
     kind: LauncherKind = LauncherKind.PYTORCH_JOB
     api: JobApi = _API
     missing: Reason = Reason.PYTORCHJOB_MISSING
@@ -49,13 +56,13 @@ class PyTorchJobLauncher:
         """Return each pod's place with its node. The gang's first node comes first, so its Master hosts the rendezvous."""
         return tuple(
             (PodPlace(shape.job, _WORKER, number - 1) if number else PodPlace(shape.job, _MASTER, 0), node)
-            for shape in _job_shapes(names, gang_name, gang)
+            for shape in self._job_shapes(names, gang_name, gang)
             for number, node in enumerate(shape.nodes)
         )
 
     def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
         """Return the gang's PyTorchJobs as plain data."""
-        shapes = _job_shapes(context.names, gang_spec.name, gang_spec.task.gang)
+        shapes = self._job_shapes(context.names, gang_spec.name, gang_spec.task.gang)
         return tuple(_manifest(context, gang_spec, shape, first_job=shapes[0].job) for shape in shapes)
 
     def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
@@ -96,15 +103,15 @@ class PyTorchJobLauncher:
             return None
         return PodPlace(job, labels.get(f"{_LABELS}/replica-type", ""), int(index) if index.isdecimal() else -1)
 
-
-def _job_shapes(names: Names, gang_name: str, gang: Gang) -> tuple[_JobShape, ...]:
-    by_devices: dict[int, list[GangNode]] = {}
-    for node in gang.nodes:
-        by_devices.setdefault(len(node.slots), []).append(node)
-    return tuple(
-        _JobShape(names.job(gang_name, number), devices, tuple(nodes))
-        for number, (devices, nodes) in enumerate(by_devices.items())
-    )
+    def _job_shapes(self, names: Names, gang_name: str, gang: Gang) -> tuple[_JobShape, ...]:
+        alike: dict[tuple[int, frozenset[tuple[str, int]]], list[GangNode]] = {}
+        for node in gang.nodes:
+            network = frozenset(self.network.get(node.name, {}).items())
+            alike.setdefault((len(node.slots), network), []).append(node)
+        return tuple(
+            _JobShape(names.job(gang_name, number), devices, dict(sorted(network)), tuple(nodes))
+            for number, ((devices, network), nodes) in enumerate(alike.items())
+        )
 
 
 def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: _JobShape, *, first_job: str) -> dict[str, Any]:
@@ -115,7 +122,12 @@ def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: _JobShape, 
             "replicas": count,
             "restartPolicy": "Never",
             "template": pod_of(
-                context, gang_spec, master=f"{first_job}-{_MASTER}-0", devices=shape.devices, labels=further
+                context,
+                gang_spec,
+                master=f"{first_job}-{_MASTER}-0",
+                devices=shape.devices,
+                network=shape.network,
+                labels=further,
             ),
         }
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from trainwright.worker_api import Gang
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs.gang_network import NETWORK_KEY, parse_network
 from trainwright_operator.flow.gangs.kueue import dump_labels, dump_named_nodes, parse_labels, parse_named_nodes
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
@@ -48,14 +49,15 @@ def launcher_record(context: ReconcileContext, gang: Gang) -> dict[str, str]:
 def launcher_of(task_map: StoredConfigMap | None) -> Launcher:
     """Return the launcher of a gang that has a task, whatever the plan asks for now."""
     recorded = task_map.data if task_map is not None else {}
+    network = parse_network(recorded.get(NETWORK_KEY, ""))
     if _LABELS_KEY in recorded:
         return JobSetLauncher(
             excluded_labels=parse_labels(recorded[_LABELS_KEY]),
             named_nodes=parse_named_nodes(recorded.get(_NAMED_KEY, "")),
+            network=network,
         )
-    kind = recorded.get(_LAUNCHER_KEY, "")
-    is_known = kind in LauncherKind.__members__.values()
-    return LAUNCHERS[LauncherKind(kind) if is_known else LauncherKind.PYTORCH_JOB]
+    is_job_set = recorded.get(_LAUNCHER_KEY, "") == LauncherKind.JOB_SET
+    return JobSetLauncher(network=network) if is_job_set else PyTorchJobLauncher(network)
 
 
 def definition_removed(kind: LauncherKind, plan: PlanFacts) -> str:
