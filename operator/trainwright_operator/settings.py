@@ -14,6 +14,7 @@ from trainwright_operator.api.installation import (
     PodTemplateRule,
     TenantLimits,
 )
+from trainwright_operator.api.pods import ARCHITECTURES
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
 """Name and maximum of a number; its minimum is 1."""
@@ -79,12 +80,23 @@ def _rules(environment: Mapping[str, str]) -> InstallationRules:
             plans_per_namespace=_limit(environment, "TRAINWRIGHT_PLANS_PER_NAMESPACE", 1),
             grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _LEAST_GRACE_SECONDS),
         ),
+        architectures=_architectures(environment.get("TRAINWRIGHT_WORKER_ARCHITECTURES", "")),
         priority_class=environment.get("TRAINWRIGHT_WORKER_PRIORITY_CLASS", ""),
         handover=Handover(
             HandoverRule(_one_of(environment, "TRAINWRIGHT_HANDOVER", tuple(HandoverRule))),
             _hours(environment, "TRAINWRIGHT_HANDOVER_MAX_HOURS"),
         ),
     )
+
+
+def _architectures(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in ARCHITECTURES:
+            raise ValueError(
+                f"TRAINWRIGHT_WORKER_ARCHITECTURES must name some of {', '.join(ARCHITECTURES)}, with commas, got {name!r}"
+            )
+    return names
 
 
 def _namespaces(text: str) -> tuple[str, ...]:

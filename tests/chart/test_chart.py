@@ -339,6 +339,8 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("replicas=1.5", "replicas"),
         ("replicas=null", "replicas"),
         ("worker.priorityClassName=Low", "priorityClassName"),
+        ("worker.architectures={x86_64}", "architectures"),
+        ("worker.architectures=arm64", "architectures"),
         ("concurrentSearches=1.5", "concurrentSearches"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("metrics.serviceMonitor.interval=0s", "interval"),
@@ -424,6 +426,12 @@ def test_priority_class_of_gangs_can_be_chosen(rendered) -> None:
     assert "TRAINWRIGHT_WORKER_PRIORITY_CLASS" not in environment(rendered())
     chosen = environment(rendered("--set", "worker.priorityClassName=batch-low"))
     assert chosen["TRAINWRIGHT_WORKER_PRIORITY_CLASS"] == "batch-low"
+
+
+def test_architectures_of_the_workers_image_can_be_told(rendered) -> None:
+    assert "TRAINWRIGHT_WORKER_ARCHITECTURES" not in environment(rendered())
+    chosen = environment(rendered("--set", "worker.architectures={amd64,arm64}"))
+    assert chosen["TRAINWRIGHT_WORKER_ARCHITECTURES"] == "amd64,arm64"
 
 
 def test_further_operators_are_spread_over_nodes_and_evicted_one_by_one(rendered) -> None:

@@ -15,8 +15,9 @@ from flow_world import RESOURCE, World, node, spec_of
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.dynamic_allocation.published_devices import used_network
-from trainwright_operator.flow.gangs.network_devices import is_network_device, offered_network, pod_amount
-from trainwright_operator.flow.snapshot import NodeFacts, QueueFacts, Snapshot
+from trainwright_operator.flow.nodes.network_devices import is_network_device, offered_network, pod_amount
+from trainwright_operator.flow.nodes.queue_facts import QueueFacts
+from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.queue_reader import queue_facts
 
@@ -168,8 +169,8 @@ def queued(**network: int | None) -> World:
 @pytest.mark.parametrize(
     ("network", "amounts", "words"),
     [
-        ({}, {}, "gives 0 and the nodes have 24; add it to coveredResources, with a quota"),
-        ({"efa": 16}, {}, "gives 16 and the nodes have 24"),
+        ({}, {}, "research does not cover; add it to coveredResources, with a quota for all 24"),
+        ({"efa": 16}, {}, "gives 16 and the nodes have 24; raise its quota"),
         ({"efa": 24}, {EFA: "8"}, "gangs of several nodes ask for"),
         ({"efa": None}, {EFA: "8"}, "gangs of several nodes ask for"),
     ],

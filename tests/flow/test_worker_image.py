@@ -120,6 +120,7 @@ def test_digests_of_two_architectures_do_not_conflict() -> None:
     world = World(
         image=TAG,
         nodes=labelled,
+        spec=spec_of(worker={"architectures": ["amd64", "arm64"]}),
         image_id=lambda node, image: f"registry.example/worker@{image.partition('@')[2] or ids[node]}",
     )
     world.run()

@@ -108,6 +108,7 @@ class InstallationRules:
         isolates_gangs: whether gangs are isolated by NetworkPolicies.
         pod_template: what pod templates may ask for.
         limits: what tenants may ask for at most.
+        architectures: what the installation's worker image is built for; empty: not told.
         priority_class: PriorityClass of gangs' pods whose template names none; empty: the cluster's default.
         handover: what becomes of winners with `spec.apply`.
     """
@@ -115,5 +116,6 @@ class InstallationRules:
     isolates_gangs: bool = True
     pod_template: PodTemplateRule = PodTemplateRule.RESTRICTED
     limits: TenantLimits = field(default_factory=TenantLimits)
+    architectures: tuple[str, ...] = ()
     priority_class: str = ""
     handover: Handover = field(default_factory=Handover)

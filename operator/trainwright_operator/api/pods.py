@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -85,11 +85,26 @@ class PodTemplate(ApiModel):
     for each device."""
 
 
+Architecture = Literal["amd64", "arm64", "ppc64le"]
+"""Processor architecture, as nodes have it in the label kubernetes.io/arch; those of machines with GPUs."""
+ARCHITECTURES: Final[tuple[str, ...]] = get_args(Architecture)
+
+
 class WorkerSpec(ApiModel):
     """The pods that measure and train."""
 
     image: Annotated[str, Field(min_length=1, max_length=512, json_schema_extra=PLAIN_LINE)] | None = None
     """The worker's image. Absent: the one that the operator is installed with when the plan begins to measure. All pods of a
     plan run the same image, by the digest that the first measurement ran where nodes can pull that."""
+    architectures: (
+        Annotated[
+            tuple[Architecture, ...],
+            Field(min_length=1, max_length=3, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        ]
+        | None
+    ) = None
+    """What the image is built for, by the label kubernetes.io/arch of nodes, for example [amd64, arm64]; nodes of others are
+    left out when they are discovered. Absent: where image is absent too, worker.architectures of the chart; else every
+    architecture where all nodes with devices have the same, or amd64."""
     pod_template: PodTemplate = PodTemplate()
     """What is merged into every worker pod."""

@@ -24,8 +24,8 @@ from trainwright_operator.api.status import (
     NodeStatus,
 )
 from trainwright_operator.flow.device_types import location_without_labels
-from trainwright_operator.flow.gangs.network_devices import DiscoveredNetwork, pod_amount
 from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.nodes.network_devices import DiscoveredNetwork, pod_amount
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     POD_LOST = "PodLost"
     PODS_NOT_CREATED = "PodsNotCreated"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    IMAGE_NOT_FOR_ARCHITECTURE = "ImageNotForArchitecture"
     IMAGE_CHANGED = "ImageChanged"
     CONTAINER_NOT_CREATED = "ContainerNotCreated"
     PLACEMENT_NOT_SCHEDULABLE = "PlacementNotSchedulable"
@@ -104,6 +105,7 @@ ENVIRONMENTAL: Final = frozenset(
         Reason.TERMINATED,
         Reason.PODS_NOT_CREATED,
         Reason.IMAGE_PULL_FAILED,
+        Reason.IMAGE_NOT_FOR_ARCHITECTURE,
         Reason.IMAGE_CHANGED,
         Reason.CONTAINER_NOT_CREATED,
         Reason.PLACEMENT_NOT_SCHEDULABLE,
@@ -227,6 +229,10 @@ MESSAGES: Final[dict[Reason, str]] = {
         "only {have} of {want} pods were created within {seconds} s: {what}; `kubectl describe {owner}` says why"
     ),
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
+    Reason.IMAGE_NOT_FOR_ARCHITECTURE: (
+        "pod {pod}: its image is not built for {architecture} of node {node}; name one that is in {field}, or leave such nodes "
+        "out by worker.architectures or devices.nodeSelector: {what}"
+    ),
     Reason.IMAGE_CHANGED: (
         "{what}; times of different images are not compared: restore the former image, or name the new one by its digest in "
         "spec.worker.image to measure anew"

@@ -13,6 +13,7 @@ from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
 from trainwright_operator.flow.nodes.quantities import whole_number
+from trainwright_operator.flow.nodes.queue_facts import QueueFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,45 +130,6 @@ class SliceDevice:
     problem: str = ""
     driver: str = ""
     resource_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FlavorFacts:
-    """Kueue's ResourceFlavor with its quota of devices in the plan's queue.
-
-    Attributes:
-        quota: devices that the queue may use, those that it may borrow included; None without a limit.
-        topology: its topologyName; empty where pods are not placed by Kueue.
-        reaches_nodes: whether the last level of its topology is the node.
-    """
-
-    name: str
-    node_labels: Mapping[str, str]
-    quota: int | None
-    topology: str = ""
-    reaches_nodes: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """Kueue's LocalQueue, with the flavors of its ClusterQueue that have devices, in the order in which Kueue tries them.
-
-    Attributes:
-        problem: why it cannot be used; empty where it can.
-        is_installed: whether the cluster has Kueue's definitions.
-        network_quota: the most that the queue may use of each network device that its ClusterQueue covers; None without a
-            limit.
-    """
-
-    name: str
-    flavors: tuple[FlavorFacts, ...] = ()
-    problem: str = ""
-    is_installed: bool = True
-    network_quota: Mapping[str, int | None] = field(default_factory=dict)
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_installed and not self.problem
 
 
 @dataclass(frozen=True, slots=True)

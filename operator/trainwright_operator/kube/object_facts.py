@@ -19,7 +19,6 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import Devic
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.gangs.network_devices import asked_network_devices
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import (
     GANG_LABEL,
@@ -31,6 +30,7 @@ from trainwright_operator.flow.names import (
     RENDEZVOUS_LABEL,
     ROLE_LABEL,
 )
+from trainwright_operator.flow.nodes.network_devices import asked_network_devices
 from trainwright_operator.flow.nodes.quantities import parse_quantity
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (

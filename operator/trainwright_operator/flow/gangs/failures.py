@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
 from trainwright_operator.flow import scheduling
@@ -14,8 +14,9 @@ from trainwright_operator.flow.gangs.framework_log import states_out_of_memory
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
+from trainwright_operator.flow.nodes.node_platform import architecture, image_mismatch
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, Reason, message
-from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFacts, StoredConfigMap
+from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, NodeFacts, PodFacts, StoredConfigMap
 from trainwright_operator.flow.stored_times import stored_time
 
 _START_PATIENCE = timedelta(seconds=20)
@@ -38,6 +39,8 @@ _VAGUENESS = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PE
 """Vagueness of reasons: the most specific of several is reported."""
 _SECONDARY_REASONS = (Reason.PEER_LOST, Reason.TERMINATED)
 """Reasons that are consequences of another failure."""
+
+_UNKNOWN: Final[Mapping[str, NodeFacts]] = {}
 
 Placements = Sequence[tuple[PodFacts | None, str]]
 """Expected pods of a gang, None where one is missing, with their nodes; the first hosts the rendezvous."""
@@ -74,10 +77,12 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
     lacking: Sequence[str] = (),
     refused: Sequence[str] = (),
     owner_without_pod: str = "",
+    nodes: Mapping[str, NodeFacts] = _UNKNOWN,
 ) -> GangFailure | None:
     """Return the gang's first failure, causes before consequences, or None.
 
     `lacking`, `refused`: sentences on what blocks the placement of gated pods: capacity, the API server.
+    `nodes`: observed ones, by name.
     `owner_without_pod`: kind and name of the object that the first missing pod is to be created from.
     """
     suspended = next((job for job in jobs if job.suspended), None)
@@ -86,6 +91,7 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
     pods = [pod for pod, _ in placed if pod is not None]
     return (
         _placement_failure(placed)
+        or _image_failure(gang_spec, placed, nodes)
         or _timeout_or_failure(gang_spec, _worker_failure(now, pods), now, started_at)
         or _start_failure(now, pods)
         or _lost_pod_failure(placed, task_map, jobs)
@@ -123,6 +129,22 @@ def _placement_failure(placed: Placements) -> GangFailure | None:
     for pod, node in placed:
         if pod is not None and pod.node and pod.node != node:
             return GangFailure.of(Reason.PLACEMENT_NOT_MET, pod=pod.name, node=pod.node, wanted=node)
+    return None
+
+
+def _image_failure(gang_spec: GangSpec, placed: Placements, nodes: Mapping[str, NodeFacts]) -> GangFailure | None:
+    """Return a failure for an image that is built for another architecture than a node's."""
+    for pod, node in placed:
+        what = image_mismatch(pod) if pod is not None else ""
+        if pod is not None and what:
+            return GangFailure.of(
+                Reason.IMAGE_NOT_FOR_ARCHITECTURE,
+                pod=pod.name,
+                node=node,
+                architecture=(architecture(nodes[node]) if node in nodes else "") or "the architecture",
+                field="spec.worker.image" if gang_spec.framework is None else "spec.trials.framework.image",
+                what=what,
+            )
     return None
 
 

@@ -11,15 +11,16 @@ from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.api.spec import NetworkDevices, TrainingPlanSpec
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.network_devices import (
+from trainwright_operator.flow.nodes.network_devices import (
     Amounts,
     DiscoveredNetwork,
     asked_network_devices,
     is_network_device,
     offered_network,
 )
+from trainwright_operator.flow.nodes.queue_facts import QueueFacts
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import NodeFacts, QueueFacts, Snapshot, StoredConfigMap
+from trainwright_operator.flow.snapshot import NodeFacts, Snapshot, StoredConfigMap
 
 NETWORK_KEY: Final = "network.json"
 """Key of the network devices of a gang's pods beside its task, by node; absent where they ask for none."""
@@ -38,24 +39,12 @@ def find_network(
         return None
     if spec.devices.network is NetworkDevices.NONE:
         return DiscoveredNetwork(((),) * len(offers), f"devices.network is None, so no pod asks for {', '.join(names)}")
-    remarks = []
-    if spec.queue_name is not None:
-        remarks = [remark for name in names if (remark := _describe_lack(name, offers, queue))]
-        lacking = {name for name in names if _describe_lack(name, offers, queue)}
-        offers = [{name: amount for name, amount in offer.items() if name not in lacking} for offer in offers]
-    return DiscoveredNetwork(tuple(tuple(offer.items()) for offer in offers), "; ".join(remarks))
-
-
-def _describe_lack(name: str, offers: Sequence[Amounts], queue: QueueFacts | None) -> str:
-    """Return why Kueue would not admit pods that ask for a network device, or an empty string."""
-    quota = queue.network_quota.get(name, 0) if queue is not None else 0
-    wanted = sum(offer.get(name, 0) for offer in offers)
-    if quota is None or quota >= wanted:
-        return ""
-    return (
-        f"no pod asks for {name}, of which the ClusterQueue of spec.queueName gives {quota} and the nodes have {wanted}; add "
-        "it to coveredResources, with a quota for all of them"
-    )
+    lacks: dict[str, str] = {}
+    if queue is not None and spec.queue_name is not None:
+        wanted = {name: sum(offer.get(name, 0) for offer in offers) for name in names}
+        lacks = {name: lack for name in names if (lack := queue.explain_lack(name, wanted[name]))}
+        offers = [{name: amount for name, amount in offer.items() if name not in lacks} for offer in offers]
+    return DiscoveredNetwork(tuple(tuple(offer.items()) for offer in offers), "; ".join(lacks.values()))
 
 
 def describe_network(discovery: DiscoveredDevices, spec: TrainingPlanSpec) -> str:

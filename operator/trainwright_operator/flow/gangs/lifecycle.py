@@ -255,6 +255,7 @@ class _RunningGang:
             lacking=lacking,
             refused=refused,
             owner_without_pod=owner_without_pod(self.launcher, self.places, self.placed),
+            nodes=self.context.nodes,
         )
         if failure is not None and self._awaits_series_log():
             return GangStep(

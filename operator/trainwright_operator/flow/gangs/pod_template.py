@@ -94,6 +94,8 @@ def worker_container(master: str) -> dict[str, Any]:
     return {
         "command": ["python", "-m", "trainwright_worker"],
         "args": ["--master-addr", master, "--master-port", str(RENDEZVOUS_PORT)],
+        # The container runtime's last words stand in the log alone, which is read of the pods that report.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 

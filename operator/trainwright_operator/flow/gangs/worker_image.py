@@ -20,13 +20,13 @@ from trainwright.worker_api import Gang
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs.outcome import REUSED_KEY
 from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.nodes.node_platform import architecture
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts, StoredConfigMap
 
 IMAGE_KEY: Final = "image.json"
 FRAMEWORK_IMAGE_KEY: Final = "framework-image.json"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
 
 
 @document("WorkerImage")
@@ -151,7 +151,7 @@ def _parse(stored: StoredConfigMap, key: str) -> WorkerImage | None:
 
 def _architecture(context: ReconcileContext, node_name: str) -> str:
     node = next((node for node in context.snapshot.nodes if node.name == node_name), None)
-    return node.labels.get(_ARCHITECTURE_LABEL, "") if node is not None else ""
+    return architecture(node) if node is not None else ""
 
 
 def _digest(image_id: str) -> str:

@@ -1,1 +1,1 @@
-"""Values that nodes say of themselves: amounts, names and memory of devices, shares of them."""
+"""Values that nodes say of themselves: amounts, names and memory of devices, shares of them, platform, network devices."""

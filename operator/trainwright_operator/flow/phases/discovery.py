@@ -36,6 +36,7 @@ from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.device_names import is_same_device
 from trainwright_operator.flow.nodes.device_shares import share_resources
 from trainwright_operator.flow.nodes.left_out import LeftOut, describe_left_out
+from trainwright_operator.flow.nodes.node_platform import check_platform, image_architectures
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -161,6 +162,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     quota = QuotaUse(snapshot.queue)
     slices = _slices_by_node(snapshot)
     kept = frozenset(present)
+    architectures = image_architectures(snapshot, spec, kept)
 
     def order(node: NodeFacts) -> tuple[bool, int, str]:
         if wanted.max is None:
@@ -175,7 +177,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     usable: list[tuple[NodeFacts, DeviceType]] = []
     for facts in sorted(snapshot.nodes, key=order):
         try:
-            usable.append((facts, _usable_type(facts, slices.get(facts.name, ()), snapshot, spec)))
+            usable.append((facts, _fitting_type(facts, slices.get(facts.name, ()), snapshot, spec, architectures)))
         except NodeUnusable as unfit:
             leave_out(facts, unfit)
     types = _types_of_most(usable, wanted, kept)
@@ -227,7 +229,7 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
     A node that restarts is not ready for a moment; one that has not been since before `unready_since` counts as dead.
     One whose device plugin restarts offers no devices.
     """
-    slices, late = _slices_by_node(snapshot), []
+    slices, architectures, late = _slices_by_node(snapshot), image_architectures(snapshot, spec), []
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         devices = facts.devices(spec.devices.resource_name)
         is_dead = not facts.ready and facts.ready_changed_at is not None and facts.ready_changed_at < unready_since
@@ -237,7 +239,7 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
         allocatable = {**facts.allocatable, spec.devices.resource_name: str(devices or 1)}
         healthy = replace(facts, ready=True, allocatable=allocatable)
         try:
-            _usable_type(healthy, slices.get(facts.name, ()), snapshot, spec)
+            _fitting_type(healthy, slices.get(facts.name, ()), snapshot, spec, architectures)
         except NodeUnusable:
             continue
         late.append(f"{facts.name}, which {'has no devices yet' if facts.ready else 'is not ready'}")
@@ -276,6 +278,22 @@ def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
     for device in snapshot.slice_devices:
         slices.setdefault(device.node, []).append(device)
     return slices
+
+
+def _fitting_type(
+    node: NodeFacts,
+    slices: Sequence[SliceDevice],
+    snapshot: Snapshot,
+    spec: TrainingPlanSpec,
+    architectures: frozenset[str] | None,
+) -> DeviceType:
+    """Return the type of the devices of a node that the worker's image runs on. Raise NodeUnusable as `_usable_type`.
+
+    Nodes that a plan uses are not asked: its pods run there.
+    """
+    count_devices(node, spec.devices.resource_name)
+    check_platform(node, architectures)
+    return _usable_type(node, slices, snapshot, spec)
 
 
 def _usable_type(

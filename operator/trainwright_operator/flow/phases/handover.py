@@ -47,7 +47,6 @@ from trainwright_operator.flow.gangs.kueue import (
 )
 from trainwright_operator.flow.gangs.launchers.launcher import ABANDONED_SECONDS, HandedOver
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, possible_launchers
-from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
@@ -56,6 +55,7 @@ from trainwright_operator.flow.names import (
     OWNED_ANNOTATION,
     handover_name,
 )
+from trainwright_operator.flow.nodes.network_devices import Amounts
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain

@@ -156,7 +156,9 @@ class NodeCache:
                 self._everywhere(lambda namespace: self._requests(namespace, resource_name)),
             )
             used = used_devices(requests, allocations, inventory.published, resource_name)
-            occupied = NodeUsage(inventory, used, holders_by_node(requests), used_network(requests))
+            occupied = NodeUsage(
+                inventory, used, holders_by_node(one for one in requests if one.devices), used_network(requests)
+            )
             if self._forgotten == forgotten:
                 ended = clock()
                 self._cached[resource_name] = _CachedUsage(

@@ -23,8 +23,8 @@ from trainwright_operator.flow.gangs.launchers.launcher import (
     job_metadata,
     pod_of,
 )
-from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.nodes.network_devices import Amounts
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 

@@ -11,9 +11,9 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference, plan_annotations
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.network_devices import Amounts
 from trainwright_operator.flow.gangs.worker_image import image_of_task
 from trainwright_operator.flow.names import LOG_LABEL, Names
+from trainwright_operator.flow.nodes.network_devices import Amounts
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import PodFacts
