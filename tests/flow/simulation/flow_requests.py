@@ -45,6 +45,10 @@ def clock() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 class JumpingTime(datetime):
     """Time of day by the loop's clock."""
 
@@ -268,6 +272,7 @@ class Operation:
     def __init__(self, api: CountingApi, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (reconciler, apply, namespace_claims, pod_refusals):
             monkeypatch.setattr(module, "datetime", JumpingTime)
+        monkeypatch.setattr(asyncio, "to_thread", at_once)  # the loop waits for no threads
         monkeypatch.setattr(snapshot_reader, "ObjectCache", partial(ObjectCache, clock=clock))
         monkeypatch.setattr(reconciler, "NamespaceClaims", partial(namespace_claims.NamespaceClaims, clock=clock))
         monkeypatch.setattr(reconciler, "SearchPool", Searches)
