@@ -32,7 +32,10 @@ _INVALID_MIG: Final = "-MIG-INVALID"
 _VGPU_PRODUCT: Final = re.compile(r"(?:GRID|NVIDIA)[ _-].*-[0-9]{1,3}[ABCQ](?:ME|GFX)?")
 """Profiles of virtual GPUs, such as GRID-A100-10C: the physical GPU, the GiB of its memory, a letter for the licence."""
 
-MIG_UNUSABLE: Final = "its devices are MIG instances, which plans cannot use: they have no peer-to-peer transfers; disable MIG on the node"
+MIG_UNUSABLE: Final = (
+    "its devices are MIG instances, which plans cannot use: they have no peer-to-peer transfers; disable MIG on the node, or "
+    "on some of its GPUs with the strategy mixed"
+)
 PARTITION_UNUSABLE: Final = "its devices are partitions of GPUs, which plans cannot use: data sheets and links are those of whole GPUs; set the mode SPX on the node"
 SHARED_UNUSABLE: Final = (
     "its devices are time-sliced or shared by MPS, so several pods would share one; disable sharing"
@@ -43,7 +46,7 @@ _VGPU_UNUSABLE: Final = (
 )
 _MIG_INVALID: Final = (
     "its MIG configuration is invalid, by its label {label}={product}: with the strategy single all GPUs of a node need "
-    "instances of one size; disable MIG on the node"
+    "instances of one size; disable MIG on the node, or set the strategy mixed"
 )
 
 
@@ -86,8 +89,9 @@ def _find_share_in_amounts(node: NodeFacts, resource_name: str) -> str:
     devices, count = node.devices(resource_name), whole_number(node.labels.get(_COUNT_LABEL, "0"))
     if 0 < count < devices:
         return (
-            f"it offers {devices:,} {resource_name} and has {count:,} by its label {_COUNT_LABEL}, so several pods would "
-            "share one; disable sharing (time-slicing, MPS)"
+            f"it offers {devices:,} {resource_name} and has {count:,} by its label {_COUNT_LABEL}, which counts those of one "
+            "type: several pods would share one, or its GPUs are of several types; disable sharing (time-slicing, MPS), or "
+            "have GPUs of one type on it"
         )
     instances = [name for name in share_resources(node) if _MIG_RESOURCE in name]
     strategy = node.labels.get(_STRATEGY_LABEL, "mixed")
