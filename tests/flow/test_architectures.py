@@ -56,6 +56,17 @@ def test_nodes_without_devices_or_that_the_plan_does_not_select_do_not_count() -
     assert found(*pools, nodeSelector={"pool": "b"})[0] == ["arm"]
 
 
+def test_nodes_whose_devices_the_plan_does_not_take_do_not_count() -> None:
+    told = {"nvidia.com/gpu.product": "NVIDIA-GH200-480GB", "nvidia.com/gpu.memory": "97871"}
+    hopper = replace(ARM, labels=ARM.labels | told)
+    assert found(AMD, hopper)[0] == ["amd"]
+    assert found(AMD, hopper, products=["NVIDIA-GH200-480GB"])[0] == ["arm"]
+    shared = replace(AMD, labels=AMD.labels | {"nvidia.com/gpu.replicas": "4"})
+    assert found(shared, hopper)[0] == ["arm"]
+    unknown = replace(AMD, labels={"kubernetes.io/arch": "amd64"})
+    assert found(unknown, hopper, products=["NVIDIA-GH200-480GB"])[0] == [], "its labels may come later"
+
+
 @pytest.mark.parametrize(
     ("chart", "worker", "used"),
     [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow.device_types import NodeUnusable
-from trainwright_operator.flow.snapshot import NodeFacts, PodFacts, Snapshot
+from trainwright_operator.api.spec import DevicesSpec, TrainingPlanSpec
+from trainwright_operator.flow.device_types import DeviceTypeUnknown, NodeUnusable, device_type, devices_asked_for
+from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.snapshot import NodeFacts, PodFacts, SliceDevice, Snapshot
 
 _ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
 _SYSTEM_LABEL: Final = "kubernetes.io/os"
@@ -34,28 +35,49 @@ def _is_linux(node: NodeFacts) -> bool:
 
 
 def image_architectures(
-    snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[str] = ()
+    snapshot: Snapshot,
+    spec: TrainingPlanSpec,
+    slices: Mapping[str, Sequence[SliceDevice]],
+    present: Collection[str] = (),
 ) -> frozenset[str] | None:
     """Return what the worker's image is taken to be built for; None: whatever the nodes have.
 
-    What the plan says, else what the installation says of its own image. Else any architecture where all nodes with
-    devices have the same; nodes in `present`, which a plan uses already, keep theirs.
+    What the plan says, else what the installation says of its own image. Else any architecture where all nodes whose
+    devices the plan may use have the same; nodes in `present`, which a plan uses already, keep theirs.
     """
     told = spec.worker.architectures or (snapshot.rules.architectures if spec.worker.image is None else ())
     if told:
         return frozenset(told)
     wanted = spec.devices
-    found = {
-        architecture(node)
+    nodes = [
+        node
         for node in snapshot.nodes
         if node.devices(wanted.resource_name)
         and _is_linux(node)
         and wanted.node_selector.items() <= node.labels.items()
         and (not present or node.name in present)
-    } - {""}
+    ]
+    found = _architectures(nodes)
     if present and found:
-        return frozenset(found)
+        return found
+    if len(found) > 1:
+        found = _architectures(node for node in nodes if _may_be_used(node, slices.get(node.name, ()), wanted))
     return None if len(found) < 2 else frozenset({_USUAL})
+
+
+def _architectures(nodes: Iterable[NodeFacts]) -> frozenset[str]:
+    return frozenset(map(architecture, nodes)) - {""}
+
+
+def _may_be_used(node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec) -> bool:
+    """Return whether the node has whole devices of a type that the plan takes, as far as it tells."""
+    try:
+        found = device_type(node, devices_asked_for(node, slices, wanted.resource_name), wanted.resource_name)
+    except DeviceTypeUnknown:
+        return True
+    except NodeUnusable:
+        return False
+    return not wanted.products or any(is_same_device(one, found.name, found.memory_bytes) for one in wanted.products)
 
 
 def check_platform(node: NodeFacts, architectures: Collection[str] | None) -> None:

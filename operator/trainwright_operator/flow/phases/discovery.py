@@ -162,7 +162,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     quota = QuotaUse(snapshot.queue)
     slices = _slices_by_node(snapshot)
     kept = frozenset(present)
-    architectures = image_architectures(snapshot, spec, kept)
+    architectures = image_architectures(snapshot, spec, slices, kept)
 
     def order(node: NodeFacts) -> tuple[bool, int, str]:
         if wanted.max is None:
@@ -229,7 +229,8 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
     A node that restarts is not ready for a moment; one that has not been since before `unready_since` counts as dead.
     One whose device plugin restarts offers no devices.
     """
-    slices, architectures, late = _slices_by_node(snapshot), image_architectures(snapshot, spec), []
+    slices, late = _slices_by_node(snapshot), list[str]()
+    architectures = image_architectures(snapshot, spec, slices)
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         devices = facts.devices(spec.devices.resource_name)
         is_dead = not facts.ready and facts.ready_changed_at is not None and facts.ready_changed_at < unready_since
