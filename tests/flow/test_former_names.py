@@ -73,6 +73,22 @@ def test_nodes_discovered_anew_have_the_data_sheets_names() -> None:
     assert [one.name for one in found.accelerators] == [NEW]
 
 
+@pytest.mark.parametrize("others", [["n2"], ["n2", "n3"]])
+def test_nodes_whose_driver_tells_another_memory_keep_the_name_that_they_write(others: list[str]) -> None:
+    """Former drivers wrote other names and less memory of the same device; two types are better than a node left out."""
+    less = {"nvidia.com/gpu.memory": "16160"}
+    former = [replace(one, labels=one.labels | less) for one in (named("n1"), named("n4"))]
+    snapshot = replace(World().snapshot(), nodes=(*former, *(named(name, NEW) for name in others)))
+    found = inspect_nodes(snapshot, spec_of())
+    assert {one.name: one.accelerator for one in found.nodes} == dict.fromkeys(("n1", "n4"), OLD) | dict.fromkeys(
+        others, NEW
+    )
+    assert {one.name: one.memory_bytes >> 20 for one in found.accelerators} == {OLD: 16160, NEW: 16384}
+    assert find_lost_nodes(snapshot, spec_of(), found) == {}
+    priced = found.with_prices({NEW: 2.5}).accelerators
+    assert [one.price_per_hour for one in priced] == [2.5, 2.5]
+
+
 @pytest.mark.parametrize("name", [OLD, NEW])
 def test_products_and_prices_of_a_plan_have_either_name(name: str) -> None:
     spec = spec_of(devices={"products": [name], "pricesPerHour": {name: 2.5}})

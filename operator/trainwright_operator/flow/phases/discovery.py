@@ -181,6 +181,8 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
         except NodeUnusable as unfit:
             leave_out(facts, unfit)
     types = _types_of_most(usable, wanted, kept)
+    usable = [(facts, _told_apart(found, types)) for facts, found in usable]
+    types = _types_of_most(usable, wanted, kept)
     for facts, found in usable:
         try:
             _check_place(facts, found, types, wanted, remaining_devices)
@@ -213,14 +215,24 @@ def _types_of_most(
 ) -> dict[str, DeviceType]:
     """Return the memory and device table of each name: those of nodes of the plan, else of the most devices.
 
-    So a node with a wrong memory is left out itself, rather than all others.
+    So a node with a wrong memory is left out itself, rather than all others. Nodes that write the name as it is come
+    before those that write it otherwise, which have another name to go by.
     """
-    weights: dict[str, dict[DeviceType, tuple[bool, int]]] = {}
+    weights: dict[str, dict[DeviceType, tuple[bool, bool, int]]] = {}
     for facts, found in usable:
         by_type = weights.setdefault(found.name, {})
-        is_kept, devices = by_type.get(found, (False, 0))
-        by_type[found] = is_kept or facts.name in kept, devices + facts.devices(wanted.resource_name)
+        is_kept, is_own, devices = by_type.get(found, (False, False, 0))
+        is_kept, is_own = is_kept or facts.name in kept, is_own or found.product in ("", found.name)
+        by_type[found] = is_kept, is_own, devices + facts.devices(wanted.resource_name)
     return {name: max(by_type, key=lambda one: by_type[one]) for name, by_type in weights.items()}
+
+
+def _told_apart(found: DeviceType, types: Mapping[str, DeviceType]) -> DeviceType:
+    """Return a type under the name that its node writes where others of its data sheet have another memory.
+
+    Drivers of former years wrote other names and less memory of the same device (A100-SXM4-40GB, 40,536 MiB).
+    """
+    return replace(found, name=found.product) if found.product and types[found.name] != found else found
 
 
 def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since: datetime) -> list[str]:
