@@ -89,6 +89,16 @@ def test_nodes_whose_driver_tells_another_memory_keep_the_name_that_they_write(o
     assert [one.price_per_hour for one in priced] == [2.5, 2.5]
 
 
+def test_node_whose_driver_tells_another_memory_under_the_same_name_is_left_out_with_both_figures() -> None:
+    less = replace(named("n1", NEW), labels=named("n1", NEW).labels | {"nvidia.com/gpu.memory": "16160"})
+    found = inspect_nodes(replace(World().snapshot(), nodes=(less, named("n2", NEW), named("n3", NEW))), spec_of())
+    (left_out,) = found.excluded
+    assert left_out.reason == (
+        f"its {NEW} have 16,160 MiB each, and those of other nodes 16,384 MiB; run one version of the driver on all of them, "
+        "correct the figure that is wrong, or choose nodes by devices.nodeSelector"
+    )
+
+
 @pytest.mark.parametrize("name", [OLD, NEW])
 def test_products_and_prices_of_a_plan_have_either_name(name: str) -> None:
     spec = spec_of(devices={"products": [name], "pricesPerHour": {name: 2.5}})

@@ -37,6 +37,7 @@ from trainwright_operator.flow.nodes.device_names import is_same_device
 from trainwright_operator.flow.nodes.device_shares import share_resources
 from trainwright_operator.flow.nodes.left_out import LeftOut, describe_left_out
 from trainwright_operator.flow.nodes.node_platform import check_platform, image_architectures
+from trainwright_operator.flow.nodes.quantities import MEBIBYTE
 from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -354,10 +355,15 @@ def _check_place(
 ) -> None:
     """Raise NodeUnusable if the node is inconsistent with other nodes or exceeds devices.max."""
     devices = node.devices(wanted.resource_name)
-    if types.get(found.name, found) != found:
+    usual = types.get(found.name, found)
+    if usual.memory_bytes != found.memory_bytes:
         raise NodeUnusable(
-            f"its {found.name} differ in memory or device table from those of other nodes; make them equal"
+            f"its {found.name} have {found.memory_bytes / MEBIBYTE:,.0f} MiB each, and those of other nodes "
+            f"{usual.memory_bytes / MEBIBYTE:,.0f} MiB; run one version of the driver on all of them, correct the figure that "
+            "is wrong, or choose nodes by devices.nodeSelector"
         )
+    if usual != found:
+        raise NodeUnusable(f"its {found.name} differ in their device table from those of other nodes; make them equal")
     if left is not None and devices > left:
         raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
 
