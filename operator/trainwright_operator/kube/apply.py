@@ -134,7 +134,7 @@ class Applier:
                     await self._keep(path, body)
                     self._cache.forget_measurements(namespace)
                     return
-                made = await self._create(plan, path, body)
+                made = await self._create(plan, path, body, memory.back_off.last(_key(action)))
                 memory.done.clear()
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
@@ -212,13 +212,20 @@ class Applier:
         kind = next((job.launcher for job in known if job.name == name), LauncherKind.PYTORCH_JOB)
         return await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, known)
 
-    async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Create and return a child. An existing one is accepted if it is this plan's, possibly from before a restart."""
+    async def _create(
+        self, plan: PlanFacts, path: str, body: dict[str, Any], before: ApiError | None = None
+    ) -> dict[str, Any]:
+        """Create and return a child. An existing one is accepted if it is this plan's, possibly from before a restart.
+
+        `before`: the last refusal. After a conflict another one says that the other owner's object is still there.
+        """
         try:
             made: dict[str, Any] = await self._api.create(path, body)
         except ApiError as error:
             if not error.is_conflict:
                 raise
+            if before is not None and before.is_conflict:
+                raise before from error
             made = await self._api.get(f"{path}/{body['metadata']['name']}")
             if plan.uid not in object_facts.owner_uids(made):
                 raise ApiError(

@@ -84,6 +84,11 @@ class BackOff:
         known = self._refusals.get(key)
         return 0 if known is None else known.times
 
+    def last(self, key: str) -> ApiError | None:
+        """Return the last refusal of a request, or None where the last answer was none."""
+        known = self._refusals.get(key)
+        return None if known is None else known.error
+
     def accept(self, key: str) -> None:
         """Note that a request was answered."""
         self._refusals.pop(key, None)
