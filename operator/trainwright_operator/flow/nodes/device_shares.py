@@ -53,7 +53,8 @@ _MIG_INVALID: Final = (
 def find_share(node: NodeFacts, resource_name: str, published: Sequence[str]) -> str:
     """Return why the node's devices are no whole ones, or an empty string.
 
-    `published`: products of its ResourceSlices; where there are some they tell what it has, so that the label does not.
+    `published`: products of its ResourceSlices; where there are some, and no device plugin answers, they tell what it has, so
+    that the label does not.
     """
     labels = node.labels
     product = labels.get(PRODUCT_LABEL, "")
@@ -62,7 +63,7 @@ def find_share(node: NodeFacts, resource_name: str, published: Sequence[str]) ->
     profile = next(filter(_VGPU_PRODUCT.fullmatch, (product, *published)), "")
     if profile or labels.get("nvidia.com/vgpu.present") == "true":
         return _VGPU_UNUSABLE.format(which=f" ({legible(profile or product)})" if profile or product else "")
-    if not published:
+    if not published or node.plugin_devices(resource_name):
         if invalid := _find_invalid_mig(product):
             return invalid
         if MIG_PART in product or labels.get(_GKE_PARTITION):
