@@ -105,6 +105,6 @@ class WorkerSpec(ApiModel):
     ) = None
     """What the image is built for, by the label kubernetes.io/arch of nodes, for example [amd64, arm64]; nodes of others are
     left out when they are discovered. Absent: where image is absent too, worker.architectures of the chart; else every
-    architecture where all nodes with devices have the same, or amd64."""
+    architecture where all nodes with devices for the plan have the same, or amd64."""
     pod_template: PodTemplate = PodTemplate()
     """What is merged into every worker pod."""
