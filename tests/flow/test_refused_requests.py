@@ -134,6 +134,30 @@ def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
     run_jumping(story())
 
 
+@pytest.mark.parametrize("what", ["PyTorchJob", "pin", "annotation", "document"])
+def test_wait_for_what_is_refused_ends_at_the_deadline_of_waits(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang that waits is deleted then, and is not begun anew by the next decision."""
+    api, refused = CountingApi(), REFUSED[what]
+    wanted = re.compile(refused.pattern)
+
+    def refuses(method: str, target: str) -> ApiError | None:
+        return ApiError(403, "no") if method == refused.method and wanted.search(target) else None
+
+    async def story() -> None:
+        api.add_plan(waitDeadlineSeconds=60)
+        api.refuses = refuses
+        operation = Operation(api, monkeypatch)
+        await operation.until(lambda: bool(api.refused), 600)
+        took = await operation.until(lambda: api.condition("Succeeded")["status"] == "False", 60 + LONGEST_SECONDS)
+        assert took >= 55.0
+        assert api.condition("Succeeded")["reason"] == "WaitDeadlineExceeded"
+        await operation.for_seconds(60.0)
+        assert not [name for name in api.objects if name.endswith("-order") or "/pods/" in name]
+        await operation.reconciler.stop()
+
+    run_story(story())
+
+
 def run_story(story: Coroutine[Any, Any, None]) -> None:
     logging.getLogger("trainwright_operator").setLevel(logging.CRITICAL)
     run_jumping(story)

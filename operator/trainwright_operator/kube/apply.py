@@ -9,10 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
+from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.job_creation import NETWORK_POLICIES
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, definition_removed
 from trainwright_operator.flow.names import ROLE_LABEL
@@ -45,21 +47,29 @@ class Applier:
         """Apply all actions in order, to no other objects than those of the snapshot.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
-        Events to it. After a failure, apply only status and Events, so that users see the plan's progress. What was
+        Events to it, except an answer. After a failure, apply only status and Events, so that users see the plan's progress. What was
         refused is not sent again before its pause is over, and counts as refused until then.
 
         Raise the first ApiError at the end: the next reconciliation decides anew.
         """
         memory.wrote_status = memory.has_changed = memory.has_pinned = False
+        new = next((action.status for action in actions if isinstance(action, a.SetStatus)), None)
+        is_answer = new is not None and _is_answer(new) and not is_finished(snapshot)
         changes = [action for action in actions if changes_objects(action)]
-        failure = await self._apply_until_failure(snapshot, changes, memory)
-        if memory.has_changed and failure is None and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
+        # An answer goes before deletions: without the gang that waited too long, the next decision would begin it anew.
+        last = [action for action in changes if is_answer and isinstance(action, a.DeleteConfigMap | a.DeleteJob)]
+        first = [action for action in changes if action not in last]
+        failure = await self._apply_until_failure(snapshot, first, memory)
+        is_early = memory.has_changed and failure is None and not is_answer
+        if is_early and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
             memory.passes_without_report += 1
         else:
             memory.passes_without_report = 0
             reports = [action for action in actions if not changes_objects(action)]
             unreported = await self._apply_until_failure(snapshot, reports, memory)
             failure = failure or unreported
+        if failure is None:
+            failure = await self._apply_until_failure(snapshot, last, memory)
         if failure is None:
             memory.failing = None
             return
@@ -355,6 +365,10 @@ def _is_done_without(action: a.Action, error: ApiError, memory: ReadCache) -> bo
         case _:
             return isinstance(action, a.EmitEvent)  # informative
     return True
+
+
+def _is_answer(status: TrainingPlanStatus) -> bool:
+    return any(one.type is ConditionType.SUCCEEDED and one.status != "Unknown" for one in status.conditions)
 
 
 def changes_objects(action: a.Action) -> bool:
