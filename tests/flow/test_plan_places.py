@@ -94,6 +94,13 @@ def test_plan_that_waits_for_an_edit_holds_no_place() -> None:
     assert (is_under_way(first), is_under_way(second)) == (False, True)
 
 
+def test_plan_with_fields_that_an_older_definition_hides_keeps_no_other_from_its_place() -> None:
+    first, second = worlds = limited(1, "a", "b")
+    first.hidden_fields = ("spec.newer",)
+    step(*worlds)
+    assert (is_under_way(first), is_under_way(second)) == (False, True)
+
+
 def test_wait_for_a_place_ends_at_the_deadline_of_waits() -> None:
     first, second = worlds = limited(1, "a", "b")
     first.foreign = dict.fromkeys(("n1", "n2", "n3"), 2)

@@ -19,7 +19,7 @@ from trainwright_operator.flow.snapshot import PlanFacts, PlanPlace
 def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     """Return the place that a plan of this status has or waits for, or None.
 
-    There is none while it waits for somebody to mend it, and none for a plan that goes on after a suspension or its end
+    There is none while it waits for somebody to mend it, the definition of the resource included, and none for a plan that goes on after a suspension or its end
     until that is noted in its status.
     """
     conditions = {one.type: one for one in status.conditions}
@@ -31,6 +31,8 @@ def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     if accepted is not None and accepted.reason in LACKS:
         return None
     is_under_way = accepted is not None and accepted.status == "True"
+    if plan.hidden_fields and not is_under_way:
+        return None
     return PlanPlace(plan.uid, plan.name, plan.created_at, is_under_way)
 
 
