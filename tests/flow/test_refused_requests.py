@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flow_clock import run_jumping
 from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
-from flow_world import node
+from flow_world import RESOURCE, node
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.kube.client import ApiError
@@ -186,6 +186,42 @@ def test_definition_that_was_removed_is_named_until_it_is_back(
         assert (told["reason"], told["message"]) == (f"{kind}CRDMissing", words)
         api.forgive()
         await operation.until(lambda: api.condition("Succeeded")["status"] == "True", 600)
+        await operation.reconciler.stop()
+
+    run_story(story())
+
+
+def test_pods_in_place_of_one_whose_pin_is_held_wait_for_free_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes the pods of a gang while they are pinned, and the nodes are taken meanwhile."""
+    api, pods = CountingApi(), "/api/v1/namespaces/default/pods"
+
+    def replace_pods() -> None:
+        for path, one in list(api.objects.items()):
+            if path.startswith(f"{pods}/"):
+                name = f"{one['metadata']['name']}-next"
+                api._delete(path)
+                meta = {key: one["metadata"][key] for key in ("labels", "annotations", "ownerReferences")}
+                api._store(f"{pods}/{name}", {"metadata": {**meta, "name": name}, "spec": one["spec"]})
+        asked = {"resources": {"requests": {RESOURCE: "2"}}}
+        for number in ("1", "2"):
+            spec = {"nodeName": f"n{number}", "containers": [asked], "schedulingGates": [{"name": "not run here"}]}
+            api._store(f"/api/v1/namespaces/other/pods/{number}", {"metadata": {"labels": {}}, "spec": spec})
+
+    def refuses(method: str, target: str) -> ApiError | None:
+        if method != "PATCH" or not target.startswith(pods) or api.refused:
+            return None
+        asyncio.get_running_loop().call_soon(replace_pods)
+        return ApiError(404, "404: no such pod")
+
+    async def story() -> None:
+        api.add_plan(**JOB_SET)
+        api.refuses = refuses
+        operation = Operation(api, monkeypatch)
+        await operation.until(lambda: bool(api.refused), 60)
+        await operation.for_seconds(90.0)
+        pinned = [target for _, method, target in api.asked if method == "PATCH" and target.endswith("-next")]
+        assert not pinned
+        assert api.condition("Succeeded")["reason"] == "WaitingForCapacity"
         await operation.reconciler.stop()
 
     run_story(story())

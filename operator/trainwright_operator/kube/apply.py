@@ -83,9 +83,10 @@ class Applier:
         """Apply actions up to the first that fails, and return its error. A deletion that fails keeps none from others."""
         failure = None
         gang_of = {pod.name: pod.gang for pod in snapshot.pods}
-        unpinned: set[str | None] = set()
+        held = memory.back_off.held_pins(gang_of)
+        unpinned: set[str | None] = {gang_of[name] for name in held}
         for action in actions:
-            if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned:
+            if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned and action.name not in held:
                 continue  # all of a gang's pods or none: the others would only hold devices
             try:
                 await self._apply(snapshot, action, memory)

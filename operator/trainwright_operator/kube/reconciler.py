@@ -13,7 +13,6 @@ from typing import Any
 from trainwright_operator.flow.actions import SetStatus
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, decide, is_finished, requeue_after_seconds
 from trainwright_operator.flow.quarantine import is_quarantined, released
-from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
 from trainwright_operator.kube.apply import Applier, log_actions
@@ -25,9 +24,8 @@ from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSIO
 from trainwright_operator.kube.namespace_claims import RETRY_SECONDS, NamespaceClaims
 from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
 from trainwright_operator.kube.orphaned_jobs import OrphanedJobs
-from trainwright_operator.kube.requests.back_off import PIN_KEY
 from trainwright_operator.kube.search_pool import SearchPool
-from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
+from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader, may_pin
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import SYSTEM_NAMESPACES, Settings
 
@@ -277,7 +275,7 @@ class Reconciler:
                     snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
                 if self._is_found_large(snapshot, memory):
                     return plan, 0.0
-                is_placing = any(map(is_gated, snapshot.pods)) and not memory.back_off.is_holding(PIN_KEY)
+                is_placing = may_pin(snapshot.pods, memory.back_off)
                 if not is_placing:
                     pause = await self._decide_and_apply(snapshot, memory)
             if is_placing:

@@ -34,7 +34,7 @@ from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import MEASUREMENTS_AGE_SECONDS, Children, ObjectCache, version_of
 from trainwright_operator.kube.queue_reader import QueueReader
-from trainwright_operator.kube.requests.back_off import PIN_KEY, BackOff
+from trainwright_operator.kube.requests.back_off import BackOff
 from trainwright_operator.kube.requests.pod_refusals import PodRefusals
 from trainwright_operator.settings import Settings
 
@@ -273,9 +273,8 @@ class SnapshotReader:
             snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds))
         cluster = snapshot.plan.status.cluster
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
-        if (needs_node_usage(snapshot) and not memory.back_off.is_holding(PIN_KEY)) or (
-            chooses_nodes and spec.devices.max is not None
-        ):
+        needs_usage = chooses_node(snapshot.plan) or may_pin(snapshot.pods, memory.back_off)
+        if needs_usage or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
             found, used, holders, network = await self.node_cache.usage(spec.devices.resource_name, usage_age)
             own = (node.name for node in cluster.nodes) if cluster is not None else ()
@@ -343,13 +342,14 @@ class SnapshotReader:
         return replace(found, log=log)
 
 
-def needs_node_usage(snapshot: Snapshot) -> bool:
-    """Return whether this reconciliation may pin a pod or choose a node."""
-    profiled = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.PROFILED), None)
-    links_measured = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.LINKS_MEASURED), None)
-    choosing = (
-        links_measured is not None
-        and links_measured.status == "True"
-        and (profiled is None or profiled.status != "True")
-    )
-    return choosing or any(is_gated(pod) for pod in snapshot.pods)
+def chooses_node(plan: PlanFacts) -> bool:
+    """Return whether this reconciliation may choose a node to profile on."""
+    statuses = {one.type: one.status for one in plan.status.conditions}
+    return statuses.get(ConditionType.LINKS_MEASURED) == "True" and statuses.get(ConditionType.PROFILED) != "True"
+
+
+def may_pin(pods: Collection[PodFacts], back_off: BackOff) -> bool:
+    """Return whether this reconciliation may pin a pod: one of a gang without a pod whose pin has to wait."""
+    held = back_off.held_pins(pod.name for pod in pods)
+    waiting = {pod.gang for pod in pods if pod.name in held}
+    return any(is_gated(pod) and pod.gang not in waiting for pod in pods)

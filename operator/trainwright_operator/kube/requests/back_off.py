@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -59,10 +59,11 @@ class BackOff:
         self._want(key)
         return known.error
 
-    def is_holding(self, prefix: str) -> bool:
-        """Return whether a request whose key begins so may not be sent yet."""
+    def held_pins(self, pods: Iterable[str]) -> frozenset[str]:
+        """Return those of the pods whose pin may not be sent yet."""
         now = _now()
-        return any(key.startswith(prefix) and now < self._due_at(key) for key in self._refusals)
+        keys = ((name, f"{PIN_KEY} {name}") for name in pods)
+        return frozenset(name for name, key in keys if key in self._refusals and now < self._due_at(key))
 
     def refuse(self, key: str, error: ApiError) -> int:
         """Note that a request was refused, and return how often in a row.
