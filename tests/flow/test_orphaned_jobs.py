@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, HANDED_OVER_LABEL, OWNED_ANNOTATION
+from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, HANDED_OVER_LABEL, OWNED_ANNOTATION, handover_name
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.orphaned_jobs import SWEEP_SECONDS, OrphanedJobs
 
@@ -26,7 +26,7 @@ class Jobs:
         if "pytorchjobs" in path:
             raise ApiError(404, "the server could not find the requested resource")
         owned = {OWNED_ANNOTATION: "true"}
-        return [job("lives", owned), job("gone", owned), job("gone", {})]
+        return [job("lives", owned), job("gone", owned), job("gone", {}), job("gone", owned, copied_as="gone-by-hand")]
 
     async def delete(self, path: str, uid: str) -> None:
         if self.refusal is not None:
@@ -44,8 +44,9 @@ class Claims:
         return self.holder
 
 
-def job(plan: str, annotations: dict[str, str]) -> dict[str, Any]:
-    name = f"{plan}-{'owned' if annotations else 'free'}"
+def job(plan: str, annotations: dict[str, str], copied_as: str = "") -> dict[str, Any]:
+    """Return a job; `copied_as`: name that a user gave to a copy of it, with all of its labels and annotations."""
+    name = copied_as or handover_name(plan, f"uid-{plan}") + ("" if annotations else "-free")
     meta = {"namespace": "team-a", "name": name, "uid": f"uid-of-{name}", "labels": {HANDED_OVER_LABEL: plan}}
     return {"metadata": meta | {"annotations": {HANDED_OVER_ANNOTATION: f"uid-{plan}"} | annotations}}
 
@@ -67,8 +68,9 @@ def test_job_that_a_deleted_plan_owned_is_deleted() -> None:
     api = Jobs()
     sweep(api, Claims(), SWEEP_SECONDS)
     ((path, uid),) = api.deleted
-    assert path == "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team-a/jobsets/gone-owned"
-    assert uid == "uid-of-gone-owned"
+    name = handover_name("gone", "uid-gone")
+    assert path == f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/team-a/jobsets/{name}"
+    assert uid == f"uid-of-{name}"
 
 
 def test_jobs_are_listed_once_in_an_interval_and_not_at_the_start() -> None:
@@ -89,7 +91,7 @@ def test_deletion_that_is_refused_is_logged_and_tried_again(caplog: pytest.LogCa
     api = Jobs()
     api.refusal = ApiError(403, "forbidden by a policy")
     sweep(api, Claims(), SWEEP_SECONDS)
-    assert "team-a/gone-owned of a plan that is gone cannot be deleted: " in caplog.text
+    assert f"team-a/{handover_name('gone', 'uid-gone')} of a plan that is gone cannot be deleted: " in caplog.text
     api.refusal = None
     sweep(api, Claims(), SWEEP_SECONDS, 2 * SWEEP_SECONDS)
     assert len(api.deleted) == 2

@@ -107,6 +107,12 @@ def handover_name(plan_name: str, plan_uid: str) -> str:
     return f"{_base(plan_name, plan_uid)}-job"
 
 
+def is_handover_name(name: str, plan_uid: str) -> bool:
+    """Return whether an object with this name is of the job of the plan with that uid; copies have other names."""
+    ending = handover_name("p", plan_uid).removeprefix("p")
+    return re.fullmatch(rf".+{re.escape(ending)}(-\d+)?", name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Names of one plan's children; `base` is short, starts with a letter and is unique for each plan and identity.

@@ -10,7 +10,12 @@ from typing import Any, Final, NamedTuple
 
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, HANDED_OVER_LABEL, OWNED_ANNOTATION
+from trainwright_operator.flow.names import (
+    HANDED_OVER_ANNOTATION,
+    HANDED_OVER_LABEL,
+    OWNED_ANNOTATION,
+    is_handover_name,
+)
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.namespace_claims import NamespaceClaims
@@ -58,7 +63,8 @@ class OrphanedJobs:
             logger.debug("listing %s of %s failed: %s", api.plural, namespace or "all namespaces", error)
             return []  # the cluster lacks the kind, or the next look finds them
         metas = (one["metadata"] for one in items)
-        return [_job(api, meta) for meta in metas if OWNED_ANNOTATION in (meta.get("annotations") or {})]
+        owned = (_job(api, meta) for meta in metas if OWNED_ANNOTATION in (meta.get("annotations") or {}))
+        return [job for job in owned if is_handover_name(job.name, job.plan_uid)]  # a user's copy is the user's
 
     async def delete(self, jobs: Collection[_Job], plan_uids: Collection[str]) -> None:
         """Delete the jobs whose plan is not among those listed, where this release works."""
