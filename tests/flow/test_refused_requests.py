@@ -158,6 +158,26 @@ def test_wait_for_what_is_refused_ends_at_the_deadline_of_waits(what: str, monke
     run_story(story())
 
 
+def test_gang_that_runs_does_not_count_as_waiting_while_a_deletion_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, running = CountingApi(run_seconds=150.0), re.compile("/pytorchjobs/demo-.*-profile-1$")
+
+    def refuses(method: str, target: str) -> ApiError | None:
+        return ApiError(403, "no") if method == "DELETE" and "/pytorchjobs/" in target else None
+
+    async def story() -> None:
+        api.add_plan(waitDeadlineSeconds=60)
+        api.refuses = refuses
+        operation = Operation(api, monkeypatch)
+        await operation.until(lambda: any(map(running.search, api.objects)), 400)
+        await operation.for_seconds(120.0)
+        assert api.condition("Profiled")["reason"] == "RequestFailed"
+        assert api.condition("Succeeded")["status"] == "Unknown"
+        assert api.plan["status"]["waiting"]["earlierSeconds"] < 30
+        await operation.reconciler.stop()
+
+    run_story(story())
+
+
 def run_story(story: Coroutine[Any, Any, None]) -> None:
     logging.getLogger("trainwright_operator").setLevel(logging.CRITICAL)
     run_jumping(story)

@@ -205,7 +205,8 @@ def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> t
     if failing is None or not isinstance(last, Waiting):
         return tuple(steps)
     explanation = explain(Reason.REQUEST_FAILED, what=f"{failing.message}; retrying")
-    return (*done, Step(condition, replace(last, explanation=explanation, is_lacking=True, again_at=None)))
+    is_lacking = bool(last.actions) or not patience.is_measuring(context)
+    return (*done, Step(condition, replace(last, explanation=explanation, is_lacking=is_lacking, again_at=None)))
 
 
 def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Action]:

@@ -41,6 +41,13 @@ def waited_seconds(plan: PlanFacts, now: datetime) -> float:
     return known.earlier_seconds + max(present, 0.0)
 
 
+def is_measuring(context: ReconcileContext) -> bool:
+    """Return whether a gang of the plan runs, beside which requests for other things may fail."""
+    snapshot, names = context.snapshot, context.names
+    running = {pod.gang for pod in snapshot.pods if pod.phase == "Running" and not pod.terminating}
+    return any(snapshot.find(names.result(gang)) is None for gang in running & context.current_gangs)
+
+
 def explain_lack(context: ReconcileContext, explanation: Explanation | None, *, is_lacking: bool) -> Explanation | None:
     """Return what a wait with this explanation lacks, requests that fail before anything else; None if it lacks nothing."""
     failing = context.snapshot.failing

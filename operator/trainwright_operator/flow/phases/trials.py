@@ -22,7 +22,7 @@ from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.number_formats import model_from_spec
-from trainwright_operator.flow.patience import explain_exhaustion, explain_lack
+from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, is_measuring
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
@@ -111,6 +111,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None:
     """Return why no more is waited for, if `spec.waitDeadlineSeconds` is over while the trials wait."""
+    if not step.actions and not step.is_lacking and is_measuring(context):
+        return None
     lack = explain_lack(context, step.explanation, is_lacking=step.is_lacking)
     return None if lack is None else explain_exhaustion(context, lack)
 
