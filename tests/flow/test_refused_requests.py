@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ import pytest
 from flow_clock import run_jumping
 from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
 from flow_world import RESOURCE, node
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.kube.client import ApiError
@@ -294,5 +297,28 @@ def test_requests_of_one_kind_share_the_pause_and_take_turns() -> None:
             await asyncio.sleep(1.0)
         assert set(sent[-16:]) == set("abcdefgh"), "none is forgotten"
         assert len(sent) <= 8 + 4 * 10 + 8
+
+    run_jumping(story())
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_something_may_be_sent_after_each_pause(passes: list[int], chance: random.Random) -> None:
+    async def story() -> None:
+        back_off = BackOff()
+        names = [f"DeleteJob {name}" for name in "abcd"]
+        for left_out in passes * 3:
+            for turn in range(3):
+                back_off.begin_pass()
+                wanted = [name for number, name in enumerate(names) if number != left_out]
+                sent = [name for name in wanted if back_off.held(name) is None]
+                for name in sent:
+                    back_off.refuse(name, ApiError(403, "no"))
+                if sent:
+                    break
+                assert turn < 2, "passes follow one another without a pause, and send nothing"
+                pause = back_off.pause()
+                assert pause is not None
+                await asyncio.sleep(pause)
+            await asyncio.sleep(chance.uniform(0.0, 20.0))
 
     run_jumping(story())

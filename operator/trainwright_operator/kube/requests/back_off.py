@@ -101,7 +101,7 @@ class BackOff:
     def pause(self) -> float | None:
         """Return seconds until the first of the requests that this pass wanted may be sent, or None without any."""
         keys = {_READ_KEY} if self.is_unread else self._wanted
-        due = [self._due_at(one) for one in keys if one in self._refusals]
+        due = [self._turn_at(one) for one in keys if one in self._refusals]
         return max(min(due) - _now(), 0.0) if due else None
 
     def _want(self, key: str) -> None:
@@ -110,9 +110,16 @@ class BackOff:
 
     def _is_after_another(self, key: str) -> bool:
         """Return whether another refused request of the kind has waited for longer: they take turns."""
+        return any(True for _ in self._before(key))
+
+    def _before(self, key: str) -> Iterator[str]:
         others = (self._wanted | self._wanted_before) & self._refusals.keys() - {key}
         own = self._refusals[key].due_at
-        return any(_kind(one) == _kind(key) and self._refusals[one].due_at < own for one in others)
+        return (one for one in others if _kind(one) == _kind(key) and self._refusals[one].due_at < own)
+
+    def _turn_at(self, key: str) -> float:
+        """Return when a refused request may be sent at the earliest: not before the first of those that come before it."""
+        return max(self._due_at(key), min(map(self._due_at, self._before(key)), default=0.0))
 
     def _due_at(self, key: str) -> float:
         """Return when a refused request may be sent: after its pause, and not soon after another one of its kind."""
