@@ -102,9 +102,16 @@ def seconds_until_next_look(plan: PlanFacts, now: datetime) -> float | None:
     else:
         share = _MENDED_LOOK_SHARE if known.reason in LACKS else _LOOK_SHARE
         seconds = share * (now - known.since).total_seconds()
-    if plan.spec is not None and plan.spec.wait_deadline_seconds is not None:
-        seconds = min(seconds, plan.spec.wait_deadline_seconds - waited_seconds(plan, now))
+    left = seconds_until_deadline(plan, now)
+    if left is not None:
+        seconds = min(seconds, left)
     return min(max(seconds, _SHORTEST_LOOK_SECONDS), LONGEST_LOOK_SECONDS)
+
+
+def seconds_until_deadline(plan: PlanFacts, now: datetime) -> float | None:
+    """Return seconds until `spec.waitDeadlineSeconds` is over if the plan waits on, or None without a limit."""
+    limit = plan.spec.wait_deadline_seconds if plan.spec is not None else None
+    return limit - waited_seconds(plan, now) if limit is not None else None
 
 
 def _account(plan: PlanFacts) -> WaitingStatus | None:

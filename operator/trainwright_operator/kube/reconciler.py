@@ -12,6 +12,7 @@ from typing import Any
 
 from trainwright_operator.flow.actions import SetStatus
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, decide, is_finished, requeue_after_seconds
+from trainwright_operator.flow.patience import seconds_until_deadline
 from trainwright_operator.flow.quarantine import is_quarantined, released
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
@@ -179,7 +180,7 @@ class Reconciler:
                     else:
                         self._names[uid] = key
                 except ApiError as error:
-                    is_unread, held = memory.back_off.is_unread, memory.back_off.pause()
+                    is_unread, held = memory.back_off.is_unread, memory.held_seconds()
                     pause = _IMMEDIATE_REQUEUE_SECONDS if memory.has_changed or held is None else held
                     level = logging.DEBUG if str(error) == told else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
@@ -257,7 +258,7 @@ class Reconciler:
     async def _read_and_apply(self, key: PlanKey, memory: ReadCache) -> tuple[PlanFacts | None, float]:
         """Reconcile once, except a plan that turns out to be large: its next reconciliation waits for its turn first."""
         due, plan = time.monotonic(), None
-        memory.has_changed = False
+        memory.has_changed, memory.deadline_seconds = False, None
         memory.back_off.begin_pass()
         try:
             async with self._slot():
@@ -359,6 +360,7 @@ class Reconciler:
         else:
             actions = decide(snapshot, now)
         log_actions(plan, actions)
+        memory.deadline_seconds = seconds_until_deadline(plan, now)
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._claims.record_decision(snapshot, status)
         try:

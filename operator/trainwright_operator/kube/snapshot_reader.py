@@ -69,6 +69,7 @@ class ReadCache:
         wrote_status: whether the last reconciliation wrote its status.
         has_changed: whether it changed something, or was refused something for the first time.
         has_pinned: whether it tried to pin a pod.
+        deadline_seconds: seconds from it until the plan's deadline of waits; None without one.
         passes_without_report: number of reconciliations in a row that left status and Events to the next one.
         is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
     """
@@ -83,6 +84,7 @@ class ReadCache:
     wrote_status: bool = False
     has_changed: bool = False
     has_pinned: bool = False
+    deadline_seconds: float | None = None
     passes_without_report: int = 0
     is_large: bool = False
 
@@ -91,6 +93,11 @@ class ReadCache:
         """Return whether the last reconciliation was refused a request that the plan needs."""
         is_tried = self.dry_run is not None and self.dry_run.reason != ""
         return self.failing is not None or bool(self.refusals) or is_tried
+
+    def held_seconds(self) -> float | None:
+        """Return seconds until what failed may be tried again, or until the deadline of waits, which gives an answer."""
+        held, left = self.back_off.pause(), self.deadline_seconds
+        return min(held, left) if held is not None and left is not None and left > 0 else held
 
 
 class SnapshotReader:
