@@ -131,11 +131,23 @@ def test_status_is_written_when_an_earlier_action_fails() -> None:
     assert memory.failing is None
 
 
-def test_a_few_passes_that_change_something_leave_the_status_to_the_next_one() -> None:
-    class Accepting(Refusing):
-        async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
-            return {}
+class Accepting(Refusing):
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        return {}
 
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_status_is_written_where_passes_alternate_that_have_one_and_that_have_none(first: int) -> None:
+    api, memory = Accepting(), ReadCache()
+    applier = Applier(cast(Api, api), SearchPool(), ObjectCache())
+    template, job = (DryRunJob(key, {"kind": "PyTorchJob"}) for key in ("template", "job"))
+    for number in range(first, first + 8):
+        todo = [job, SetStatus(TrainingPlanStatus())] if number % 2 else [template]
+        asyncio.run(applier.apply(World().snapshot(), todo, memory))
+    assert api.statuses
+
+
+def test_a_few_passes_that_change_something_leave_the_status_to_the_next_one() -> None:
     api, memory = Accepting(), ReadCache()
     applier = Applier(cast(Api, api), SearchPool(), ObjectCache())
     changing = [DryRunJob("key", {"kind": "PyTorchJob"}), SetStatus(TrainingPlanStatus())]

@@ -64,8 +64,8 @@ class Applier:
         if is_early and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
             memory.passes_without_report += 1
         else:
-            memory.passes_without_report = 0
             reports = [action for action in actions if not changes_objects(action)]
+            memory.passes_without_report = 0 if reports else memory.passes_without_report
             unreported = await self._apply_until_failure(snapshot, reports, memory)
             failure = failure or unreported
         if failure is None:
