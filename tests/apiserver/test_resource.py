@@ -201,7 +201,7 @@ def test_a_list_of_plans_reads_well(api_server, training_plan, namespace) -> Non
     patch_status(api_server, "tiny", namespace, TrainingPlanStatus.model_validate(STATUS).dump())
     api_server.create(training_plan("untouched"))
     head, tiny, untouched = api_server.kubectl("get", "tplan", "--namespace", namespace).splitlines()
-    assert " ".join(head.split()) == "NAME PHASE PROGRESS BEST S/ITER SPEED-UP EMULATED REASON AGE"
+    assert " ".join(head.split()) == "NAME PHASE PROGRESS BEST S/ITER SPEED-UP EMULATED JOB REASON AGE"
     assert " ".join(tiny.split()[:-1]) == "tiny Succeeded 5/5 trials 0.8 1.5376 true BestTrialSelected"
     assert untouched.split()[0] == "untouched"
     wide = api_server.kubectl("get", "trainingplans", "--namespace", namespace, "--output", "wide").splitlines()

@@ -47,8 +47,8 @@ class Applier:
         """Apply all actions in order, to no other objects than those of the snapshot.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
-        Events to it, except an answer. After a failure, apply only status and Events, so that users see the plan's progress. What was
-        refused is not sent again before its pause is over, and counts as refused until then.
+        Events to it, except an answer. After a failure, apply only status and Events, so that users see the plan's
+        progress. What was refused is not sent again before its pause is over, and counts as refused until then.
 
         Raise the first ApiError at the end: the next reconciliation decides anew.
         """

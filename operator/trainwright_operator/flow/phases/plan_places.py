@@ -19,8 +19,8 @@ from trainwright_operator.flow.snapshot import PlanFacts, PlanPlace
 def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     """Return the place that a plan of this status has or waits for, or None.
 
-    There is none while it waits for somebody to mend it, the definition of the resource included, and none for a plan that goes on after a suspension or its end
-    until that is noted in its status.
+    There is none while it waits for somebody to mend it or the definition of the resource, and none for a plan that goes on
+    after a suspension or its end until that is noted in its status.
     """
     conditions = {one.type: one for one in status.conditions}
     accepted, ended = (conditions.get(kind) for kind in (ConditionType.ACCEPTED, ConditionType.SUCCEEDED))
