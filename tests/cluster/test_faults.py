@@ -101,10 +101,11 @@ def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wi
 def test_plan_waits_for_an_image_that_cannot_be_pulled_with_that_reason(workbench, small_plan) -> None:
     name = workbench.apply(small_plan(worker={"image": "localhost/no-such-image:1"}))
     workbench.wait(name, "ImagePullFailed", lambda found: _reason(found) == "ImagePullFailed")
+    assert "no-such-image" in succeeded(workbench.get(name))["message"]
+    workbench.wait(name, "the end of the attempt", lambda found: "tried again at" in succeeded(found)["message"])
     resource = workbench.get(name)
-    assert succeeded(resource)["status"] == "Unknown", resource["status"]["conditions"]
+    assert (succeeded(resource)["status"], _reason(resource)) == ("Unknown", "ImagePullFailed")
     assert "no-such-image" in succeeded(resource)["message"]
-    assert "tried again at" in succeeded(resource)["message"]
 
 
 def _reason(resource) -> str:
