@@ -11,10 +11,9 @@ from pathlib import Path
 from markdown_pages import pages
 from source_files import PACKAGES, PROSE_FOLDERS, ROOT, SourceFile, files
 
-MAX_LINES, MIN_LINES = 350, 50
-MAX_SHORT_RATIO = 0.1
-MAX_FILES_PER_FOLDER = 20
-UNNAMED = ("__init__.py", "__main__.py")
+MAX_LINES = 500
+MAX_FILES_PER_FOLDER = 30
+MAX_METHODS = 15
 
 OPENINGS = re.compile(
     r"(Of|As|With|So|Those|By|Whose|What|Whether|Where|Which|Who|Why|How|When|That|Behind|Until|From|For|The same)\b"
@@ -28,46 +27,33 @@ IMMUTABLE_BASES = {"NamedTuple", "Protocol", "Enum", "StrEnum", "IntEnum", "Flag
 
 
 def duplicate_modules() -> Iterator[str]:
-    """Yield modules that share their name with another one of their import package."""
-    for package in PACKAGES:
-        by_name = defaultdict(list)
-        for file in files(package):
-            if file.path.name not in UNNAMED and not _may_share_its_name(file):
-                by_name[file.path.name].append(file.name)
-        for same in by_name.values():
-            yield from same if len(same) > 1 else ()
-
-
-def _may_share_its_name(file: SourceFile) -> bool:
-    folders = file.path.parts
-    return "cli" in folders[:-1] or (file.path.name == "search.py" and "search" in folders[:-1])
+    """Yield modules that share their name with a folder beside them, which hides them from imports."""
+    return (file.name for file in files(*PACKAGES) if file.path.with_suffix("").is_dir())
 
 
 def duplicate_classes() -> Iterator[str]:
-    """Yield classes that share their name with another one of their import package; layers may."""
-    for package in PACKAGES:
-        by_name = defaultdict(list)
-        for file in files(package):
-            for name in () if "layers" in file.path.parts else file.classes:
-                by_name[name].append(f"{file.name}:{name}")
-        for same in by_name.values():
-            yield from same if len(same) > 1 else ()
+    """Yield classes that share their name with another one of their folder; layers may."""
+    by_name = defaultdict(list)
+    for file in files(*PACKAGES):
+        for name in () if "layers" in file.path.parts else file.classes:
+            by_name[file.path.parent, name].append(f"{file.name}:{name}")
+    for same in by_name.values():
+        yield from same if len(same) > 1 else ()
+
+
+def large_classes() -> Iterator[str]:
+    """Yield classes of more than 15 methods, properties included."""
+    for file in files(*PACKAGES):
+        yield from (f"{file.name}:{name}" for name, methods in file.classes.items() if methods > MAX_METHODS)
 
 
 def long_files() -> Iterator[str]:
-    """Yield files of more than 350 non-blank lines."""
+    """Yield files of more than 500 non-blank lines."""
     return (file.name for file in files(*PACKAGES) if file.lines > MAX_LINES)
 
 
-def short_files() -> Iterator[str]:
-    """Yield files of less than 50 non-blank lines, while more than a tenth of all files are so short."""
-    named = [file for file in files(*PACKAGES) if file.path.name not in UNNAMED]
-    short = [file.name for file in named if file.lines < MIN_LINES]
-    yield from short if len(short) > MAX_SHORT_RATIO * len(named) else ()
-
-
 def full_folders() -> Iterator[str]:
-    """Yield folders with more than 20 Python files."""
+    """Yield folders with more than 30 Python files."""
     count = Counter(file.path.parent for file in files(*PACKAGES))
     return (folder.relative_to(ROOT).as_posix() for folder, number in count.items() if number > MAX_FILES_PER_FOLDER)
 
@@ -152,8 +138,8 @@ RULES: dict[str, Callable[[], Iterator[str]]] = {
     for rule in (
         duplicate_modules,
         duplicate_classes,
+        large_classes,
         long_files,
-        short_files,
         full_folders,
         mutable_classes,
         docstring_openings,

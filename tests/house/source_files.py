@@ -58,9 +58,10 @@ class SourceFile:
                 gc.enable()
 
     @cached_property
-    def _found(self) -> tuple[tuple[Definition, ...], tuple[str, ...]]:
+    def _found(self) -> tuple[tuple[Definition, ...], dict[str, int]]:
         tree = self.parse()
-        return tuple(_definitions(tree, "")), tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        classes = {node.name: _count_methods(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+        return tuple(_definitions(tree, "")), classes
 
     @property
     def definitions(self) -> tuple[Definition, ...]:
@@ -68,8 +69,8 @@ class SourceFile:
         return self._found[0]
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes at the top of the module."""
+    def classes(self) -> dict[str, int]:
+        """Names of the classes at the top of the module, each with its number of methods and properties."""
         return self._found[1]
 
     def place(self, definition: Definition) -> str:
@@ -80,6 +81,10 @@ class SourceFile:
         """Return the place of the innermost definition around a line."""
         around = [one for one in self.definitions if one.first_line <= line <= one.last_line]
         return self.place(min(around, key=lambda one: one.last_line - one.first_line))
+
+
+def _count_methods(node: ast.ClassDef) -> int:
+    return len({each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)})
 
 
 def _definitions(node: Node, name: str) -> Iterator[Definition]:
