@@ -66,7 +66,7 @@ bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algo
 	$(PYTHON) benchmarks $(BENCH)
 
 soak: venv programs  ## What the operator costs with 1,000 plans, 5,000 nodes and random changes, on a real API server (40 minutes)
-	PYTHONPATH=tests/support:tests/flow/simulation $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
+	PYTHONPATH=tests/support:tests/operator/simulation $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
 
 lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1] / "flow" / "simulation")]
+    sys.path[:0] = [str(Path(__file__).parents[1] / "operator" / "simulation")]
 
 import subjects as s
 from flow_scenarios import SCENARIOS

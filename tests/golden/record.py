@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-NEEDED = (".", "../flow/simulation", "../worker/oracles", "../../benchmarks")
+NEEDED = (".", "../operator/simulation", "../worker/oracles", "../../benchmarks")
 PARTS = ("estimates", "schemas", "searches", "decisions", "nodes")
 
 
