@@ -78,7 +78,6 @@ class ReadCache:
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
     back_off: BackOff = field(default_factory=BackOff)
-    pod_refusals: PodRefusals = field(default_factory=PodRefusals)
     done: set[str] = field(default_factory=set)
     generation: int = 0
     wrote_status: bool = False
@@ -114,6 +113,7 @@ class SnapshotReader:
         self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
         self._queues = QueueReader(api)
+        self._pod_refusals = PodRefusals(api)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
@@ -153,7 +153,7 @@ class SnapshotReader:
         found = (children.pods[name] for name in sorted(children.pods))
         pods = [pod for pod in found if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
         jobs = await self._queues.with_messages(plan.namespace, known_jobs)
-        jobs = await memory.pod_refusals.told(self._api, plan.namespace, jobs, pods, memory.back_off)
+        jobs = await self._pod_refusals.with_words(plan.namespace, jobs, pods)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
         )

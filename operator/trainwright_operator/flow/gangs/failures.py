@@ -26,6 +26,8 @@ CAUSE_PATIENCE = timedelta(seconds=20)
 its pod first ends the other processes, which takes up to 10 s."""
 _CREATION_PATIENCE = timedelta(seconds=15)
 """Time in which launchers create pods, and the scheduler binds them, where nothing is in the way."""
+_SILENT_PATIENCE = timedelta(seconds=30)
+"""Time after which missing pods are reported though nothing says why: a launcher is busy where many jobs come at once."""
 _INVALID_IMAGE = "InvalidImageName"
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "ErrImageNeverPull")
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -339,7 +341,8 @@ def find_lack(
     """Return what a gang that starts waits for now: pods that nobody creates, a place, an image; None if that is not known."""
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     if have < want:
-        if now - _created_at(task_map, jobs) < _CREATION_PATIENCE:
+        patience = _CREATION_PATIENCE if any(job.pods_refused for job in jobs) else _SILENT_PATIENCE
+        if now - _created_at(task_map, jobs) < patience:
             return None
         what = f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}"
         return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {owner_without_pod}` says why")

@@ -24,7 +24,7 @@ PIN_KEY: Final = "PinPod"
 """First word of the keys of pins."""
 _READ_KEY: Final = "read"
 """Key of all that a reconciliation reads first: without any of it there is no decision."""
-_HELPFUL: Final = frozenset({"log", "mounted", "Events"})
+_HELPFUL: Final = frozenset({"log", "mounted"})
 """First words of the keys of what only helps: no reconciliation is made for its sake."""
 
 

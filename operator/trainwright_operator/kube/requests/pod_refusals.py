@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.object_facts import parse_time
-from trainwright_operator.kube.requests.back_off import BackOff
 
 _PATIENCE_SECONDS: Final = 15.0
 """Age of a job up to which its launcher is still at work."""
+_SHARED_SECONDS: Final = 20.0
+"""Age of a reading that serves all plans of a namespace. The API server reads every Event of it from its store for each
+list, whatever the selector, so that a list for each of 1,000 plans would cost it more than all that they create."""
+_DURATION_FACTOR: Final = 10.0
+"""Least age as a multiple of the reading's duration, which bounds the API server's load."""
+_OWNER_KINDS: Final = {LauncherKind.JOB_SET: "Job"}
+"""Kind whose Events say so, where it is not the launcher's own: a JobSet makes Jobs."""
+
+
+class _Warning(NamedTuple):
+    """Newest Event about one owner of pods."""
+
+    at: datetime
+    message: str
+
+
+class _Reading(NamedTuple):
+    expires_at: float
+    warnings: dict[str, _Warning]
+    """By the name of the job: a JobSet's Jobs are named after it, with `-s` and a number each."""
 
 
 class PodRefusals:
-    """Words of Events of one plan's jobs, each read again after a while, which doubles."""
+    """Warnings about what creates pods, by namespace and kind."""
 
-    def __init__(self) -> None:
-        self._words: dict[str, str] = {}
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._readings: dict[tuple[str, LauncherKind], _Reading] = {}
+        self._locks: dict[tuple[str, LauncherKind], asyncio.Lock] = {}
 
-    async def told(
-        self, api: Api, namespace: str, jobs: Iterable[JobFacts], pods: Iterable[PodFacts], back_off: BackOff
+    async def with_words(
+        self, namespace: str, jobs: Iterable[JobFacts], pods: Iterable[PodFacts]
     ) -> tuple[JobFacts, ...]:
-        """Return the jobs, those without pods with what refuses them."""
-        has_pods, known = {pod.job for pod in pods}, list(jobs)
-        self._words = {job.uid: self._words[job.uid] for job in known if job.uid in self._words}
+        """Return the jobs, those that have had no pods for a while with what refuses them."""
+        has_pods = {pod.job for pod in pods}
         return tuple([
-            job if job.name in has_pods or not _is_late(job) else await self._with_words(api, namespace, job, back_off)
-            for job in known
+            job if job.name in has_pods or not _is_late(job) else await self._with_words(namespace, job) for job in jobs
         ])  # fmt: skip
 
-    async def _with_words(self, api: Api, namespace: str, job: JobFacts, back_off: BackOff) -> JobFacts:
-        key = f"Events {job.uid}"
-        if back_off.held(key) is None:
+    async def _with_words(self, namespace: str, job: JobFacts) -> JobFacts:
+        warning = (await self._warnings(namespace, job.launcher)).get(job.name)
+        is_own = warning is not None and warning.at >= job.created_at
+        return replace(job, pods_refused=warning.message if warning is not None and is_own else "")
+
+    async def _warnings(self, namespace: str, launcher: LauncherKind) -> dict[str, _Warning]:
+        key = namespace, launcher
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            began, known = _now(), self._readings.get(key)
+            if known is not None and began < known.expires_at:
+                return known.warnings
+            selector = f"type=Warning,involvedObject.kind={_OWNER_KINDS.get(launcher, launcher.value)}"
             try:
-                events = await api.list(client.core_path("events", namespace), fieldSelector=_selector(job))
-                self._words[job.uid] = _newest_words(job, events)
-                back_off.refuse(key, ApiError(0, "read a while ago"))
-            except ApiError as error:
-                back_off.refuse(key, error)  # the words are only a help
-        return replace(job, pods_refused=self._words.get(job.uid, ""))
+                events = await self._api.list(client.core_path("events", namespace), fieldSelector=selector)
+                warnings = _newest(events, launcher)
+            except ApiError:
+                warnings = known.warnings if known is not None else {}  # they are only a help
+            now = _now()
+            self._readings[key] = _Reading(now + max(_SHARED_SECONDS, _DURATION_FACTOR * (now - began)), warnings)
+            return warnings
 
 
 def _is_late(job: JobFacts) -> bool:
@@ -53,24 +83,23 @@ def _is_late(job: JobFacts) -> bool:
     return is_waiting and (datetime.now(UTC) - since).total_seconds() >= _PATIENCE_SECONDS
 
 
-def _selector(job: JobFacts) -> str:
-    """Return the selector of warnings about what creates the job's pods: itself, or the Jobs that JobSet makes of it."""
-    if job.launcher is LauncherKind.JOB_SET:
-        return "type=Warning,involvedObject.kind=Job"
-    return f"type=Warning,involvedObject.name={job.name}"
-
-
-def _newest_words(job: JobFacts, events: Iterable[dict[str, Any]]) -> str:
-    """Return the message of the newest Event about the job since it was created, or an empty string."""
-    own = [one for one in events if _is_about(job, one.get("involvedObject") or {}) and _time(one) >= job.created_at]
-    return str(max(own, key=_time).get("message", "")) if own else ""
-
-
-def _is_about(job: JobFacts, involved: dict[str, Any]) -> bool:
-    name = str(involved.get("name", ""))
-    return name == job.name or (job.launcher is LauncherKind.JOB_SET and name.startswith(f"{job.name}-s"))
+def _newest(events: Iterable[dict[str, Any]], launcher: LauncherKind) -> dict[str, _Warning]:
+    """Return the newest warning about each job."""
+    newest: dict[str, _Warning] = {}
+    for event in events:
+        name = str((event.get("involvedObject") or {}).get("name", ""))
+        if launcher is LauncherKind.JOB_SET:
+            name = name.rpartition("-s")[0]
+        warning = _Warning(_time(event), str(event.get("message", "")))
+        if name and (name not in newest or warning.at >= newest[name].at):
+            newest[name] = warning
+    return newest
 
 
 def _time(event: dict[str, Any]) -> datetime:
     text = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
     return parse_time(text) if text else datetime.min.replace(tzinfo=UTC)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
