@@ -27,7 +27,7 @@ from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult,
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, only_accelerator
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, counting_digests, only_accelerator
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
 
@@ -86,10 +86,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if context.spec.trials.top_k == 0:
         return Done(findings, explain(Reason.PLANNED_ONLY, best=planned.best.predicted_seconds))
     attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
-    framework = context.spec.trials.framework
-    foreign = [
-        name for one in planned.trials for name in attempts[one.name].results_of_other_plans(one.plan, framework)
-    ]
+    counting = counting_digests(planned.trials, context.spec.trials.framework)
+    foreign = [name for trial, one in attempts.items() for name in one.results_of_other_plans(counting[trial])]
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
         return Waiting(actions=tuple(one for stored in maps if stored for one in discard_result(context, stored)))

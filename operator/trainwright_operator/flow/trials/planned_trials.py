@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -35,22 +35,30 @@ GANG_PREFIXES: Final = tuple(role.lower() for role in Role)
 
 def plan_digest(plan: Plan) -> str:
     """Return a digest that is equal for equal plans, even after later versions add fields to plans."""
+    return _digest(plan, _run_fields)
+
+
+def trial_digest(plan: Plan, framework: FrameworkSpec | None) -> str:
+    """Return a digest of the plan and, if it is not our executor, of what runs it."""
+    return _with_framework(plan_digest(plan), framework)
+
+
+def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
     pipelines = [
         [
             pipeline.micro_batches,
-            [[list(map(str, stage.devices)), [_said(run) for run in stage.layers]] for stage in pipeline.stages],
+            [[list(map(str, stage.devices)), [run_fields(run) for run in stage.layers]] for stage in pipeline.stages],
         ]
         for pipeline in plan.pipelines
     ]
     return hashlib.sha256(json.dumps([plan.schedule, pipelines]).encode()).hexdigest()[:16]
 
 
-def trial_digest(plan: Plan, framework: FrameworkSpec | None) -> str:
-    """Return a digest of the plan and, if it is not our executor, of what runs it."""
+def _with_framework(digest: str, framework: FrameworkSpec | None) -> str:
     if framework is None:
-        return plan_digest(plan)
+        return digest
     asked = framework.model_dump_json(by_alias=True, exclude_defaults=True)
-    return hashlib.sha256(f"{plan_digest(plan)} {asked}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{digest} {asked}".encode()).hexdigest()[:16]
 
 
 def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
@@ -60,8 +68,21 @@ def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
     return used.pop() if len(used) == 1 < len(set(type_of.values())) else None
 
 
-def _said(run: LayerRun) -> list[Any]:
-    return [run.first, run.count, run.tensor, run.data, run.rows, run.order, run.sharding, run.recompute]
+_FORMER_FIELDS: Final = ("first", "count", "tensor", "data", "rows", "order", "sharding", "recompute")
+"""Fields of a layer run that former digests named; every other one that is not at its default follows them by name."""
+
+
+def _former_run_fields(run: LayerRun) -> list[Any]:
+    return [getattr(run, name) for name in _FORMER_FIELDS]
+
+
+def _run_fields(run: LayerRun) -> list[Any]:
+    later = {
+        field.name: value
+        for field in fields(run)
+        if field.name not in _FORMER_FIELDS and (value := getattr(run, field.name)) != field.default
+    }
+    return [*_former_run_fields(run), *([later] if later else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +106,26 @@ class PlannedTrial:
     summary: str
     plan: Plan
     dtype: Dtype | None = None
+
+
+def counting_digests(trials: Sequence[PlannedTrial], framework: FrameworkSpec | None) -> dict[str, frozenset[str]]:
+    """Return by the trial's name the digests with which a stored result is of its plan.
+
+    Beside its own that is the former digest, which left out sequence parallelism and weights kept gathered, unless a trial of
+    another plan has it too.
+    """
+    plans_of: dict[str, set[Plan]] = {}
+    for trial in trials:
+        plans_of.setdefault(_digest(trial.plan, _former_run_fields), set()).add(trial.plan)
+    former = {plan: digest for digest, plans in plans_of.items() if len(plans) == 1 for plan in plans}
+    return {
+        trial.name: frozenset(
+            _with_framework(digest, framework)
+            for digest in (plan_digest(trial.plan), former.get(trial.plan))
+            if digest is not None
+        )
+        for trial in trials
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from trainwright.plan import Plan
 from trainwright.trial_selection import Rule, StoppingDecision, TrialPosterior, propose
-from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.flow.gangs.lifecycle import is_under_way, stored_result
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry, find_retry
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role, trial_digest
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role
 
 SERIES_SUFFIX: Final = "s"
 SINGLE_SUFFIX: Final = ""
@@ -55,9 +53,9 @@ class TrialAttempts:
         retries = (find_retry(context, trial + kind) for kind in _ATTEMPTS)
         return cls(trial, ended, alone, tuple(one for one in retries if one is not None))
 
-    def results_of_other_plans(self, plan: Plan, framework: FrameworkSpec | None) -> list[str]:
-        """Return names of results that are not of this plan in this framework: another version's, or of before an edit."""
-        return [one.gang for one in self.ended if one.result.outcome.tried not in ("", trial_digest(plan, framework))]
+    def results_of_other_plans(self, counting: Collection[str]) -> list[str]:
+        """Return names of results without one of these digests: of another version's search, or of before an edit."""
+        return [one.gang for one in self.ended if one.result.outcome.tried not in ("", *counting)]
 
     @property
     def next_attempt(self) -> str | None:
