@@ -146,8 +146,9 @@ def _seconds_of_phases(snapshot: Snapshot, now: datetime) -> float:
         return longest if seconds is None else min(max(seconds, 1.0), longest)
     if plan.spec is None or plan.hidden_fields or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
-    seconds = patience.seconds_until_next_look(plan, now)
-    return _seconds_until_change(snapshot, now) if seconds is None else seconds
+    of_gangs = _seconds_until_change(snapshot, now)
+    seconds = patience.seconds_until_next_look(plan, now, of_gangs)
+    return of_gangs if seconds is None else seconds
 
 
 def _seconds_until_change(snapshot: Snapshot, now: datetime) -> float:

@@ -92,8 +92,11 @@ def waiting_status(context: ReconcileContext, last: Step) -> WaitingStatus | Non
     return WaitingStatus(earlier_seconds=waited) if waited else None
 
 
-def seconds_until_next_look(plan: PlanFacts, now: datetime) -> float | None:
-    """Return seconds until a waiting plan is to be looked at again, or None where it does not wait."""
+def seconds_until_next_look(plan: PlanFacts, now: datetime, start_look_seconds: float) -> float | None:
+    """Return seconds until a waiting plan is to be looked at again, or None where it does not wait.
+
+    `start_look_seconds`: until its starting gang is to be looked at. Events tell of pods, so waiting for them needs no more.
+    """
     known = _account(plan)
     if known is None or known.since is None:
         return None
@@ -102,6 +105,8 @@ def seconds_until_next_look(plan: PlanFacts, now: datetime) -> float | None:
     else:
         share = _MENDED_LOOK_SHARE if known.reason in LACKS else _LOOK_SHARE
         seconds = share * (now - known.since).total_seconds()
+        if known.reason == Reason.PODS_NOT_CREATED:
+            seconds = max(seconds, start_look_seconds)
     left = seconds_until_deadline(plan, now)
     if left is not None:
         seconds = min(seconds, left)

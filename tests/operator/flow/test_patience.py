@@ -529,6 +529,18 @@ def test_words_of_the_last_refusal_stay_while_nothing_else_happens(
     assert [event.type for event in world.events if event.reason == reason] == ["Warning"]
 
 
+def test_plan_whose_pods_nobody_creates_is_looked_at_no_more_often_than_a_starting_gang() -> None:
+    world = World(nodes=(node("n1"),), spec=spec_of(waitDeadlineSeconds=3600))
+    create_no_pods(world)
+    world.run(until=lambda: world.status.waiting is not None)
+    assert world.status.waiting.reason == "PodsNotCreated"
+    (job,) = world.jobs.values()
+    for _ in range(20):
+        age = (world.now - job.created_at).total_seconds()
+        assert requeue_after_seconds(world.snapshot(), world.now) >= max(0.2 * age, 5.0)
+        world.step(5)
+
+
 def test_waiting_plan_is_looked_at_ever_more_rarely_but_in_time_for_its_next_attempt() -> None:
     world = World(others=EVERYWHERE)
     world.run(until=lambda: world.status.waiting is not None)
