@@ -16,7 +16,6 @@ from trainwright.cli.plan import (
     BASELINE,
     find_candidates,
     find_in_formats,
-    has_enumerated,
     heuristic_baselines,
     in_named_format,
 )
@@ -102,5 +101,4 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, control: SearchContr
         candidate,
         reason,
         stopped=report.stopped_fields(control),
-        enumerated=has_enumerated(inputs, problem, control),
     )

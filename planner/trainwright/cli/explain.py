@@ -21,7 +21,7 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
-from trainwright.cli.plan import distance_sentences, find_in_formats
+from trainwright.cli.plan import find_in_formats
 from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -70,7 +70,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
-            *distance_sentences(candidates[0], inputs, problem, control),
+            *report.work_bound_sentences(candidates[0], problem),
             *report.stopped_sentences(control),
         ]
     else:

@@ -138,7 +138,7 @@ class _Told:
             *report.baseline_sentences(candidates[0], heuristic_baselines(self.planner, self.inputs, problem), problem),
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
-            *distance_sentences(candidates[0], self.inputs, problem, self.control),
+            *report.work_bound_sentences(candidates[0], problem),
             *report.stopped_sentences(self.control),
             *(self._node_worth_sentences() if answer.node_worth else []),
         ]
@@ -183,27 +183,6 @@ def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
     if len(candidates) == 1 < top:
         return "One plan is both the fastest and the cheapest that was found."
     return report.pareto_plot(candidates, screen().width)
-
-
-def distance_sentences(candidate: Candidate, inputs: Inputs, problem: Problem, control: SearchControl) -> list[str]:
-    """Return the plan's distance from the work bound, and what a complete enumeration proves."""
-    found = report.work_bound_sentences(candidate, problem)
-    if candidate.traded is None and has_enumerated(inputs, problem, control):
-        found.append(report.enumeration_sentence(candidate.plan, problem))
-    return found
-
-
-def has_enumerated(inputs: Inputs, problem: Problem, control: SearchControl) -> bool:
-    """Return True if the search enumerated every plan and its fastest one is the answer.
-
-    False where cost or a preference decides, too, and where the search ran for each of several batch sizes.
-    """
-    return (
-        control.enumerated.is_set()
-        and problem.limits.objective is Objective.TIME
-        and not problem.preference.is_active
-        and not inputs.searches_batch
-    )
 
 
 def find_in_formats(planner: str, inputs: Inputs, problem: Problem, control: SearchControl, top: int) -> FormatAnswer:

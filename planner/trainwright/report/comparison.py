@@ -12,12 +12,12 @@ from rich.text import Text
 
 from trainwright import documents
 from trainwright.cost.work_bound import work_bound_seconds
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan
 from trainwright.report import plan_summary, tables
 from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
-from trainwright.search import Candidate, Limits, Problem, SearchControl
+from trainwright.search import Candidate, Problem, SearchControl
 
 ALIKE = 0.0005
 """Relative difference below which a percentage prints as 0.0%."""
@@ -30,7 +30,6 @@ class ComparisonRow:
     Attributes:
         problem: in the number format of the candidate.
         stopped: `stopped_fields` of the search.
-        enumerated: the search covered every plan that `enumeration_sentence` names.
     """
 
     planner: str
@@ -39,7 +38,6 @@ class ComparisonRow:
     candidate: Candidate | None
     reason: str | None = None
     stopped: Mapping[str, Any] = field(default_factory=dict)
-    enumerated: bool = False
 
     @property
     def seconds_per_row(self) -> float:
@@ -65,19 +63,6 @@ def work_bound_sentences(candidate: Candidate, problem: Problem, *, which: str =
 
 def _work_bound(candidate: Candidate, problem: Problem) -> float:
     return work_bound_seconds(problem.cost_context, problem.nodes, candidate.plan.global_batch_size)
-
-
-def enumeration_sentence(plan: Plan, problem: Problem) -> str:
-    """Return what a complete enumeration proves about the fastest plan found."""
-    is_enumerated = plan.schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and all(
-        len({(run.tensor, run.rows, run.order) for run in stage.layers}) == 1 for stage in plan.stages
-    )
-    plans = "1F1B plans with one tensor degree, row split and rank order per stage"
-    if problem.limits != Limits():
-        plans += ", within the limits"
-    if is_enumerated:
-        return f"This plan is the fastest of all {plans}."
-    return f"This plan is at least as fast as all {plans}."
 
 
 def stopped_sentences(control: SearchControl) -> list[str]:
@@ -228,7 +213,7 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
 
 
 def _sentences(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:
-    """Return the fastest plan's error band and distance from the work bound, and what complete enumerations prove."""
+    """Return the fastest plan's error band and distance from the work bound."""
     answered = [answer for answer in answers if answer.candidate is not None]
     fastest = min(answered, key=lambda answer: _relative(answer, baseline), default=None)
     found: list[str] = []
@@ -236,9 +221,6 @@ def _sentences(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None)
         which = f"the plan of {fastest.planner}"
         found += error_range_sentences(fastest.candidate, fastest.problem, which=which)
         found += work_bound_sentences(fastest.candidate, fastest.problem, which=which)
-    for answer in answered:
-        if answer.enumerated and answer.candidate is not None and answer.candidate.traded is None:
-            found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, answer.problem)}")
     return found
 
 

@@ -148,7 +148,6 @@ def search_problems(
     """
     answers: list[FormatAnswer] = []
     refusal: NoFeasiblePlan | None = None
-    are_enumerated = True
     likely, unlikely = _by_heuristic(problems) if control.deadline_seconds is not None else (problems, [])
     for number, problem in enumerate((*likely, *unlikely)):
         if not all(_may_win(problem, answer) for answer in answers):
@@ -159,12 +158,9 @@ def search_problems(
         except NoFeasiblePlan as refused:
             refusal = refusal or refused
             continue
-        are_enumerated = are_enumerated and part.enumerated.is_set()
         answers.append(FormatAnswer(problem, tuple(replace(one, dtype=_label(one, problem)) for one in found)))
     if refusal is not None and not answers:
         raise refusal
-    if are_enumerated:
-        control.enumerated.set()
     best = min(answers, key=lambda answer: _value(answer.candidates[0], answer.problem))
     if best.problem.limits.objective is Objective.PARETO:
         merged = pareto_front(one for answer in answers for one in answer.candidates)

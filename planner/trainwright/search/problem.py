@@ -298,7 +298,6 @@ class SearchControl:
         clock: seconds on the clock of the deadline.
         interrupted: set from outside to end the search, as a spent budget does.
         budget_exhausted: set once `expired` was true, so that the search may have left plans out.
-        enumerated: set once `auto` has completed its enumeration of all plans, which it runs for tiny problems only.
     """
 
     seed: int = 0
@@ -309,7 +308,6 @@ class SearchControl:
     clock: Callable[[], float] = field(default=time.monotonic, compare=False, repr=False)
     interrupted: Event = field(default_factory=Event, compare=False, repr=False)
     budget_exhausted: Event = field(default_factory=Event, compare=False, repr=False)
-    enumerated: Event = field(default_factory=Event, compare=False, repr=False)
 
     @classmethod
     def with_budget(
@@ -328,17 +326,17 @@ class SearchControl:
     def part(self, parts: float) -> SearchControl:
         """Return the control of the next of `parts` searches in sequence: one in `parts` of the time that is left.
 
-        What it leaves unspent is the others'. It sets `budget_exhausted` of both, and `enumerated` of its own.
+        What it leaves unspent is the others'. It sets `budget_exhausted` of both.
         """
         deadline = self.deadline_seconds
         if deadline is not None:
             now = self.clock()
             deadline = now + max(deadline - now, 0.0) / parts
-        return replace(self, deadline_seconds=deadline, enumerated=Event())
+        return replace(self, deadline_seconds=deadline)
 
     def apart(self) -> SearchControl:
-        """Return the control of a search whose end says nothing of this one's: same deadline and interruption, own events."""
-        return replace(self, budget_exhausted=Event(), enumerated=Event())
+        """Return the control of a search whose end says nothing of this one's: same deadline and interruption, an event of its own."""
+        return replace(self, budget_exhausted=Event())
 
     def expired(self) -> bool:
         """Return whether the budget is spent or the search interrupted; it then stops."""

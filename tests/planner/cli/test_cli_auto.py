@@ -18,20 +18,19 @@ from trainwright.cli import app
 from trainwright.cluster import Accelerator, Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.work_bound import work_bound_seconds
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.report import (
     ComparisonRow,
     Explanation,
     candidate_table,
     comparison_table,
-    enumeration_sentence,
     work_bound_fields,
     work_bound_sentences,
 )
 from trainwright.report.plan_summary import degrees, lines, short_names, strategies
 from trainwright.report.units import seconds
 from trainwright.runtime import Runtime
-from trainwright.search import SEARCHES, Candidate, Problem, SearchControl, run
+from trainwright.search import Candidate, Problem, run
 from trainwright.search.candidates import candidate_of, fitting_candidate
 
 MODEL = """
@@ -41,8 +40,6 @@ global_batch_size: 16
 MakeProblem = Callable[..., Problem]
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
-
-ENUMERATED = "all 1F1B plans with one tensor degree, row split and rank order per stage"
 
 runner = CliRunner()
 
@@ -350,26 +347,3 @@ def test_plan_and_explain_show_the_work_bound(files: Path) -> None:
         said = " ".join(answered(call(files, command, "--planner", "amp")).split())
         assert "If every device computed all the time, an iteration would take" in said
         assert f"this plan takes {seconds / answer['work_bound_seconds']:.2f} times that." in said
-        assert ENUMERATED not in said
-
-
-def test_plan_reports_a_complete_enumeration(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def enumerating(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
-        control.enumerated.set()
-        return run("megatron", problem, top=top)
-
-    monkeypatch.setitem(SEARCHES, "auto", enumerating)
-    for command in (["plan", "--planner", "auto"], ["explain", "--planner", "auto"], ["compare", "megatron", "auto"]):
-        assert f"{ENUMERATED}." in " ".join(answered(call(files, *command, "--memory-headroom", "0")).split())
-    auto = ("plan", "--planner", "auto")
-    limited = " ".join(answered(call(files, *auto, "--max-tensor-degree", "1")).split())
-    assert f"{ENUMERATED}, within the limits." in limited
-    for options in (["--tolerance", "0.1"], ["--objective", "cost"], ["--global-batch-size", "search"]):
-        assert ENUMERATED not in " ".join(answered(call(files, *auto, *options)).split())
-
-
-def test_plan_outside_the_enumeration_is_not_reported_as_its_fastest(problem: Problem) -> None:
-    plan: Plan = run("megatron", problem, top=1)[0].plan
-    assert enumeration_sentence(plan, problem).startswith("This plan is the fastest of all 1F1B plans")
-    other = enumeration_sentence(replace(plan, schedule=Schedule.GPIPE), problem)
-    assert other.startswith("This plan is at least as fast as all 1F1B plans")

@@ -11,15 +11,13 @@ import pytest
 from trainwright.cost import memory_terms
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.memory_terms import ValueBytes
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.runtime import CollectiveRatios, Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
 from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh, node_blocks
-from trainwright.search.auto.exhaustive.pipeline_shapes import ShapeSpace, StageShape
-from trainwright.search.auto.exhaustive.stage_strategies import StageContext, possible_strategies
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_options import StageOptions
 from trainwright.search.galvatron.galvatron_model import StageGroupCosts
@@ -77,14 +75,6 @@ def fits_auto(problem: Problem) -> bool:
     return bool(options.costs(IN_FLIGHT).recompute_ratio[0, 0, span] <= 0.0)
 
 
-def fits_enumeration(problem: Problem) -> bool:
-    """Return whether the stage may fit by the bounds of the enumeration, without recompute."""
-    shape = StageShape(problem.cluster.devices[:1], 0, CUT, 1, (1,))
-    around = StageContext(0.0, 0.0, problem.global_batch_size, IN_FLIGHT, False, 0.0)
-    strategies = possible_strategies(shape, around, ShapeSpace(problem), np.inf)
-    return ((Sharding.NONE, False),) * CUT in strategies.choices
-
-
 def another_byte_per_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change what a parameter takes."""
     of = ValueBytes.of
@@ -111,7 +101,6 @@ def test_a_memory_term_changes_everywhere(
     exact, tables = exact_bytes(problem, plan), table_bytes(problem)
     assert exact == tables["amp"] == tables["galvatron"]
     assert fits_auto(problem)
-    assert fits_enumeration(problem)
     change(monkeypatch)
     problem = replace(problem)
     more = exact_bytes(problem, plan) - exact
@@ -119,7 +108,5 @@ def test_a_memory_term_changes_everywhere(
     changed = table_bytes(problem)
     assert {name: changed[name] - tables[name] for name in tables} == pytest.approx(dict.fromkeys(tables, more))
     assert not fits_auto(problem)
-    assert not fits_enumeration(problem)
     enough = with_memory(problem, exact + more)
     assert fits_auto(enough)
-    assert fits_enumeration(enough)

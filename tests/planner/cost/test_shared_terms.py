@@ -24,7 +24,6 @@ from trainwright.search.alpa.inter_operator_dp import boundary_costs_of
 from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh, device_chains, node_blocks
 from trainwright.search.auto.device_lines import device_lines
-from trainwright.search.auto.exhaustive.pipeline_shapes import ShapeSpace
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import StageSites
 from trainwright.search.degrees import Degrees
@@ -59,7 +58,6 @@ def seconds_by_user(
         alpa = DegreeOptions(problem, spans, RepresentativeDevices(problem)).options(Submesh(((block, 1),)), ROWS, 1)
         assert alpa is not None
         tensor_2 = [alpa.strategy(option, 0, -1).runs[0].tensor == 2 for option in range(len(alpa.seconds))]
-        shapes = ShapeSpace(problem)
         return {
             "exact": estimate_with_context(plan, context).iteration_seconds,
             "amp": amp_model.estimate_seconds(plan, context),
@@ -68,7 +66,6 @@ def seconds_by_user(
             "uniform": float(space.tables.times(stages, ROWS)[0, 0, -1]),
             "bound": space.bounds.seconds(stages, ROWS, (count,)),
             "alpa": float(alpa.seconds[tensor_2, 0, -1].min()),
-            "enumeration": sum(sum(shapes.layer_pass_seconds(n, ("node-1",) * 2, ROWS)) for n in range(count)),
         }
 
     return found

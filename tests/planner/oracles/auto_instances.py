@@ -32,12 +32,6 @@ def instance(seed: int, most_plans: int) -> Problem:
                 return problem
 
 
-def interleaved_instance(seed: int) -> Problem:
-    """Draw a problem of two devices, whose stages may be interleaved in two chunks."""
-    problem = _draw(random.Random(f"chunks {seed}"), 4, 2)
-    return replace(problem, global_batch_size=2, runtime=replace(problem.runtime, virtual_stages=2))
-
-
 def _draw(pick: random.Random, layers: int, devices: int) -> Problem:
     model = _model(pick, layers)
     cluster = _cluster(pick, model, devices)

@@ -190,10 +190,12 @@ def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
     return [tuple(b - a for a, b in zip((0, *inner), (*inner, total), strict=True)) for inner in ends]
 
 
-def fastest(problem: Problem, *, mixed: bool = False) -> tuple[float, Plan | None]:
+def fastest(problem: Problem, *, mixed: bool = False, most_pipelines: float = math.inf) -> tuple[float, Plan | None]:
     """Return the minimum iteration seconds of all plans that fit, and such a plan; infinite and None if none fits."""
     best, chosen = math.inf, None
     for plan in PlanSpace(problem, mixed).plans():
+        if len(plan.pipelines) > most_pipelines:
+            continue
         found = estimate_with_context(with_sequence_parallel(plan, problem.cost_context), problem.cost_context)
         if found.feasible and found.iteration_seconds < best:
             best, chosen = found.iteration_seconds, plan

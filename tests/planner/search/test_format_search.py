@@ -242,18 +242,6 @@ def test_answer_is_stopped_by_its_budget_when_one_format_is_and_not_when_a_price
     assert control.budget_exhausted.is_set()
 
 
-@pytest.mark.parametrize("enumerated", [(FLOAT16, BFLOAT16), (FLOAT16,), (BFLOAT16,), ()])
-def test_answer_is_enumerated_when_all_formats_are(enumerated: tuple[Dtype, ...]) -> None:
-    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
-        if problem.model.dtype in enumerated:
-            control.enumerated.set()
-        return megatron(problem, control)
-
-    control = SearchControl()
-    search_problems(problems_for(Objective.COST, FLOAT16, BFLOAT16), find, control)
-    assert control.enumerated.is_set() == (len(enumerated) == 2)
-
-
 def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> None:
     problem = problem_in(FLOAT16, {"p3.8xlarge": 1})
 

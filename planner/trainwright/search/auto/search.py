@@ -31,7 +31,6 @@ from trainwright.search.auto.diversity import (
 )
 from trainwright.search.auto.drafts import Draft as LineDraft
 from trainwright.search.auto.drafts import DraftGenerator
-from trainwright.search.auto.exhaustive import enumerate_plans, is_enumerable
 from trainwright.search.auto.layer_rebalancing import with_sharding
 from trainwright.search.auto.local_search import IteratedLocalSearch, local_search
 from trainwright.search.auto.memory_first_starts import least_memory_plans, memory_balanced_plans
@@ -203,22 +202,6 @@ def refine_stage_count(state: SearchState) -> None:
         evaluate_drafts(state)
 
 
-MAX_CANDIDATES, COSTED_WHOLE, MAX_LOCAL_EVALUATIONS = 8, 2000, 200
-"""Candidates kept from the enumeration, its maximum of evaluations, and evaluations of the later local search, at effort 1."""
-
-
-def enumerate_small(state: SearchState) -> None:
-    """Enumerate every plan with one degree triple per stage; local search adds plans that mix degrees inside a stage."""
-    state.evaluator.remaining_evaluations = MAX_LOCAL_EVALUATIONS * state.control.effort
-    try:
-        for candidate in enumerate_plans(
-            state.problem, state.control, MAX_CANDIDATES, max_evaluations=COSTED_WHOLE * state.control.effort
-        ):
-            state.evaluator.add(candidate)
-    except NoFeasiblePlan:
-        state.evaluator.remaining_evaluations = 0
-
-
 _MAX_EVALUATIONS = 300
 """Maximum evaluations of local search from an adopted plan, at effort 1."""
 
@@ -330,7 +313,7 @@ def improve_incumbents(state: SearchState) -> None:
 
 def _extend_budget(state: SearchState) -> None:
     """Raise the evaluation budget, up to that of small problems, if the best plan is far from the compute estimate."""
-    if state.is_far_from_compute_estimate and not is_enumerable(state.problem):
+    if state.is_far_from_compute_estimate:
         extended = min(
             state.evaluator.remaining_evaluations * state.compute_estimate_ratio / USUAL_COMPUTE_ESTIMATE_RATIO,
             max_evaluations(len(state.problem.devices)) * state.control.effort,
@@ -353,7 +336,7 @@ def auto(problem: Problem, control: SearchControl, top: int | None) -> list[Cand
     Node kinds may also form separate pipelines (`drafts`), and subclusters are tried where links are slow (`subclusters`).
     The best drafts and the plans of other searches (`seeds`) are costed exactly, with more recompute where memory is short,
     and improved by local search (`local_search`, `neighbourhood`) that rebalances layers after moves (`layer_rebalancing`).
-    Tiny problems are enumerated first (`exhaustive`). Results are deterministic for a seed unless a time budget applies.
+    Results are deterministic for a seed unless a time budget applies.
 
     Raises:
         NoFeasiblePlan: nothing fits; the error names the closest plan.
@@ -362,12 +345,9 @@ def auto(problem: Problem, control: SearchControl, top: int | None) -> list[Cand
     if exceeds_all_memory(problem):
         raise infeasibility_error(problem, least_memory_plans(problem))
     state = SearchState.of(problem, control)
-    if is_enumerable(problem):
-        enumerate_small(state)
-    else:
-        initial_solutions(state)
-        draft_plans(state)
     for phase in (
+        initial_solutions,
+        draft_plans,
         warm_start,
         refine_stage_count,
         search_subclusters,
