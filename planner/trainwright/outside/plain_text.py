@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -31,11 +32,12 @@ _LINE_END: Final = re.compile(r"\r\n?")
 _SPACE: Final = re.compile(f"[{_SPACING}]")
 _ESCAPED: Final = re.compile(r"\\[^nt\\\"/]")
 """Escapes of JSON and YAML for characters that may be controls."""
+_TEXTLESS: Final = frozenset({int, float, bool, type(None)})
 
 
 def plain_text(text: str) -> str:
     """Return the text without escape sequences and control characters, except for tabs and line ends."""
-    if text.isprintable() or _CONTROL.search(text) is None:
+    if _is_plain_text(text):
         return text
     ended = _SPACE.sub(" ", _LINE_END.sub("\n", _SEQUENCE.sub("", text)))
     return _CONTROL.sub("", ended)
@@ -51,8 +53,49 @@ def without_controls(value: T, *, except_under: Collection[str] = ()) -> T:
 
     `except_under`: keys of mappings whose values stay as they are.
     """
-    found: Any = _plain(value, frozenset(except_under))
+    kept = frozenset(except_under)
+    if _is_plain(value, kept):  # nearly always, and several times as fast as making the value anew
+        return value
+    found: Any = _plain(value, kept)
     return found  # type: ignore[no-any-return]
+
+
+def _is_plain(value: Any, kept: frozenset[str]) -> bool:  # noqa: PLR0911 - a kind of value each
+    kind: Any = type(value)
+    if kind is str:
+        return _is_plain_text(value)
+    if kind in _TEXTLESS:
+        return True
+    if kind is dict:
+        members = value.values() if kept.isdisjoint(value) else [one for key, one in value.items() if key not in kept]
+        return _are_plain(value, kept) and _are_plain(members, kept)
+    if kind is list or kind is tuple:
+        return _are_plain(value, kept)
+    if isinstance(value, str):
+        return _is_plain_text(value)
+    if names := _field_names(kind):
+        return _are_plain([getattr(value, name) for name in names], kept)
+    return _is_plain(dict(value), kept) if isinstance(value, Mapping) else True
+
+
+def _are_plain(values: Collection[Any], kept: frozenset[str]) -> bool:
+    try:
+        text = "".join(values)  # such as labels, all at once
+    except TypeError:
+        return all(_is_plain(value, kept) for value in values)
+    return _is_plain_text(text)
+
+
+def _is_plain_text(text: str) -> bool:
+    return text.isprintable() or _CONTROL.search(text) is None
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass' fields or of a named tuple's members, or none."""
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    return tuple(getattr(kind, "_fields", ()))
 
 
 def _plain(value: Any, kept: frozenset[str]) -> Any:  # noqa: PLR0911 - a kind of value each
