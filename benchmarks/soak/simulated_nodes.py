@@ -30,8 +30,8 @@ from real_api_server import ApiServer
 from trainwright import documents
 from trainwright.worker_api import WorkerTask
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
+from trainwright_operator.flow.gangs.scheduling import pinned_node
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
-from trainwright_operator.flow.scheduling import pinned_node
 
 JOBS: Final = "/apis/kubeflow.org/v1/namespaces/{}/pytorchjobs"
 PLANS: Final = "/apis/trainwright.dev/v1alpha1/namespaces/{}/trainingplans"

@@ -33,7 +33,7 @@ from trainwright.search.node_worth import NodeWorth, node_worths
 from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
 from trainwright_operator.memory_limit import allowed_bytes, limit_memory
 
 _BASELINE_PLANNER = "megatron"

@@ -21,9 +21,8 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.kueue import MAX_POD_SETS
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import JobFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.client import Api, connect
 from trainwright_operator.kube.queue_reader import QueueReader

@@ -36,14 +36,14 @@ from trainwright.worker_api import (
 from trainwright_operator.api.spec import LauncherKind  # noqa: F401 - for the scenarios
 from trainwright_operator.flow import actions
 from trainwright_operator.flow.decide import decide
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.dynamic_allocation.device_classes import classes_by_resource
-from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices
-from trainwright_operator.flow.gangs.outcome import GangOutcome
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.outcome import GangOutcome
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_operator.flow.gangs.retries import LostAttempt
 from trainwright_operator.flow.gangs.worker_image import WorkerImage
+from trainwright_operator.flow.nodes.device_classes import classes_by_resource
+from trainwright_operator.flow.nodes.published_devices import PublishedDevices
 from trainwright_operator.flow.phases.discovery import inspect_nodes
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.kube.nodes.node_cache import NodeInventory
 from trainwright_operator.kube.object_facts import node_facts

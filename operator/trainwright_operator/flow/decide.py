@@ -29,9 +29,9 @@ from trainwright_operator.flow.actions import (
     EventType,
     StoredRole,
 )
-from trainwright_operator.flow.config_map_data import MAX_BYTES, ConfigMapData
+from trainwright_operator.flow.documents.config_map_data import MAX_BYTES, ConfigMapData
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.measurements.obsolete_measurements import obsolete_measurements
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases import (

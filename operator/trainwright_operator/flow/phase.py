@@ -15,13 +15,13 @@ from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.link_results import LinkFindings
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.link_results import LinkFindings
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.names import DOCUMENT_KEY, Names
 from trainwright_operator.flow.reasons import Explanation
 from trainwright_operator.flow.snapshot import NodeFacts, PlanFacts, Snapshot
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 
 T = TypeVar("T")
 _NOT_YET: Any = None

@@ -9,8 +9,8 @@ from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, Con
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
+from trainwright_operator.flow.gangs.placement_queue import queue_position
 from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.placement_queue import queue_position
 from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 from trainwright_operator.flow.winner_job.held_job import JobUpkeep

@@ -11,16 +11,18 @@ from trainwright.worker_api import TrialSeriesTask, WorkerTask
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, StoredRole
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.lifecycle import partial_results
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.measurements.kept_measurements import keep
 from trainwright_operator.flow.phase import Done, Findings, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import record_stopped_trial
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX
 
 _STORING_PATIENCE = timedelta(seconds=60)
@@ -49,8 +51,9 @@ def unstored_results(context: ReconcileContext, live_gangs: AbstractSet[str]) ->
             continue
         try:
             gang_spec = _gang_of_task(context, stored)
-            measured = partial_results(context, gang_spec) if gang_spec is not None else ()
-            yield from measured or record_stopped_trial(context, stored)
+            step = partial_results(context, gang_spec) if gang_spec is not None else GangStep()
+            yield from step.actions or record_stopped_trial(context, stored)
+            yield from keep(context, step.measured)
         except (documents.DocumentError, NeedsNewerVersion):
             continue  # its task was modified, or is of a newer version; the measurement is repeated
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.gangs.placement_queue import gang_claims, last_turn, next_in_line, respected_claims
 from trainwright_operator.flow.phases.plan_places import age_order, kept_place, place_of
-from trainwright_operator.flow.placement_queue import gang_claims, last_turn, next_in_line, respected_claims
 from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, PlanPlace, Snapshot
 
 PlanKey = tuple[str, str]

@@ -12,14 +12,15 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from trainwright.outside.plain_text import plain_line, without_controls
+from trainwright_operator.api.quantities import parse_quantity
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
-from trainwright_operator.flow.config_map_data import ConfigMapData
-from trainwright_operator.flow.dynamic_allocation.published_devices import DeviceRequest
+from trainwright_operator.flow.documents.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
+from trainwright_operator.flow.gangs.scheduling import pinned_node
 from trainwright_operator.flow.names import (
     GANG_LABEL,
     HANDED_OVER_ANNOTATION,
@@ -31,8 +32,7 @@ from trainwright_operator.flow.names import (
     ROLE_LABEL,
 )
 from trainwright_operator.flow.nodes.network_devices import asked_network_devices
-from trainwright_operator.flow.nodes.quantities import parse_quantity
-from trainwright_operator.flow.scheduling import pinned_node
+from trainwright_operator.flow.nodes.published_devices import DeviceRequest
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
     DeviceHolder,

@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from trainwright.outside.plain_text import plain_line, without_controls
+from trainwright_operator.api.quantities import parse_quantity
 from trainwright_operator.flow.gangs.kueue import API_GROUP
 from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.flow.nodes.network_devices import is_network_device
-from trainwright_operator.flow.nodes.quantities import parse_quantity
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts, QueueFacts
-from trainwright_operator.flow.snapshot import JobFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.object_facts import owner_uids

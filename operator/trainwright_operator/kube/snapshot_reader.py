@@ -16,8 +16,8 @@ from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
+from trainwright_operator.flow.gangs.scheduling import is_gated
 from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL, Names
-from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
     JobFacts,

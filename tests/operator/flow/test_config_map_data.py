@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.worker_api import SECRET_FILE
-from trainwright_operator.flow import config_map_data, decide
+from trainwright_operator.flow import decide
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.config_map_data import MAX_BYTES, MAX_TEXT_BYTES, ConfigMapData
+from trainwright_operator.flow.documents import config_map_data
+from trainwright_operator.flow.documents.config_map_data import MAX_BYTES, MAX_TEXT_BYTES, ConfigMapData
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.requests.manifests import config_map
 

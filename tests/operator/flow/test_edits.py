@@ -14,10 +14,10 @@ from flow_world import World, spec_of
 
 from trainwright import documents
 from trainwright.worker_api import Failure, FailureReason, TrialTask
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.snapshot import ContainerFacts
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 
 def states(world: World) -> dict[str, str]:

@@ -9,7 +9,7 @@ from flow_jobs import pods_of_job
 from flow_series import states
 from flow_world import World
 
-from trainwright_operator.flow.scheduling import pinned_node
+from trainwright_operator.flow.gangs.scheduling import pinned_node
 
 LOST = "n1"
 LONGER = 5000.0

@@ -23,8 +23,8 @@ from trainwright.outside.plain_text import find_control, plain_line, plain_text,
 from trainwright.worker_api import PROGRESS_MARKER, REPORT_MARKER, LinkTask
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
+from trainwright_operator.flow.nodes.published_devices import PublishedDevices
 from trainwright_operator.flow.snapshot import JobFacts, Snapshot
 from trainwright_operator.kube import object_facts, queue_reader
 from trainwright_operator.kube.client import ApiError

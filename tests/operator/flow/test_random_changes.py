@@ -15,10 +15,10 @@ from property_tests import examples
 
 from trainwright.worker_api import TrialSeriesTask, TrialTask, WorkerTask
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.documents.planned_trials import plan_digest
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
-from trainwright_operator.flow.trials.planned_trials import plan_digest
 
 NODES = (node("n1", devices=1), node("n2", devices=1), node("n3", "emulated-t4", devices=1))
 PASSES = 600

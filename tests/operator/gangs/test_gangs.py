@@ -11,8 +11,7 @@ from trainwright import worker_api
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
-from trainwright_operator.flow import scheduling
-from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs import pod_template, scheduling
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLACEMENT_GATE, Names

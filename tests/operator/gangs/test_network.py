@@ -14,10 +14,9 @@ from flow_queue import SimulatedQueue, flavor, queue_of
 from flow_world import RESOURCE, World, node, spec_of
 
 from trainwright_operator.api.spec import LauncherKind
-from trainwright_operator.flow.dynamic_allocation.published_devices import used_network
 from trainwright_operator.flow.nodes.network_devices import is_network_device, offered_network, pod_amount
-from trainwright_operator.flow.nodes.queue_facts import QueueFacts
-from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
+from trainwright_operator.flow.nodes.published_devices import used_network
+from trainwright_operator.flow.snapshot import NodeFacts, QueueFacts, Snapshot
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.queue_reader import queue_facts
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import decide
-from trainwright_operator.flow.placement_queue import gang_claims, next_in_line
+from trainwright_operator.flow.gangs.placement_queue import gang_claims, next_in_line
 from trainwright_operator.flow.snapshot import GangClaim
 
 

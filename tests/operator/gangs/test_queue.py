@@ -19,9 +19,9 @@ from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.kueue import other_labels
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
+from trainwright_operator.flow.gangs.scheduling import pinned_node
 from trainwright_operator.flow.names import Names
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts, QueueFacts
-from trainwright_operator.flow.scheduling import pinned_node
+from trainwright_operator.flow.snapshot import FlavorFacts, QueueFacts
 
 V100, T4 = flavor("emulated-v100", 4), flavor("emulated-t4", 2)
 

@@ -13,7 +13,7 @@ from flow_world import START
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright_operator.flow.placement_queue import gang_claims, gangs_ahead, in_order, last_turn
+from trainwright_operator.flow.gangs.placement_queue import gang_claims, gangs_ahead, in_order, last_turn
 from trainwright_operator.flow.snapshot import GangClaim
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 

@@ -11,9 +11,9 @@ from trainwright_operator.api.installation import (
     PodTemplateRule,
     TenantLimits,
 )
-from trainwright_operator.flow.dynamic_allocation.published_devices import PublishedDevices, used_devices
+from trainwright_operator.api.quantities import parse_quantity, whole_number
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.nodes.quantities import parse_quantity, whole_number
+from trainwright_operator.flow.nodes.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts

@@ -11,8 +11,7 @@ from flow_world import RESOURCE, START
 
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts, QueueFacts
-from trainwright_operator.flow.snapshot import JobFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.queue_reader import QueueReader

@@ -13,8 +13,8 @@ from flow_world import RESOURCE, spec_of
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.flow.actions import Action, PinPod
+from trainwright_operator.flow.gangs.scheduling import is_gated
 from trainwright_operator.flow.names import PLACEMENT_GATE, PLAN_UID_LABEL, ROLE_LABEL
-from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import Snapshot
 from trainwright_operator.kube import apply, decision_runner, reconciler
 from trainwright_operator.kube.health import Liveness

@@ -15,9 +15,9 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import CheckedLayer, Gang, GangNode, ProfilingReport, ProfilingTask
-from trainwright_operator.flow.device_types import driver_version
 from trainwright_operator.flow.measurements.measurement_keys import KeptProfile, ProfileKey, known_layers, layer_digest
 from trainwright_operator.flow.measurements.spot_check import ExpectedLayer, choose_layer
+from trainwright_operator.flow.nodes.device_types import driver_version
 from trainwright_operator.flow.snapshot import SliceDevice
 
 GPT = Gpt(4, 64, 4, 16, 512)

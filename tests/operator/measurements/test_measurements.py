@@ -22,10 +22,10 @@ from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow import device_types
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.measurements.obsolete_measurements import MAX_KEPT_BYTES
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
+from trainwright_operator.flow.nodes import device_types
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.object_cache import ObjectCache

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright import documents
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.phases.discovery import find_late_nodes, find_lost_nodes, inspect_nodes
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 from flow_world import World, spec_of
 
-from trainwright_operator.flow.device_types import NodeUnusable, count_devices
-from trainwright_operator.flow.dynamic_allocation.device_classes import SelectorNotUnderstood, parse_selector
+from trainwright_operator.flow.nodes.device_classes import SelectorNotUnderstood, parse_selector
+from trainwright_operator.flow.nodes.device_types import NodeUnusable, count_devices
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import NodeCache

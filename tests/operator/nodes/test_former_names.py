@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flow_world import RESOURCE, World, node, spec_of
 
-from trainwright_operator.flow import device_types
+from trainwright_operator.flow.nodes import device_types
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, inspect_nodes
 from trainwright_operator.flow.snapshot import NodeFacts
 

@@ -12,8 +12,8 @@ from flow_world import World, node
 from trainwright import documents
 from trainwright.cluster import Link, Node
 from trainwright.worker_api import LinkReport
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.link_results import report_of_nodes
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.link_results import report_of_nodes
 
 COUNT = 600
 

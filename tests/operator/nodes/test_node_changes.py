@@ -16,7 +16,7 @@ from flow_world import EMULATION, RESOURCE, World, node, spec_of
 
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import WATCH_REQUEUE_SECONDS, is_finished, requeue_after_seconds
-from trainwright_operator.flow.former_revision import FORMER_KEY
+from trainwright_operator.flow.measurements.former_revision import FORMER_KEY
 from trainwright_operator.flow.snapshot import NodeFacts, Taint
 
 Change = Callable[[NodeFacts], NodeFacts | None]

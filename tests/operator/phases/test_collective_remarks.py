@@ -7,7 +7,7 @@ import pytest
 from trainwright.cluster import Device
 from trainwright.measurement.collective_check import CollectiveCheck, ComparedCollective
 from trainwright.worker_api import CollectiveTime
-from trainwright_operator.flow.link_results import SMALL_ERROR, explain_check
+from trainwright_operator.flow.documents.link_results import SMALL_ERROR, explain_check
 
 
 def remark(error: float, ratio: float, *, is_emulated: bool = False, has_trials: bool = True) -> str:

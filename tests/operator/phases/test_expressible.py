@@ -11,8 +11,8 @@ from trainwright import documents
 from trainwright.exports import TARGETS, is_expressible
 from trainwright.plan import Plan
 from trainwright_operator.api.spec import Trainer
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_operator.flow.snapshot import NodeFacts
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 THREE = (node("n1"), node("n2", "emulated-t4", devices=1))
 UNEQUAL = (node("n1", devices=1), node("n2", "emulated-t4", devices=1))

@@ -16,9 +16,9 @@ from trainwright.cluster import Cluster
 from trainwright.measurement.collective_check import collective_sizes
 from trainwright.runtime import Runtime
 from trainwright.worker_api import MAX_REPORT_BYTES, LinkTask
-from trainwright_operator.flow import link_results
 from trainwright_operator.flow.actions import StartPlanner
-from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.documents import link_results
+from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.search_process import search
 
 RACK = "topology.kubernetes.io/rack"

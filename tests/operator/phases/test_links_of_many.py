@@ -13,9 +13,9 @@ from trainwright.measurement import link_sampling
 from trainwright.measurement.collective_check import collective_sizes
 from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import MAX_REPORT_BYTES, CollectiveTime, LinkReport, LinkTask, Overlap
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.link_results import all_pairs, collective_report_bytes
-from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.link_results import all_pairs, collective_report_bytes
+from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.phases.links import main_gang

@@ -9,7 +9,7 @@ from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.plan import Plan
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 
 MIXED = (node("n1"), node("n2", "emulated-t4"))
 

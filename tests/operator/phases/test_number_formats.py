@@ -15,10 +15,10 @@ from trainwright.cluster import Accelerator, Node
 from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import formats_to_profile
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_operator.flow.names import Names
-from trainwright_operator.flow.number_formats import formats_to_profile
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 A100, V100, T4 = "NVIDIA-A100-SXM4-40GB", "Tesla-V100-SXM2-16GB", "Tesla-T4"
 LARGER = {"layers": 4, "hiddenSize": 1024, "heads": 8, "sequenceLength": 512, "vocabularySize": 8192}
@@ -99,7 +99,7 @@ def test_formats_of_a_plan_in_flight_stay_when_data_sheets_change(monkeypatch: p
     def changed(accelerators: tuple[str, ...]) -> tuple[FormatChoice, ...]:
         return (FormatChoice(Dtype.FLOAT32, accelerators),)
 
-    monkeypatch.setattr("trainwright_operator.flow.number_formats.format_choices", changed)
+    monkeypatch.setattr("trainwright_operator.flow.documents.number_formats.format_choices", changed)
     world.run()
     assert world.profiled == {(A100, Dtype.BFLOAT16)}
 

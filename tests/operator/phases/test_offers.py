@@ -23,8 +23,8 @@ from trainwright.worker_api import TrialTask, WorkerTask
 from trainwright_operator import search_process
 from trainwright_operator.api import spec as api
 from trainwright_operator.api.model import ModelSpec
-from trainwright_operator.flow.number_formats import model_from_spec
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_worker import validation
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 from flow_world import START, World, spec_of
 
+from trainwright_operator.flow.gangs.placement_queue import gang_claims, last_turn, respected_claims
 from trainwright_operator.flow.phases.plan_places import place_of
-from trainwright_operator.flow.placement_queue import gang_claims, last_turn, respected_claims
 from trainwright_operator.flow.snapshot import DeviceHolder, GangClaim, PlanFacts, PlanPlace, Snapshot
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts, QueueFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, QueueFacts
 
 PRODUCT = "nvidia.com/gpu.product"
 

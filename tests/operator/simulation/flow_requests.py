@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import WorkerTask
 from trainwright_operator.flow.actions import PlanningRequest
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.gangs.scheduling import pinned_node
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL
-from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import NodeFacts, PlannerFacts, PlannerState
 from trainwright_operator.kube import apply, namespace_claims, object_facts, reconciler, snapshot_reader
 from trainwright_operator.kube.client import JSON_PATCH, Api, ApiError

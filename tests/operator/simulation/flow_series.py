@@ -11,8 +11,8 @@ from flow_world import World, node, spec_of
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.worker_api import Failure, FailureReason, TrialSeriesTask, TrialTask
-from trainwright_operator.flow.gangs.outcome import GangOutcome
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
+from trainwright_operator.flow.documents.outcome import GangOutcome
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials
 from trainwright_worker import validation
 
 OUT_OF_MEMORY = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB", rank=1))

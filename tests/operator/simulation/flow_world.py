@@ -20,10 +20,10 @@ from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
-from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.gangs import scheduling
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, LOG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,

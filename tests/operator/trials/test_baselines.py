@@ -14,8 +14,8 @@ from trainwright.cluster import Cluster
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialTask, WorkerTask
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials
 from trainwright_operator.flow.phases import planning
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 
 A100, V100, T4 = "NVIDIA-A100-SXM4-40GB", "emulated-v100", "emulated-t4"
 MIXED = (node("n1"), node("n2"), node("n3", T4))

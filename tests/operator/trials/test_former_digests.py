@@ -12,9 +12,9 @@ from flow_world import World, spec_of
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials, plan_digest
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials, plan_digest
 
 IN_FLIGHT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden" / "plan_in_flight.json").read_text())
 """A plan and its ConfigMaps as an operator with the former digests wrote them: three of four trials are measured."""

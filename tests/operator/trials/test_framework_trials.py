@@ -23,8 +23,8 @@ from trainwright.runtime import Runtime
 from trainwright.worker_api import TrialReport, TrialTask, WorkerTask
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
+from trainwright_operator.flow.gangs.scheduling import first_untolerated_taint
 from trainwright_operator.flow.names import Names
-from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import DryRun, Taint
 
 JOB = {

@@ -14,10 +14,10 @@ from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.trials import trial_gangs
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
 
 def test_each_trial_of_a_series_has_its_own_result() -> None:

@@ -25,7 +25,7 @@ from trainwright.worker_api import (
     TrialTask,
 )
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.flow.gangs.outcome import parse_result
+from trainwright_operator.flow.documents.outcome import parse_result
 from trainwright_operator.flow.trials.trial_gangs import TRIAL_REPORT_BUDGET_BYTES, estimate_report_bytes
 
 MODEL = "gpt: {layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}\nglobal_batch_size: 8\n"

@@ -14,7 +14,7 @@ from property_tests import examples
 from trainwright import documents
 from trainwright.trial_selection import Rule, TrialPosterior, propose
 from trainwright.worker_api import TrialReport
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials, Role
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials, Role
 from trainwright_operator.flow.trials.trial_schedule import TrialResult, next_trials
 
 BELOW = 0.01

@@ -13,10 +13,10 @@ from trainwright.cluster import Cluster
 from trainwright.plan import Plan
 from trainwright.throughput import throughput
 from trainwright.worker_api import RankMemory, TrialReport
-from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
-from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.outcome import GangOutcome, GangResult, OutcomeState
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 from trainwright_operator.flow.trials.trial_status import ended
 
 VIT = {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10}

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from trainwright_operator.api.installation import join_names
-from trainwright_operator.flow.dynamic_allocation.published_devices import DeviceRequest
 from trainwright_operator.flow.gangs.child_metadata import plan_label
-from trainwright_operator.flow.placement_queue import gangs_ahead
+from trainwright_operator.flow.gangs.placement_queue import gangs_ahead
+from trainwright_operator.flow.nodes.published_devices import DeviceRequest
 from trainwright_operator.flow.snapshot import DeviceHolder, HolderKind, PlanFacts, Snapshot
 
 _MOST_HOLDERS: Final = 8

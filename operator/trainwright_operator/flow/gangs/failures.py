@@ -8,16 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
-from trainwright_operator.flow import scheduling
-from trainwright_operator.flow.gangs import worker_log
+from trainwright_operator.flow.documents.outcome import OutcomeState
+from trainwright_operator.flow.documents.stored_documents import stored_time
+from trainwright_operator.flow.gangs import scheduling, worker_log
 from trainwright_operator.flow.gangs.framework_log import states_out_of_memory
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.nodes.node_platform import architecture, image_mismatch
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, Reason, message
 from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, NodeFacts, PodFacts, StoredConfigMap
-from trainwright_operator.flow.stored_times import stored_time
 
 _START_PATIENCE = timedelta(seconds=20)
 """Patience with start errors: kubelet retries a failed pull within it, and a ConfigMap may be created after its plan."""

@@ -10,7 +10,7 @@ from trainwright.worker_api import GangNode
 from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.api.spec import NetworkDevices, TrainingPlanSpec
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.nodes.network_devices import (
     Amounts,
     DiscoveredNetwork,
@@ -18,9 +18,8 @@ from trainwright_operator.flow.nodes.network_devices import (
     is_network_device,
     offered_network,
 )
-from trainwright_operator.flow.nodes.queue_facts import QueueFacts
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import NodeFacts, Snapshot, StoredConfigMap
+from trainwright_operator.flow.snapshot import NodeFacts, QueueFacts, Snapshot, StoredConfigMap
 
 NETWORK_KEY: Final = "network.json"
 """Key of the network devices of a gang's pods beside its task, by node; absent where they ask for none."""

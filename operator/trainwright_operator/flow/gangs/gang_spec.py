@@ -14,8 +14,8 @@ from trainwright.exports import ExportFile
 from trainwright.worker_api import LinkTask, ProfilingTask, WorkerTask
 from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion
 from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
 _FRAMEWORK_KEY: Final = "framework.json"

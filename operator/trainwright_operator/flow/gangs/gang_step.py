@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
-from trainwright.worker_api import Progress
+from trainwright.worker_api import Progress, WorkerReport, WorkerTask
 from trainwright_operator.flow.actions import Action
-from trainwright_operator.flow.gangs.outcome import GangResult
+from trainwright_operator.flow.documents.outcome import GangResult
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import LACKS, WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait
+
+
+class Measurement(NamedTuple):
+    """Report of a gang whose measurement counts, with the task that asked for it."""
+
+    gang: str
+    task: WorkerTask
+    report: WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,7 @@ class GangStep:
     """Step of a gang: `result` once it has ended, else its activity and the actions to apply.
 
     Attributes:
+        measured: measurements that the actions store.
         is_moving: whether its pods are deleted to be created for another node.
         again_at: when the next attempt is due, after one that the cluster ended; until then nothing of the gang is kept.
     """
@@ -28,6 +38,7 @@ class GangStep:
     progress: Progress | None = None
     started_at: datetime | None = None
     actions: tuple[Action, ...] = ()
+    measured: tuple[Measurement, ...] = ()
     again_at: datetime | None = None
     is_moving: bool = False
 

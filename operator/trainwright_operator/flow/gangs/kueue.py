@@ -17,11 +17,10 @@ from math import inf
 from typing import Any, Final
 
 from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow.device_types import NodeUnusable
-from trainwright_operator.flow.nodes.queue_facts import FlavorFacts, QueueFacts
+from trainwright_operator.flow.nodes.device_types import NodeUnusable
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.snapshot import JobFacts, NodeFacts
+from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, NodeFacts, QueueFacts
 
 API_GROUP: Final = "kueue.x-k8s.io"
 QUEUE_LABEL: Final = f"{API_GROUP}/queue-name"

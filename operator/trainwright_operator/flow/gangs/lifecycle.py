@@ -9,7 +9,7 @@ from functools import cached_property
 
 from trainwright import documents
 from trainwright.worker_api import GangNode, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
-from trainwright_operator.flow import reasons, scheduling
+from trainwright_operator.flow import reasons
 from trainwright_operator.flow.actions import (
     Action,
     AnnotateConfigMap,
@@ -18,8 +18,9 @@ from trainwright_operator.flow.actions import (
     PinPod,
     StoredRole,
 )
-from trainwright_operator.flow.gangs import kueue, results, retries, worker_image, worker_log
-from trainwright_operator.flow.gangs import outcome as outcomes
+from trainwright_operator.flow.documents.outcome import GangResult, result_in
+from trainwright_operator.flow.documents.stored_documents import parse_strict
+from trainwright_operator.flow.gangs import kueue, results, retries, scheduling, worker_image
 from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang, find_lack
 from trainwright_operator.flow.gangs.framework_log import StepLog
@@ -29,7 +30,6 @@ from trainwright_operator.flow.gangs.gang_step import GangStep, repeated
 from trainwright_operator.flow.gangs.job_creation import create_missing, find_refusal
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods, owner_without_pod
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
-from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
@@ -50,15 +50,6 @@ def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
     return result_in(stored) if stored is not None else None
 
 
-def result_in(stored: StoredConfigMap) -> GangResult:
-    """Return the result in a ConfigMap. One that was modified is a failure."""
-    try:
-        return outcomes.parse_result(stored)
-    except documents.DocumentError as error:
-        reason, sentence = reasons.explain_unreadable(error)
-        return GangResult(GangOutcome(OutcomeState.FAILED, reason, sentence, stored.created_at), None)
-
-
 def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     """Return the gang's next step."""
     result = stored_result(context, gang_spec.name)
@@ -72,7 +63,7 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     if task_map is None:
         return repeated(context, _create_task(context, gang_spec, retry), retry)
     try:
-        stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
+        stored_task = parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
         stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
         return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, reasons.explain_unreadable(error).message))
@@ -106,15 +97,15 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec, retry: Retry | 
     return GangStep(activity="creating the task", actions=(creation,))
 
 
-def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Action, ...]:
-    """Return the results that an interrupted gang has measured so far; stored results stay unchanged."""
+def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
+    """Return the step that stores what an interrupted gang has measured so far; stored results stay unchanged."""
     task_map = context.snapshot.find(context.names.task(gang_spec.name))
     if task_map is None or context.snapshot.find(context.names.result(gang_spec.name)) is not None:
-        return ()
+        return GangStep()
     try:
         stored = replace(gang_spec, framework=framework_of(task_map))
     except documents.DocumentError:
-        return ()
+        return GangStep()
     return _RunningGang(context, stored, task_map).partial_results()
 
 
@@ -123,7 +114,7 @@ def running_device_seconds(context: ReconcileContext, task_map: StoredConfigMap)
     if not is_under_way(context, task_map.gang):
         return 0.0
     try:
-        task: WorkerTask = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
+        task: WorkerTask = parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
     except documents.DocumentError:
         return 0.0
     gang_spec = GangSpec(task_map.gang, task, pending_seconds=0.0, run_seconds=0.0)
@@ -144,16 +135,17 @@ def _end(
     """
     failure, reports = (end, ()) if isinstance(end, GangFailure) else (None, end)
     lost = failure if failure is not None and failure.is_by_cluster else None
-    actions: tuple[Action, ...] = results.result_maps(
+    maps, measured = results.result_maps(
         context, gang_spec, None if lost is not None else failure, reports=reports, started_at=started_at, log=log
     )
     if lost is not None:
         # The measured trials of a series share the time of all.
-        used = 0.0 if actions else results.device_seconds(context, gang_spec, started_at)
+        used = 0.0 if maps else results.device_seconds(context, gang_spec, started_at)
         record = retries.record_lost_attempt(context, gang_spec.name, lost, device_seconds=used, log=log)
-        actions = (*actions, *record)
-        return GangStep(reason=lost.reason, activity=lost.message, actions=actions)
-    return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=actions)
+        actions: tuple[Action, ...] = (*maps, *record)
+        return GangStep(reason=lost.reason, activity=lost.message, actions=actions, measured=measured)
+    what = "storing the results"
+    return GangStep(reason=Reason.RUNNING, activity=what, started_at=started_at, actions=maps, measured=measured)
 
 
 def _start_time(pod: PodFacts | None) -> datetime | None:
@@ -210,13 +202,13 @@ class _RunningGang:
                 return self._end(GangFailure.of(Reason.JOB_DELETED, kind=self.launcher.kind, what=name))
         return self._observe_pods()
 
-    def partial_results(self) -> tuple[Action, ...]:
-        """Return the result of a finished gang, or of a series the trials in its log."""
+    def partial_results(self) -> GangStep:
+        """Store the result of a finished gang, or of a series the trials in its log."""
         if worker_image.describe_conflict(self.context, self.gang_spec.name):
-            return ()
+            return GangStep()
         found = self.finished
         measured = () if found is None or isinstance(found, GangFailure) else found
-        return self._end(measured, started_at=self._last_start_time()).actions
+        return self._end(measured, started_at=self._last_start_time())
 
     def device_seconds(self) -> float:
         """Return devices × seconds since the start of the last pod."""

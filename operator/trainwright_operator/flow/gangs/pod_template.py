@@ -8,8 +8,8 @@ from typing import Any, Final
 from trainwright import worker_api
 from trainwright_operator.api.frameworks import JobSpec
 from trainwright_operator.api.pods import PodTemplate
+from trainwright_operator.flow.gangs.scheduling import affinity_to, worker_tolerations
 from trainwright_operator.flow.names import PLACEMENT_GATE
-from trainwright_operator.flow.scheduling import affinity_to, worker_tolerations
 
 CONTAINER: Final = "pytorch"
 """Container name that the training operator's webhook requires; the same for all launchers, for users' templates name it."""

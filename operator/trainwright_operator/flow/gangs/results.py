@@ -17,17 +17,17 @@ from trainwright.worker_api import (
     WorkerReport,
 )
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.gangs import outcome as outcomes
+from trainwright_operator.flow.documents import outcome as outcomes
+from trainwright_operator.flow.documents.outcome import GangOutcome, OutcomeState
+from trainwright_operator.flow.documents.planned_trials import plan_digest, trial_digest
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.failures import GangFailure, Placements
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
+from trainwright_operator.flow.gangs.gang_step import Measurement
 from trainwright_operator.flow.gangs.worker_image import record_of_image_that_ran
-from trainwright_operator.flow.measurements.kept_measurements import keep
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.trials.planned_trials import plan_digest, trial_digest
 
 
 def result_maps(  # noqa: PLR0913 - each is a different fact of the end
@@ -38,12 +38,12 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     reports: Sequence[WorkerReport] = (),
     started_at: datetime | None = None,
     log: str = "",
-) -> tuple[CreateConfigMap, ...]:
-    """Return the ConfigMaps of a gang's results, which share its device seconds equally.
+) -> tuple[tuple[CreateConfigMap, ...], tuple[Measurement, ...]]:
+    """Return the ConfigMaps of a gang's results, which share its device seconds equally, and what was measured.
 
     `failure`: why reports are missing; without it, only reported trials are stored and the others are measured later.
     The gang's own result is the last of them and marks all as stored; until then the pods stay, so an interrupted write is
-    repeated. After it comes what later plans may reuse, without which this one goes on.
+    repeated.
     """
     device_time = device_seconds(context, gang_spec, started_at)
     reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
@@ -55,6 +55,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
     image = record_of_image_that_ran(context, gang_spec.name)
     maps: list[CreateConfigMap] = []
+    measured: list[Measurement] = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
         ended = GangOutcome(
@@ -71,8 +72,8 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
         data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
         if report is not None and ended.state is OutcomeState.SUCCEEDED:
-            maps.extend(keep(context, gang_spec.name, gang_spec.task, report))
-    return tuple(maps)
+            measured.append(Measurement(gang_spec.name, gang_spec.task, report))
+    return tuple(maps), tuple(measured)
 
 
 def device_seconds(context: ReconcileContext, gang_spec: GangSpec, started_at: datetime | None) -> float:

@@ -14,9 +14,9 @@ from typing import Final
 from trainwright import documents
 from trainwright.document_kind import document
 from trainwright_operator.flow.actions import Action, CreateConfigMap, DeleteConfigMap, StoredRole
+from trainwright_operator.flow.documents.outcome import KEPT_LOG_CHARACTERS, LOG_KEY
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.failures import GangFailure
-from trainwright_operator.flow.gangs.outcome import KEPT_LOG_CHARACTERS, LOG_KEY
-from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap

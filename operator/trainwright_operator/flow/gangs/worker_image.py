@@ -18,8 +18,8 @@ from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.worker_api import Gang
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.gangs.outcome import REUSED_KEY
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.documents.outcome import REUSED_KEY
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.nodes.node_platform import architecture
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts, StoredConfigMap

@@ -1,13 +1,8 @@
-"""Strict, size-bounded parser of worker logs and termination messages, which are untrusted."""
+"""Size-bounded parser of worker logs and termination messages, which are untrusted."""
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from typing import Any
-
 from trainwright import documents
-from trainwright.outside.plain_text import may_hold_controls, without_controls
 from trainwright.worker_api import (
     FAILURE_MARKER,
     MAX_REPORT_BYTES,
@@ -20,10 +15,7 @@ from trainwright.worker_api import (
     TrialReport,
     WorkerReport,
 )
-
-
-class NeedsNewerVersion(Exception):  # noqa: N818 - a state of the plan, not a fault
-    """Document of a newer version of the operator or the worker, found after a rollback: the plan waits."""
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
 
 
 def last_document(log: str, marker: str) -> str | None:
@@ -32,40 +24,6 @@ def last_document(log: str, marker: str) -> str | None:
         if line.startswith(f"{marker} "):
             return line[len(marker) + 1 :]
     return None
-
-
-_LONG_CHARACTERS = 2**16
-"""Length from which few documents are kept: each pass reads the stored documents of its plan again."""
-
-
-def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: str = "") -> Any:
-    """Parse a document from JSON only: YAML aliases could expand a small text without bound.
-
-    `ignored_field`: a field to drop. Raise NeedsNewerVersion for a document with unknown names, DocumentError for any other
-    that cannot be used.
-    """
-    parse = _parse_short if len(text) <= _LONG_CHARACTERS else _parse_long
-    try:
-        return parse(text, document_type, source, ignored_field)
-    except documents.DocumentError as error:
-        if error.needs_newer_version:
-            raise NeedsNewerVersion(str(error)) from error
-        raise
-
-
-def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
-    try:
-        data = json.loads(text)
-        if may_hold_controls(text):
-            data = without_controls(data)
-    except (ValueError, RecursionError) as error:
-        raise documents.DocumentError(f"{source}: not JSON: {error}") from None
-    if isinstance(data, dict):
-        data.pop(ignored_field, None)
-    return documents.parse(data, document_type, source=source)
-
-
-_parse_short, _parse_long = lru_cache(maxsize=128)(_parse), lru_cache(maxsize=4)(_parse)
 
 
 def parse_report(log: str) -> WorkerReport | None:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
 from trainwright import documents
-from trainwright.worker_api import Gang, LinkReport, LinkTask, ProfilingReport, ProfilingTask, WorkerReport, WorkerTask
+from trainwright.worker_api import Gang, LinkReport, LinkTask, ProfilingReport, ProfilingTask, WorkerTask
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.device_types import driver_version
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.outcome import REPORT_KEY
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.gang_network import asked_network
-from trainwright_operator.flow.gangs.outcome import REPORT_KEY
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.gang_step import GangStep, Measurement
+from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, WorkerImage, measured_image
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.measurements.measurement_keys import (
     KeptLinks,
     KeptProfile,
@@ -40,6 +42,7 @@ from trainwright_operator.flow.names import (
     MEASUREMENT_LABEL,
     TENSOR_DEGREE_LABEL,
 )
+from trainwright_operator.flow.nodes.device_types import driver_version
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
@@ -61,25 +64,38 @@ class KeptMeasurement(Generic[Key, Report]):
     image: WorkerImage
 
 
-def keep(context: ReconcileContext, gang: str, task: WorkerTask, report: WorkerReport) -> tuple[CreateConfigMap, ...]:
-    """Return the creation of the ConfigMap that keeps a report, if it is one that a later plan may reuse."""
+def advance_and_keep(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
+    """Return the gang's next step, which keeps what it has measured for other plans once the plan's own result is stored."""
+    step = advance(context, gang_spec)
+    return replace(step, actions=(*step.actions, *keep(context, step.measured)))
+
+
+def keep(context: ReconcileContext, measured: Iterable[Measurement]) -> Iterator[CreateConfigMap]:
+    """Yield the ConfigMaps that keep what other plans may reuse of the measurements."""
+    for one in measured:
+        creation = _keep(context, one)
+        if creation is not None:
+            yield creation
+
+
+def _keep(context: ReconcileContext, measured: Measurement) -> CreateConfigMap | None:
+    gang, task, report = measured
     limits = context.spec.links if isinstance(task, LinkTask) else context.spec.profiling
     seconds, key = limits.most_age_seconds, _key(context, task)
     if key is None or not seconds:
-        return ()
+        return None
     kind = _PROFILE if isinstance(key, KeptProfile) else _LINKS
     image = measured_image(context, gang)
     if not image.digests:
-        return ()  # nobody can tell whether another plan's pods run the same
+        return None  # nobody can tell whether another plan's pods run the same
     expires_at = context.now.replace(microsecond=0) + timedelta(seconds=seconds)
-    creation = CreateConfigMap(
+    return CreateConfigMap(
         f"{_prefix(kind, key.key)}{digest(key, image)}",
         StoredRole.MEASUREMENT,
         {KEY_KEY: documents.dumps(key), REPORT_KEY: documents.dumps(report), IMAGE_KEY: documents.dumps(image)},
         labels={MEASUREMENT_LABEL: kind, MEASURED_BY_LABEL: plan_label(context.plan)} | _labels(key),
         annotations={EXPIRES_ANNOTATION: expires_at.isoformat()},
     )
-    return (creation,)
 
 
 def _key(context: ReconcileContext, task: WorkerTask) -> KeptProfile | KeptLinks | None:

@@ -8,14 +8,13 @@ from typing import Final
 
 from trainwright import documents
 from trainwright_operator.flow.actions import DeleteConfigMap
-from trainwright_operator.flow.former_revision import FIRST, former_revision
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict, stored_time
+from trainwright_operator.flow.measurements.former_revision import FIRST, former_revision
 from trainwright_operator.flow.measurements.kept_measurements import KEY_KEY
 from trainwright_operator.flow.measurements.measurement_keys import KeptProfile
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.stored_times import stored_time
 
 MAX_KEPT_BYTES: Final = 8_000_000
 """Limit on the size of a namespace's measurements, which are listed whole: about a thousand models of twelve nodes."""

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, LayerCheck, ProfilingReport, TrialReport
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import result_in
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.outcome import result_in
+from trainwright_operator.flow.documents.planned_trials import GANG_PREFIXES
 from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.measurements.reuse import Reuse
 from trainwright_operator.flow.measurements.spot_check import MAX_DRIFT
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from trainwright.document_kind import document
 from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import LinkTask, ProfilingReport, ProfilingTask, WorkerReport
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.link_results import report_of_nodes
+from trainwright_operator.flow.documents.outcome import REUSED_KEY, GangOutcome, OutcomeState, dump_result
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.outcome import REUSED_KEY, GangOutcome, OutcomeState, dump_result
 from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, WorkerImage, differ, is_of_plan
-from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.link_results import report_of_nodes
+from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.measurements.kept_measurements import (
     KeptMeasurement,
     kept_links,

@@ -1,1 +1,1 @@
-"""Values that nodes say of themselves: amounts, names and memory of devices, shares of them, platform, network devices."""
+"""Devices of nodes: what the nodes say of them, what drivers publish and claims hold, and which nodes are left out."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainwright.accelerators.cloud_devices import virtual_share
 from trainwright.accelerators.data_sheets import MIG_PART
-from trainwright_operator.flow.nodes.quantities import legible, whole_number
+from trainwright_operator.api.quantities import legible, whole_number
 from trainwright_operator.flow.snapshot import NodeFacts
 
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trainwright_operator.api.quantities import whole_number
 from trainwright_operator.api.spec import DevicesSpec
 from trainwright_operator.flow.nodes.device_names import possible_names
 from trainwright_operator.flow.nodes.device_shares import AMD_PREFIXES, PRODUCT_LABEL, share_resources
-from trainwright_operator.flow.nodes.quantities import whole_number
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
 _MAX_NAMED: Final = 5

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from trainwright_operator.api.spec import DevicesSpec, TrainingPlanSpec
-from trainwright_operator.flow.device_types import DeviceTypeUnknown, NodeUnusable, device_type, devices_asked_for
 from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.nodes.device_types import DeviceTypeUnknown, NodeUnusable, device_type, devices_asked_for
 from trainwright_operator.flow.snapshot import NodeFacts, PodFacts, SliceDevice, Snapshot
 
 _ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"

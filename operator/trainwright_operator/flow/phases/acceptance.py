@@ -22,13 +22,13 @@ from trainwright_operator.api.pods import PodTemplate
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
+from trainwright_operator.flow.documents.number_formats import check_format, model_from_spec
+from trainwright_operator.flow.documents.outcome import parse_outcome
 from trainwright_operator.flow.gangs.framework_log import check_framework
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
-from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.gangs.pod_limits import find_template_excess
-from trainwright_operator.flow.number_formats import check_format, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.plan_places import wait_for_place
 from trainwright_operator.flow.reasons import Explanation, Reason, explain

@@ -14,10 +14,19 @@ from trainwright import documents
 from trainwright.cluster import MAX_DEVICES, Accelerator, Node
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.quantities import MEBIBYTE
 from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.device_types import (
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices, Excluded
+from trainwright_operator.flow.documents.number_formats import with_formats
+from trainwright_operator.flow.gangs.gang_network import describe_network, find_network
+from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, find_flavors
+from trainwright_operator.flow.gangs.scheduling import first_untolerated_taint
+from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.nodes.device_shares import share_resources
+from trainwright_operator.flow.nodes.device_types import (
     DeviceType,
     DeviceTypeUnknown,
     NodeUnusable,
@@ -29,20 +38,11 @@ from trainwright_operator.flow.device_types import (
     read_type,
     says_the_same,
 )
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
-from trainwright_operator.flow.gangs.gang_network import describe_network, find_network
-from trainwright_operator.flow.gangs.kueue import QuotaUse, explain_problem, find_flavors
-from trainwright_operator.flow.names import DOCUMENT_KEY
-from trainwright_operator.flow.nodes.device_names import is_same_device
-from trainwright_operator.flow.nodes.device_shares import share_resources
 from trainwright_operator.flow.nodes.left_out import LeftOut, describe_left_out
 from trainwright_operator.flow.nodes.node_platform import check_platform, image_architectures
-from trainwright_operator.flow.nodes.quantities import MEBIBYTE
-from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
 _MAX_NAMED = 5

@@ -30,7 +30,9 @@ from trainwright_operator.flow.actions import (
     HandOverJob,
     StoredRole,
 )
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.child_metadata import owner_reference, plan_label
 from trainwright_operator.flow.gangs.exported_plan import export_files
@@ -56,11 +58,9 @@ from trainwright_operator.flow.names import (
     handover_name,
 )
 from trainwright_operator.flow.nodes.network_devices import Amounts
-from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_gangs import places
 from trainwright_operator.flow.winner_job.held_job import job_of, keep_job
 from trainwright_operator.flow.winner_job.job_record import MANIFESTS_KEY, JobRecord

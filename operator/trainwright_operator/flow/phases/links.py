@@ -17,12 +17,8 @@ from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import LinkReport, LinkTask, Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.former_revision import former_revision
-from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.lifecycle import advance, result_in
-from trainwright_operator.flow.gangs.outcome import OutcomeState
-from trainwright_operator.flow.link_results import (
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.link_results import (
     LINK_REPORT_BUDGET_BYTES,
     InconsistentLinks,
     LinkFindings,
@@ -34,8 +30,12 @@ from trainwright_operator.flow.link_results import (
     intra_node_links,
     report_of_nodes,
 )
+from trainwright_operator.flow.documents.number_formats import formats_to_profile, model_from_spec
+from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.measurements.former_revision import former_revision
+from trainwright_operator.flow.measurements.kept_measurements import advance_and_keep
 from trainwright_operator.flow.measurements.reuse import describe_reuse, reuse_links
-from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
@@ -103,7 +103,7 @@ def _measure(context: ReconcileContext, discovery: DiscoveredDevices, gang: Gang
     reused = reuse_links(context, discovery, gang)
     if reused is not None:
         return Waiting(actions=(reused,), progress=Progress(0, 1, "reusing measured links"))
-    step = advance(context, gang)
+    step = advance_and_keep(context, gang)
     if step.result is None:
         return Waiting(
             step.explanation,

@@ -19,26 +19,26 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.api.status import ClusterChange, TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, CreateConfigMap, SetStatus, StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.former_revision import (
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import with_formats
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials
+from trainwright_operator.flow.gangs.kueue import explain_problem
+from trainwright_operator.flow.measurements.former_revision import (
     FORMER_KEY,
     FormerRevision,
     former_revision,
     keep_profile,
     obsolete_maps,
 )
-from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.measurements.refutation import find_refutation
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.left_out import describe_left_out
-from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, inspect_all, inspect_nodes, listed
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, stored_profiles
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
-from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 _LONGEST_SETTLING = 5
 """Multiple of settlingSeconds after which a change counts although further nodes come and go."""

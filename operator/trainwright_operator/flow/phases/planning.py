@@ -25,16 +25,16 @@ from trainwright_operator.flow.actions import (
     StartPlanner,
     StoredRole,
 )
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.planned_trials import BASELINE_COUNT, PlannedTrials
+from trainwright_operator.flow.documents.stored_documents import stored_time
+from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
-from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState, StoredConfigMap
-from trainwright_operator.flow.stored_times import stored_time
 from trainwright_operator.flow.trials import trial_gangs
-from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
 
 RUNTIME_KEY: Final = "runtime.json"
 SEARCH_DEADLINE_SECONDS: Final = 1800

@@ -21,23 +21,24 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import AUTO
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import formats_to_profile, model_from_spec
+from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.launchers.job_set import JobSetLauncher
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
-from trainwright_operator.flow.gangs.lifecycle import advance, result_in, stored_result
-from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.gangs.lifecycle import stored_result
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import find_retry
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.gangs.scheduling import is_gated
+from trainwright_operator.flow.measurements.former_revision import former_revision
+from trainwright_operator.flow.measurements.kept_measurements import advance_and_keep
 from trainwright_operator.flow.measurements.reuse import describe_reuse, missing_kinds, partial_result, reuse_layers
 from trainwright_operator.flow.names import DOCUMENT_KEY
-from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
-from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
 MAX_CONCURRENT_PROFILES: Final = 2
@@ -149,7 +150,7 @@ def _advance_runs(
             continue
         if one.gang not in node_of:
             runs_by_node[node] += 1
-        steps.append((one, advance(context, _wanted_gang(context, discovery, one, node))))
+        steps.append((one, advance_and_keep(context, _wanted_gang(context, discovery, one, node))))
     steps.extend((one, GangStep.of_retry(early[one.gang])) for one in open_runs if one.gang in early)
     done = total - len(open_runs)
     running = "; ".join(

@@ -14,15 +14,15 @@ from trainwright_operator.api.handed_over import HandedOverJob
 from trainwright_operator.api.installation import NO_JOBS, HandoverRule
 from trainwright_operator.api.spec import Objective
 from trainwright_operator.api.status import TrainingPlanStatus, Winner
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role, only_accelerator
 from trainwright_operator.flow.gangs.kueue import explain_problem
-from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, waiting_since
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role, only_accelerator
 
 _LEAST_WAIT_SECONDS: Final = 60.0
 """Shortest wait for nodes or the job of the winner, two dry runs long."""

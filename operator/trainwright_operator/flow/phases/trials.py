@@ -15,19 +15,19 @@ from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.outcome import OutcomeState
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, counting_digests, only_accelerator
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.lifecycle import advance
-from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
-from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, is_measuring
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, counting_digests, only_accelerator
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
 

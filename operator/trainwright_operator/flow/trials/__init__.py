@@ -1,1 +1,1 @@
-"""Planned trials: their document, schedule, gangs and status."""
+"""Planned trials: their schedule, gangs and status."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from trainwright_operator.flow.actions import Action, DeleteConfigMap, StoredRole
-from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
+from trainwright_operator.flow.documents.planned_trials import GANG_PREFIXES
 from trainwright_operator.flow.gangs.failures import GangFailure
-from trainwright_operator.flow.gangs.lifecycle import result_in, running_device_seconds
-from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.gangs.lifecycle import running_device_seconds
 from trainwright_operator.flow.gangs.retries import find_retry, is_ended_by_cluster, record_lost_attempt
+from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
 
 
 def trial_device_seconds(context: ReconcileContext) -> float:

@@ -13,17 +13,17 @@ from trainwright.timeline import FEWEST_MOMENTS
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.number_formats import model_from_spec
+from trainwright_operator.flow.documents.planned_trials import GANG_PREFIXES, PlannedTrial, PlannedTrials
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.exported_plan import export_files
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.lifecycle import is_under_way
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.measurements.refutation import layer_checks
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
-from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES, PlannedTrial, PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import RETRY_SUFFIX, SERIES_SUFFIX, SINGLE_SUFFIX, TrialAttempts
 
 Fault = Literal["crash", "hang", "mute"]

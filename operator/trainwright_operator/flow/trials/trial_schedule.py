@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Final
 
 from trainwright.trial_selection import Rule, StoppingDecision, TrialPosterior, propose
+from trainwright_operator.flow.documents.outcome import GangResult, OutcomeState
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role
 from trainwright_operator.flow.gangs.lifecycle import is_under_way, stored_result
-from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry, find_retry
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role
 
 SERIES_SUFFIX: Final = "s"
 SINGLE_SUFFIX: Final = ""

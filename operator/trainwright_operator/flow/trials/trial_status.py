@@ -10,11 +10,11 @@ from trainwright.model import Model
 from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.status import ConfigMapReference, TrialRole, TrialState, TrialStatus
+from trainwright_operator.flow.documents.outcome import GangResult, OutcomeState
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial
 from trainwright_operator.flow.gangs.gang_step import GangStep
-from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_schedule import TrialResult
 
 _MAX_MESSAGE = 1000

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from trainwright_operator.api.handed_over import JobEndReason
 from trainwright_operator.api.installation import HandoverRule
 from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.documents.stored_documents import stored_time
 from trainwright_operator.flow.names import (
     HELD_BEFORE_ANNOTATION,
     HELD_SINCE_ANNOTATION,
@@ -24,7 +25,6 @@ from trainwright_operator.flow.names import (
     handover_name,
 )
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
-from trainwright_operator.flow.stored_times import stored_time
 
 MANIFESTS_KEY: Final = "manifests.json"
 

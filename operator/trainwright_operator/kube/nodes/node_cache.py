@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from trainwright_operator.flow.dynamic_allocation.device_classes import DeviceClass, classes_by_resource
-from trainwright_operator.flow.dynamic_allocation.published_devices import (
+from trainwright_operator.flow.gangs.competitors import holders_by_node
+from trainwright_operator.flow.nodes.device_classes import DeviceClass, classes_by_resource
+from trainwright_operator.flow.nodes.published_devices import (
     Allocation,
     DeviceRequest,
     PoolPart,
@@ -21,7 +22,6 @@ from trainwright_operator.flow.dynamic_allocation.published_devices import (
     used_devices,
     used_network,
 )
-from trainwright_operator.flow.gangs.competitors import holders_by_node
 from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, SliceDevice
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError

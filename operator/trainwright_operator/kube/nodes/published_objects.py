@@ -8,14 +8,9 @@ from sys import intern
 from typing import Any, Final
 
 from trainwright.outside.plain_text import plain_line
-from trainwright_operator.flow.dynamic_allocation.device_classes import DeviceClass, Value
-from trainwright_operator.flow.dynamic_allocation.published_devices import (
-    Allocation,
-    DeviceName,
-    PoolPart,
-    PublishedDevice,
-)
-from trainwright_operator.flow.nodes.quantities import parse_quantity
+from trainwright_operator.api.quantities import parse_quantity
+from trainwright_operator.flow.nodes.device_classes import DeviceClass, Value
+from trainwright_operator.flow.nodes.published_devices import Allocation, DeviceName, PoolPart, PublishedDevice
 
 _PCI_ADDRESS: Final = "resource.kubernetes.io/pciBusID"
 _REFUSING_TAINTS: Final = ("NoSchedule", "NoExecute")

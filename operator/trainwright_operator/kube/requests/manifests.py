@@ -11,7 +11,7 @@ from trainwright.worker_api import SECRET_FILE
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.installation import HandoverRule
 from trainwright_operator.flow.actions import CreateConfigMap, EmitEvent, StoredRole
-from trainwright_operator.flow.config_map_data import ConfigMapData
+from trainwright_operator.flow.documents.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.child_metadata import MANAGED, child_labels, owner_reference
 from trainwright_operator.flow.names import HANDED_OVER_ANNOTATION, ROLE_LABEL
 from trainwright_operator.flow.snapshot import PlanFacts

@@ -14,6 +14,15 @@ from trainwright.accelerators import data_sheet, has_data_sheet
 from trainwright.accelerators.cloud_devices import cloud_labels, device_of_labels, device_of_machine, named_devices
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
 from trainwright.measurement.link_kinds import NodeLocation
+from trainwright_operator.api.quantities import (
+    GIBIBYTE,
+    is_memory,
+    is_whole_number,
+    legible,
+    mebibytes,
+    shown,
+    whole_number,
+)
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
 from trainwright_operator.flow.nodes.device_names import is_memory_of, plain_name, sheet_name
 from trainwright_operator.flow.nodes.device_shares import (
@@ -24,15 +33,6 @@ from trainwright_operator.flow.nodes.device_shares import (
     find_share,
     labels_say_shared,
     why_no_device,
-)
-from trainwright_operator.flow.nodes.quantities import (
-    GIBIBYTE,
-    is_memory,
-    is_whole_number,
-    legible,
-    mebibytes,
-    shown,
-    whole_number,
 )
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from trainwright_operator.flow.dynamic_allocation.device_classes import DeviceClass
+from trainwright_operator.flow.nodes.device_classes import DeviceClass
 from trainwright_operator.flow.nodes.device_shares import MIG_UNUSABLE, PARTITION_UNUSABLE
 from trainwright_operator.flow.snapshot import DeviceHolder, PublishedCount, SliceDevice
 

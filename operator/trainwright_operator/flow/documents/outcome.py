@@ -10,8 +10,8 @@ from typing import Final
 from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.worker_api import WorkerReport
-from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, ENVIRONMENTAL, Reason
+from trainwright_operator.flow.documents.stored_documents import parse_strict
+from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, ENVIRONMENTAL, Reason, explain_unreadable
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
 OUTCOME_KEY: Final = "outcome.json"
@@ -90,6 +90,15 @@ def parse_result(stored: StoredConfigMap) -> GangResult:
     if REPORT_KEY in stored.data:
         report = parse_strict(stored.data[REPORT_KEY], WorkerReport, stored.name, ignored_field="timeline")
     return GangResult(outcome, report)
+
+
+def result_in(stored: StoredConfigMap) -> GangResult:
+    """Return the result in a ConfigMap. One that was modified is a failure."""
+    try:
+        return parse_result(stored)
+    except documents.DocumentError as error:
+        reason, sentence = explain_unreadable(error)
+        return GangResult(GangOutcome(OutcomeState.FAILED, reason, sentence, stored.created_at), None)
 
 
 def parse_outcome(stored: StoredConfigMap) -> GangOutcome:

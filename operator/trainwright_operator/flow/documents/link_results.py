@@ -28,7 +28,7 @@ from trainwright.measurement.sampled_cluster import sampled_cluster
 from trainwright.runtime import Runtime
 from trainwright.worker_api import MAX_REPORT_BYTES, LinkReport
 from trainwright_operator.api.status import LinksStatus
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 
 LINK_REPORT_BUDGET_BYTES: Final = MAX_REPORT_BYTES * 9 // 10
 """Budget below the report limit, because metric values may be longer than estimated."""

@@ -17,10 +17,9 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search import RequiredProfile
 from trainwright_operator.flow.actions import DeleteConfigMap
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import result_in
-from trainwright_operator.flow.gangs.outcome import OutcomeState
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
+from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.phase import ReconcileContext
 
 FORMER_KEY: Final = "former.json"

@@ -24,18 +24,17 @@ from operator import itemgetter
 from trainwright import documents
 from trainwright.worker_api import WorkerTask
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.documents.outcome import REUSED_KEY
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict, stored_time
+from trainwright_operator.flow.gangs import scheduling
 from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
-from trainwright_operator.flow.gangs.outcome import REUSED_KEY
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.names import PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.reasons import LACKS, Reason
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
-from trainwright_operator.flow.stored_times import stored_time
 
 
 def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:

@@ -11,7 +11,7 @@ from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_operator.api.spec import AUTO, TrainingPlanSpec
-from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 
 
 def model_from_spec(spec: TrainingPlanSpec, dtype: Dtype | None = None) -> Model:

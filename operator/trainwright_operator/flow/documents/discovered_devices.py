@@ -23,8 +23,8 @@ from trainwright_operator.api.status import (
     ExcludedNode,
     NodeStatus,
 )
-from trainwright_operator.flow.device_types import location_without_labels
 from trainwright_operator.flow.nodes.device_names import is_same_device
+from trainwright_operator.flow.nodes.device_types import location_without_labels
 from trainwright_operator.flow.nodes.network_devices import DiscoveredNetwork, pod_amount
 
 

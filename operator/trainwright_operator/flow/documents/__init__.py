@@ -1,0 +1,1 @@
+"""Documents that the operator stores in ConfigMaps, and the values that they are of."""
