@@ -42,15 +42,24 @@ def main() -> int:
     limit_threads()
     silence_torch_logs()
     if arguments.command == "local":
-        from trainwright_worker.gang import local_launcher  # noqa: PLC0415 (load torch only for a valid task)
+        from trainwright_worker import run_task  # noqa: PLC0415 (load torch only for a valid task)
+        from trainwright_worker.gang import local_launcher  # noqa: PLC0415
 
-        return local_launcher.main(task, arguments.order)
+        return local_launcher.main(task, arguments.order, run_task.main)
     sigterm_handler = SigtermHandler()
     sigterm_handler.install()
-    start_fork_server()  # loads torch in parallel with this process
+    start_fork_server("trainwright_worker.run_task")  # loads torch in parallel with this process
+    from trainwright_worker import run_task  # noqa: PLC0415
     from trainwright_worker.gang import launcher  # noqa: PLC0415
 
-    return launcher.main(task.gang, arguments.order, arguments.master_addr, arguments.master_port, sigterm_handler)
+    return launcher.main(
+        task.gang,
+        arguments.order,
+        arguments.master_addr,
+        arguments.master_port,
+        sigterm_handler=sigterm_handler,
+        run_task=run_task.main,
+    )
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from trainwright_worker import trial
 from trainwright_worker.device import DeviceProgress, read_value
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.gang import report_writer, termination
-from trainwright_worker.gang.process import broken_connection
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.termination import TerminationReporter
 from trainwright_worker.gang.watchdog import Watchdog, is_waiting
+from trainwright_worker.run_task import broken_connection
 
 ACTIONS = ("forward 0", "summing within the tensor group", "backward 0", "reading the loss")
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, GangNode
-from trainwright_worker.gang import process, report_writer
+from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener, GangSecret
 from trainwright_worker.gang.errors import WorkerError, classify_error, classify_exit_code, out_of_memory_kills
 from trainwright_worker.gang.rank_assignment import node_rank
@@ -37,8 +37,16 @@ else:  # older releases of torch wait for 30 s and take no option
     PContext.close = functools.partialmethod(PContext.close, timeout=_SHUTDOWN_SECONDS)  # type: ignore[assignment, method-assign]
 
 
-def main(gang: Gang, task_path: Path, address: str | None, port: int | None, sigterm_handler: SigtermHandler) -> int:
-    """Run this pod's processes until they exit. Returns the exit code; a failure is reported."""
+def main(  # noqa: PLR0913 - what the command line says, and what runs
+    gang: Gang,
+    task_path: Path,
+    address: str | None,
+    port: int | None,
+    *,
+    sigterm_handler: SigtermHandler,
+    run_task: Callable[[str, GangSecret], None],
+) -> int:
+    """Run the task in each of this pod's processes until they exit. Returns the exit code; a failure is reported."""
     oom_kills_before = out_of_memory_kills()
     # To log an error with its traceback, torch's formatter loads its compiler, which takes seconds.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(lambda record: not record.exc_info)
@@ -49,7 +57,7 @@ def main(gang: Gang, task_path: Path, address: str | None, port: int | None, sig
         pod = _PodReporter(gang, node_index, config.rdzv_endpoint, secret)
         sigterm_handler.notify_gang = pod.report_to_gang
         pod.terminate_after_abort(sigterm_handler, gang.deadline_seconds)
-        elastic_launch(config, process.main)(str(task_path), secret)
+        elastic_launch(config, run_task)(str(task_path), secret)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             pod.report_child_failure(rank, failure, out_of_memory=out_of_memory_kills() > oom_kills_before)

@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from trainwright.cluster import Device
 from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerTask
-from trainwright_worker.gang import process, report_writer
+from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
 from trainwright_worker.gang.rank_assignment import task_devices
@@ -36,13 +37,13 @@ class _LocalProcess:
     process: BaseProcess
 
 
-def main(task: WorkerTask, task_path: Path) -> int:
-    """Run the task's gang until it exits. Returns 0 if every process succeeded, else 1."""
+def main(task: WorkerTask, task_path: Path, run_task: Callable[[str, GangSecret], None]) -> int:
+    """Run the task in each process of its gang until they exit. Returns 0 if every process succeeded, else 1."""
     gang, rank_devices, secret = task.gang, task_devices(task), GangSecret.new()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Fork before the store starts its thread: a process forked from a threaded one may deadlock on its locks.
-        processes = _start_processes(gang, str(task_path), secret, listener)
+        processes = _start_processes(gang, partial(run_task, str(task_path), secret), listener)
         stop_requested = threading.Event()
         watch_signals(lambda name: _report_signal(name, stop_requested))
         # Host the store here, since its host must exit last.
@@ -65,7 +66,7 @@ def _report_signal(signal_name: str, stop_requested: threading.Event) -> None:
     stop_requested.set()
 
 
-def _start_processes(gang: Gang, task_path: str, secret: GangSecret, listener: socket.socket) -> list[_LocalProcess]:
+def _start_processes(gang: Gang, run_task: Callable[[], None], listener: socket.socket) -> list[_LocalProcess]:
     context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
     processes: list[_LocalProcess] = []
@@ -81,7 +82,7 @@ def _start_processes(gang: Gang, task_path: str, secret: GangSecret, listener: s
                 NODE_NAME_VARIABLE: node.name,
                 **(host_of_its_own(node.name) if len(gang.nodes) > 1 else {}),
             }
-            started = context.Process(target=_run_process, args=(task_path, secret, environment, listener), daemon=True)
+            started = context.Process(target=_run_process, args=(run_task, environment, listener), daemon=True)
             started.start()
             processes.append(_LocalProcess(Device(node.name, slot), started))
     return processes
@@ -95,10 +96,10 @@ def host_of_its_own(name: str) -> dict[str, str]:
     return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo"}
 
 
-def _run_process(task_path: str, secret: GangSecret, environment: dict[str, str], listener: socket.socket) -> None:
+def _run_process(run_task: Callable[[], None], environment: dict[str, str], listener: socket.socket) -> None:
     listener.close()  # or the store would seem reachable after its host is gone
     os.environ.update(environment)
-    process.main(task_path, secret)
+    run_task()
 
 
 class _LocalGang:

@@ -31,13 +31,13 @@ def silence_torch_logs() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def start_fork_server() -> None:
-    """Start the fork server of a pod's processes, which loads torch once for all (seconds of a core).
+def start_fork_server(module: str) -> None:
+    """Start the fork server of a pod's processes, which loads their module and torch once for all (seconds of a core).
 
     The pod's first process cannot be forked instead: it runs rendezvous threads by then, and a process forked from a
     threaded one may deadlock on a lock that a thread held.
     """
-    multiprocessing.set_forkserver_preload(["trainwright_worker.gang.process"])
+    multiprocessing.set_forkserver_preload([module])
     forkserver.ensure_running()
 
 

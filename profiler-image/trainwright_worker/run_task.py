@@ -1,4 +1,4 @@
-"""Process of a gang: joins the others, runs the task and reports how it ended."""
+"""Process that runs a task: joins the others of its gang, measures and reports how it ended."""
 
 from __future__ import annotations
 
