@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainwright_operator.flow.reasons import LACKS
+from trainwright_operator.flow.reasons import NEEDS_ACTION
 from trainwright_operator.metrics import METRIC_DEFINITIONS, Kind
 from trainwright_operator.metrics.collectors import _ERROR_BUCKETS as ERROR_BUCKETS
 
@@ -173,7 +173,7 @@ def test_plan_that_is_refused_is_told_of_within_fifteen_minutes_whatever_refuses
 def test_alert_of_refusals_knows_every_reason_of_a_lack() -> None:
     (rule,) = (one for one in RULES if one["alert"] == "TrainwrightPlanLacks")
     (reasons,) = re.findall(r'reason=~"([^"]*)"', rule["expr"])
-    assert set(reasons.split("|")) == {reason.value for reason in LACKS}
+    assert set(reasons.split("|")) == {reason.value for reason in NEEDS_ACTION}
 
 
 def test_operator_without_the_lease_is_missed_beside_another_of_its_name(tmp_path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow.phase import Failed, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
+from trainwright_operator.flow.reasons import NEEDS_ACTION, Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import PlanFacts
 
 LONGEST_LOOK_SECONDS: Final = 60.0
@@ -103,7 +103,7 @@ def seconds_until_next_look(plan: PlanFacts, now: datetime, start_look_seconds: 
     if known.next_try is not None and known.next_try > now:
         seconds = (known.next_try - now).total_seconds()
     else:
-        share = _MENDED_LOOK_SHARE if known.reason in LACKS else _LOOK_SHARE
+        share = _MENDED_LOOK_SHARE if known.reason in NEEDS_ACTION else _LOOK_SHARE
         seconds = share * (now - known.since).total_seconds()
         if known.reason == Reason.PODS_NOT_CREATED:
             seconds = max(seconds, start_look_seconds)

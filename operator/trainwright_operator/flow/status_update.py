@@ -11,7 +11,7 @@ from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.gangs.placement_queue import queue_position
 from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
+from trainwright_operator.flow.reasons import NEEDS_ACTION, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 from trainwright_operator.flow.winner_job.held_job import JobUpkeep
 
@@ -212,7 +212,7 @@ def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[
             and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED or has_failed)
         ):
             continue
-        is_warning = condition.status == "False" or condition.reason in LACKS
+        is_warning = condition.status == "False" or condition.reason in NEEDS_ACTION
         kind = EventType.WARNING if is_warning else EventType.NORMAL
         events.append(EmitEvent(kind, condition.reason, f"{condition.type}: {condition.message}"))
     return events

@@ -10,7 +10,7 @@ from flow_world import World
 
 from trainwright import documents
 from trainwright.worker_api import FAILURE_MARKER, Cause, Failure, FailureReason
-from trainwright_operator.flow.reasons import MESSAGES, Reason
+from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 pytestmark = pytest.mark.usefixtures("each_launcher")
@@ -193,4 +193,3 @@ def test_oom_killed_container_is_out_of_memory_when_its_processes_report_lost_pe
 
 def test_operator_knows_every_worker_reason() -> None:
     assert {reason.value for reason in FailureReason} <= {reason.value for reason in Reason}
-    assert set(MESSAGES) == set(Reason)

@@ -14,7 +14,6 @@ from trainwright_operator.api.installation import (
 from trainwright_operator.api.quantities import parse_quantity, whole_number
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.nodes.published_devices import PublishedDevices, used_devices
-from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.nodes import published_objects
@@ -183,10 +182,6 @@ def test_spec_of_another_version_becomes_an_error_message() -> None:
     found = object_facts.plan_facts(resource, "image")
     assert found.spec is None
     assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
-
-
-def test_every_reason_has_a_message() -> None:
-    assert set(MESSAGES) == set(Reason)
 
 
 def test_settings_are_read_from_the_environment_and_a_wrong_port_is_rejected() -> None:

@@ -11,7 +11,7 @@ from trainwright_operator.flow.actions import Action
 from trainwright_operator.flow.documents.outcome import GangResult
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import LACKS, WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait
+from trainwright_operator.flow.reasons import NEEDS_ACTION, WAITS_IN_QUEUES, Explanation, Reason, explain, explain_wait
 
 
 class Measurement(NamedTuple):
@@ -55,7 +55,7 @@ class GangStep:
     @property
     def is_lacking(self) -> bool:
         """Return whether the gang waits only for what the cluster lacks."""
-        return self.again_at is not None or self.reason in WAITS_IN_QUEUES or self.reason in LACKS
+        return self.again_at is not None or self.reason in WAITS_IN_QUEUES or self.reason in NEEDS_ACTION
 
     @property
     def explanation(self) -> Explanation:
@@ -66,7 +66,7 @@ class GangStep:
 
 def repeated(context: ReconcileContext, step: GangStep, retry: Retry | None) -> GangStep:
     """Return the step, with the words of the attempt before while this one only starts: it lacks the same until it runs."""
-    if retry is None or step.reason is not Reason.STARTING or retry.lost.reason not in LACKS:
+    if retry is None or step.reason is not Reason.STARTING or retry.lost.reason not in NEEDS_ACTION:
         return step
     if retry.lost.generation != context.plan.generation:
         return step

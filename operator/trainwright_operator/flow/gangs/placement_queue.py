@@ -33,7 +33,7 @@ from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
 from trainwright_operator.flow.gangs.launchers.registry import launcher_of
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.names import PINNED_ANNOTATION, PLACED_ANNOTATION
-from trainwright_operator.flow.reasons import LACKS, Reason
+from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
 
 
@@ -85,7 +85,7 @@ def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     every = (replace(one, wanted={}) if one.gang in unassigned else one for one in gang_claims(snapshot))
     claims = tuple(one for one in every if one.held or one.wanted)
     stuck = any(
-        one.type is ConditionType.ACCEPTED and (one.reason in LACKS or one.reason == Reason.PLAN_LIMIT_REACHED)
+        one.type is ConditionType.ACCEPTED and (one.reason in NEEDS_ACTION or one.reason == Reason.PLAN_LIMIT_REACHED)
         for one in plan.status.conditions
     )
     if not stuck and not plan.hidden_fields:

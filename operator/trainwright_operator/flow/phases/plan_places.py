@@ -12,7 +12,7 @@ from datetime import datetime
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.phase import ReconcileContext, Waiting
-from trainwright_operator.flow.reasons import LACKS, Reason, explain
+from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason, explain
 from trainwright_operator.flow.snapshot import PlanFacts, PlanPlace
 
 
@@ -28,7 +28,7 @@ def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     is_suspended = plan.spec is None or plan.spec.suspend or (suspended is not None and suspended.status == "True")
     if is_suspended or (ended is not None and ended.status != "Unknown"):
         return None
-    if accepted is not None and accepted.reason in LACKS:
+    if accepted is not None and accepted.reason in NEEDS_ACTION:
         return None
     is_under_way = accepted is not None and accepted.status == "True"
     if plan.hidden_fields and not is_under_way:
