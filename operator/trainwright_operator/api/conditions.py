@@ -23,17 +23,6 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
 
 
-PHASE_CONDITIONS = (
-    ConditionType.ACCEPTED,
-    ConditionType.NODES_DISCOVERED,
-    ConditionType.LINKS_MEASURED,
-    ConditionType.PROFILED,
-    ConditionType.PLANNED,
-    ConditionType.TRIALS_COMPLETED,
-)
-"""The conditions of the phases, in order; `Succeeded` follows from them, `Suspended` stands beside them."""
-
-
 class Condition(StatusModel):
     """One condition, as Kubernetes' own conventions have it."""
 

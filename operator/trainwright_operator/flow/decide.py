@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
 
 from pydantic import ValidationError
 
@@ -34,25 +33,14 @@ from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersi
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.measurements.obsolete_measurements import obsolete_measurements
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.phases import (
-    acceptance,
-    discovery,
-    links,
-    node_changes,
-    planning,
-    profiling,
-    result,
-    trials,
-)
+from trainwright_operator.flow.phases import node_changes
+from trainwright_operator.flow.phases.sequence import PHASES
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_unreadable
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
 from trainwright_operator.flow.status_update import status_actions, with_job_status
 from trainwright_operator.flow.suspension import suspend, unstored_results
 from trainwright_operator.flow.winner_job.held_job import JobUpkeep, keep_job, keeps_plan, seconds_until_look
 
-PHASES: Final = tuple(
-    one.PHASE for one in (acceptance, discovery, node_changes, links, profiling, planning, trials, result)
-)
 ACTIVE_REQUEUE_SECONDS = 5.0
 """Requeue delay while a gang runs: its progress is read from its log, of which no event tells."""
 _START_LOOK_SHARE = 0.2

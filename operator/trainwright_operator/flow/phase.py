@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -139,13 +138,6 @@ class Failed(_Changes):
 
 
 PhaseResult = Done | Waiting | Failed
-
-
-class PlanPhase(NamedTuple):
-    """Functions that run one after another while each is done, and the condition that they set."""
-
-    condition: ConditionType
-    advances: tuple[Callable[[ReconcileContext, Findings], PhaseResult], ...]
 
 
 class Step(NamedTuple):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
+from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.gangs.placement_queue import queue_position
 from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 from trainwright_operator.flow.winner_job.held_job import JobUpkeep
@@ -19,15 +20,7 @@ _ConditionStatus = Literal["True", "False", "Unknown"]
 _Update = tuple[_ConditionStatus, Explanation]
 """New state of a condition."""
 _MAX_WHAT: Final = 128
-_PHASE_OF_CONDITION: Final = {
-    ConditionType.ACCEPTED: Phase.PENDING,
-    ConditionType.NODES_DISCOVERED: Phase.DISCOVERING,
-    ConditionType.LINKS_MEASURED: Phase.MEASURING_LINKS,
-    ConditionType.PROFILED: Phase.PROFILING,
-    ConditionType.PLANNED: Phase.PLANNING,
-    ConditionType.TRIALS_COMPLETED: Phase.TRYING,
-}
-"""Phase in the printed column while the condition is the first that is not True."""
+_PRINTED: Final = {phase.condition: phase.printed for phase in PHASES}
 
 
 def status_actions(
@@ -70,7 +63,7 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
             is_replanned=is_replanned,
             is_later=kind in later and not keeps_former,
         )
-        for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
+        for kind in (*_PRINTED, ConditionType.SUSPENDED)
     )
     fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
     of_job = context.plan.status if upkeep is None else upkeep.status(context.plan.status)
@@ -174,9 +167,7 @@ def _progress(last: Step) -> Progress | None:
     if progress is None:
         return None
     done = min(progress.done, progress.total)
-    return Progress(
-        phase=_PHASE_OF_CONDITION[last.condition], what=progress.what[:_MAX_WHAT], done=done, total=progress.total
-    )
+    return Progress(phase=_PRINTED[last.condition], what=progress.what[:_MAX_WHAT], done=done, total=progress.total)
 
 
 def _queue_position(context: ReconcileContext, last: PhaseResult) -> int | None:
@@ -193,7 +184,7 @@ def _phase(conditions: Sequence[Condition]) -> Phase:
         return Phase.SUSPENDED
     if states[ConditionType.SUCCEEDED] != "Unknown":
         return Phase.SUCCEEDED if states[ConditionType.SUCCEEDED] == "True" else Phase.FAILED
-    return next((phase for kind, phase in _PHASE_OF_CONDITION.items() if states[kind] != "True"), Phase.TRYING)
+    return next(printed for kind, printed in _PRINTED.items() if states[kind] != "True")
 
 
 def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[EmitEvent]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from trainwright import documents
 from trainwright.worker_api import TrialSeriesTask, WorkerTask
-from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, StoredRole
 from trainwright_operator.flow.documents.planned_trials import PlannedTrials
@@ -19,6 +19,7 @@ from trainwright_operator.flow.gangs.lifecycle import partial_results
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.measurements.kept_measurements import keep
 from trainwright_operator.flow.phase import Done, Findings, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials import trial_gangs, trial_status

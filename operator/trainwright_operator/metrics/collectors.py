@@ -16,8 +16,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
+from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState, TrialStatus
+from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS
 
@@ -84,7 +85,7 @@ def _phase(plan: PlanFacts, known: Mapping[ConditionType, Condition]) -> tuple[s
     ):
         return None
     since = active_since(plan, suspended)
-    for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED):
+    for kind in (phase.condition for phase in PHASES):
         condition = known.get(kind)
         if condition is None:
             return kind.value, "", since.timestamp()

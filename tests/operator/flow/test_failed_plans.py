@@ -7,8 +7,9 @@ from dataclasses import replace
 from flow_harm import fail_pods, run_with, running
 from flow_world import World, node, spec_of
 
-from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow.actions import SetStatus
+from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS
 from trainwright_operator.flow.quarantine import quarantine, released
 from trainwright_operator.metrics.collectors import PlanSample
 

@@ -29,7 +29,7 @@ from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.gangs.pod_limits import find_template_excess
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.plan_places import wait_for_place
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.trials.device_time import discard_result
@@ -188,6 +188,3 @@ def discard_transient_failures(context: ReconcileContext, findings: Findings) ->
     if discards:
         return Waiting(actions=tuple(discards), live_gangs=context.current_gangs)
     return Done(findings)
-
-
-PHASE = PlanPhase(ConditionType.ACCEPTED, (accept, discard_transient_failures))

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from trainwright import documents
 from trainwright.cluster import MAX_DEVICES, Accelerator, Node
 from trainwright.measurement.link_kinds import NodeLocation
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.quantities import MEBIBYTE
 from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
@@ -41,7 +40,7 @@ from trainwright_operator.flow.nodes.device_types import (
 from trainwright_operator.flow.nodes.left_out import LeftOut, describe_left_out
 from trainwright_operator.flow.nodes.node_platform import check_platform, image_architectures
 from trainwright_operator.flow.patience import waiting_since
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
@@ -372,6 +371,3 @@ def listed(sentences: Sequence[str]) -> str:
     """Return the first sentences, and how many more there are."""
     more = len(sentences) - _MAX_NAMED
     return "; ".join(sentences[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (discover, check_prices))

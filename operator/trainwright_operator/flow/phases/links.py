@@ -15,7 +15,6 @@ from trainwright.cluster import Cluster
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import LinkReport, LinkTask, Progress
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.link_results import (
@@ -36,7 +35,7 @@ from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.measurements.kept_measurements import advance_and_keep
 from trainwright_operator.flow.measurements.reuse import describe_reuse, reuse_links
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
 GANG: Final = "links"
@@ -165,6 +164,3 @@ def _places(
         for node in discovery.nodes
         if node.name in wanted
     ]
-
-
-PHASE = PlanPhase(ConditionType.LINKS_MEASURED, (measure_links,))

@@ -15,7 +15,6 @@ from datetime import timedelta
 from trainwright import documents
 from trainwright.cluster import MAX_DEVICES
 from trainwright.plan import Plan
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.api.status import ClusterChange, TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, CreateConfigMap, SetStatus, StoredRole
@@ -33,7 +32,7 @@ from trainwright_operator.flow.measurements.former_revision import (
 from trainwright_operator.flow.measurements.refutation import find_refutation
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.left_out import describe_left_out
-from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, inspect_all, inspect_nodes, listed
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, stored_profiles
@@ -186,6 +185,3 @@ def _next_discovery(
 def _network_names(discovery: DiscoveredDevices) -> tuple[str, ...]:
     """Return the network devices over which all links are measured."""
     return discovery.network_names(node.name for node in discovery.nodes)
-
-
-PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (watch_nodes,))

@@ -14,7 +14,6 @@ from typing import Final
 from trainwright import documents
 from trainwright.search.node_worth import NodeWorth
 from trainwright.worker_api import Progress
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import AUTO, Baseline
 from trainwright_operator.api.status import ConfigMapReference, NodeWorthStatus, TrainingPlanStatus, UnlimitedStatus
 from trainwright_operator.flow.actions import (
@@ -31,7 +30,7 @@ from trainwright_operator.flow.documents.planned_trials import BASELINE_COUNT, P
 from trainwright_operator.flow.documents.stored_documents import stored_time
 from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState, StoredConfigMap
 from trainwright_operator.flow.trials import trial_gangs
@@ -184,6 +183,3 @@ def _known_starts(stored_cluster: StoredConfigMap | None, asked: str) -> tuple[d
     started, _, further = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
     starts, _, what = further.partition(" ")
     return (stored_time(started), int(starts)) if what == asked and starts.isdecimal() else (None, 0)
-
-
-PHASE = PlanPhase(ConditionType.PLANNED, (store_cluster, plan))

@@ -17,7 +17,6 @@ from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.runtime import ProcessBytes
 from trainwright.search import RequiredProfile, required_profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, Progress
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import AUTO
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
@@ -37,7 +36,7 @@ from trainwright_operator.flow.measurements.former_revision import former_revisi
 from trainwright_operator.flow.measurements.kept_measurements import advance_and_keep
 from trainwright_operator.flow.measurements.reuse import describe_reuse, missing_kinds, partial_result, reuse_layers
 from trainwright_operator.flow.names import DOCUMENT_KEY
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
@@ -305,6 +304,3 @@ def _describe_too_large(kept: Profiles) -> str:
     unused = kept.accelerators_without_memory()
     spared = f", so no plan uses {', '.join(unused)}" if unused else ""
     return f"; out of memory: {', '.join(told)}{also}{spared}"
-
-
-PHASE = PlanPhase(ConditionType.PROFILED, (profile,))

@@ -8,7 +8,6 @@ from typing import Final
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.handed_over import HandedOverJob
 from trainwright_operator.api.installation import NO_JOBS, HandoverRule
@@ -19,7 +18,7 @@ from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role, only_accelerator
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, waiting_since
-from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -191,6 +190,3 @@ def _winner(
         revision=context.names.revision,
         plan=documents.dump(plan),
     )
-
-
-PHASE = PlanPhase(ConditionType.SUCCEEDED, (select_winner,))

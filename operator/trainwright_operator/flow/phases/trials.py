@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from trainwright.cluster import Cluster
 from trainwright.worker_api import Progress
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState
 from trainwright_operator.flow.documents.number_formats import model_from_spec
@@ -24,7 +23,7 @@ from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, is_measuring
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
@@ -254,6 +253,3 @@ def _finish(
 
 def _status(tried: Iterable[TriedPlan]) -> TrainingPlanStatus:
     return TrainingPlanStatus(trials=tuple(plan.status for plan in tried))
-
-
-PHASE = PlanPhase(ConditionType.TRIALS_COMPLETED, (try_plans,))
