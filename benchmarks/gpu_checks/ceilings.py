@@ -11,7 +11,7 @@ from gpu_checks.findings import Finding, judged, skipped
 from gpu_checks.hardware import Hardware
 from gpu_checks.running import Subject
 from trainwright.accelerators import DataSheet
-from trainwright.accelerators.efficiency import EFFICIENCIES, MEMORY_RATIO
+from trainwright.accelerators.efficiency import MEMORY_RATIO
 
 SIDE = 8192
 COPIED_BYTES = 4 * 2**30
@@ -42,9 +42,9 @@ def _matmul(hardware: Hardware, sheet: DataSheet) -> Iterator[Finding]:
     side = 256 if hardware.small else SIDE
     left, right = (torch.randn(side, side, device=hardware.device, dtype=hardware.torch_half) for _ in range(2))
     (seconds,) = hardware.seconds_of(lambda: torch.mm(left, right))
-    efficiency, peak = EFFICIENCIES[sheet.generation], sheet.flops_per_second(hardware.half)
+    efficiency, peak = sheet.generation_sheet.efficiency, sheet.flops_per_second(hardware.half)
     within_power = efficiency.matrix_flops_per_joule * sheet.power_watts.value
-    share = min(efficiency.matrix_ratio, within_power / peak)
+    share = min(efficiency.matrix, within_power / peak)
     yield _beside(f"{hardware.half} matrix product, {side}³", 2 * side**3 / seconds, peak, share, "TFLOP/s")
 
 

@@ -1,4 +1,4 @@
-"""Pages of docs/reference, derived from the CRD, the schemas of documents and the table of metrics."""
+"""Pages of docs/reference, derived from the CRD, the schemas of documents, the metrics and the files of accelerators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainwright import documents
+from trainwright.accelerators.cloud_devices import cloud_file
+from trainwright.accelerators.data_sheets import data_sheets
+from trainwright.accelerators.machines import machines
 from trainwright.cli.schema import DOCUMENTS
 from trainwright_operator.api import GROUP, KIND, VERSION
 from trainwright_operator.api.crd import openapi_schema
@@ -27,6 +30,20 @@ DOCUMENTS_HEAD = f"""# Documents
 `trainwright schema NAME` prints the JSON schema of a document. Documents are YAML or JSON. Numbers have no unit; the name of a field
 ends with it. Every document may name its kind (`document`) and its `apiVersion`.
 """
+ACCELERATORS_HEAD = f"""# Accelerators
+
+{WRITTEN}
+`trainwright accelerators NAME` prints every figure with its source; case and separators of names do not count.
+[Add an accelerator](../adding-an-accelerator.md) says where they come from.
+
+Formats are those that its units compute natively. Of the kernels of PyTorch's fused attention `flash` and `cudnn` take half formats
+only.
+"""
+CLOUDS_HEAD = """## Nodes without a product label
+
+What stands for a device where nothing on the node names it: a label of the cloud's Kubernetes, or the machine type
+(`node.kubernetes.io/instance-type`).
+"""
 _FIELDS_HEAD = "| field | type | default | meaning |\n| --- | --- | --- | --- |"
 
 
@@ -38,6 +55,32 @@ def metrics_page() -> str:
     ]
     table = "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows])
     return f"# Metrics\n\n{WRITTEN}\nThe operator exports these on port 9090 at `/metrics`.\n\n{table}\n"
+
+
+def accelerators_page() -> str:
+    """Return the page of all accelerators, and of what clouds call them."""
+    sheets = [
+        f"| {sheet.name} | {', '.join(sheet.aliases)} | {sheet.memory_bytes.value / 2**30:.1f} "
+        f"| {', '.join(sheet.generation_sheet.formats.values)} | {', '.join(sheet.generation_sheet.attention_kernels.values)} |"
+        for sheet in data_sheets()
+    ]
+    heads = ["| accelerator | also | GiB | native formats | attention kernels |", "| --- | --- | --- | --- | --- |"]
+    return "\n".join([ACCELERATORS_HEAD, *heads, *sheets, "", CLOUDS_HEAD, *_cloud_rows(), ""])
+
+
+def _cloud_rows() -> Iterator[str]:
+    cloud = cloud_file()
+    names: dict[str, list[str]] = {}
+    for label in cloud.labels:
+        for value, device in label.devices.items():
+            names.setdefault(device, []).append(f"`{label.label}={value}`")
+    for machine in machines():
+        names.setdefault(machine.accelerator, []).append(f"`{machine.name}`")
+    for types in cloud.machine_types:
+        names.setdefault(types.device, []).extend(f"`{name}`" for name in types.names)
+    yield from ("| accelerator | labels and machine types |", "| --- | --- |")
+    for device, found in sorted(names.items()):
+        yield f"| {device} | {', '.join(dict.fromkeys(found))} |"
 
 
 def crd_page() -> str:
@@ -147,6 +190,7 @@ def _cell(text: str) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "accelerators.md": accelerators_page,
     "crd.md": crd_page,
     "documents.md": documents_page,
     "metrics.md": metrics_page,

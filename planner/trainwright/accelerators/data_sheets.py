@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -13,6 +13,7 @@ import yaml
 
 from trainwright.documents import adapter
 from trainwright.layer import Dtype
+from trainwright.runtime import AttentionLibrary
 
 T = TypeVar("T")
 
@@ -38,12 +39,6 @@ def find(name: str, known: Mapping[str, T], what: str) -> T:
         shown = list(labels)[:MOST_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
         raise ValueError(f"no data sheet for {what} {name!r}; choose one that has one, such as {', '.join(shown)}")
     return found
-
-
-Generation = Literal[
-    "pascal", "volta", "turing", "ampere", "ampere_rtx", "ada", "hopper", "blackwell", "cdna2", "cdna3"
-]
-"""Architectures that share efficiencies; Ampere's consumer chips (GA10x) differ from its data-centre chip (GA100)."""
 
 
 Checked = Literal["copy", "quoted", "computed"]
@@ -104,11 +99,52 @@ class AttentionKernels:
 
 
 @dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of data-sheet rates that one generation reaches. Each is an assumption about its hardware and libraries.
+
+    They follow public experience with large matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less). None is
+    fitted to one device.
+
+    Attributes:
+        general: of the float32 peak in large matrix products on the general (CUDA) units.
+        matrix: of the peak of the tensor (matrix) units in large matrix products. On A100 a product of 8192³ normally
+            distributed values reaches 257 of 312 TFLOP/s (https://www.thonking.ai/p/strangely-matrix-multiplications).
+        attention: of the rate of large matrix products in PyTorch's fused attention, forward and backward. Where that is
+            FlashAttention-2, it follows its plots for A100 (160 to 200 of 312 TFLOP/s) and H100 (260 to 340 of 989) at 2,048
+            to 16,384 tokens (Dao 2023, figures 4 and 7, https://arxiv.org/abs/2307.08691).
+        general_flops_per_joule, matrix_flops_per_joule: rate that the power limit sustains. It binds on small GPUs (T4, L4,
+            H100 PCIe), whose clock falls far below boost under sustained products; larger GPUs of the generation reach their
+            ratio within their limit.
+        attention_of: `attention` of other libraries, where it differs from PyTorch's. FlashAttention reaches 30 to 50 % of
+            A100's peak forward and 25 to 35 % backward (Dao 2023, section 1), about 0.6 of FlashAttention-2. On H100 cuDNN
+            reaches 400 to 600 TFLOP/s where FlashAttention-2 reaches 320 to 370 (Shah et al. 2024, figure 5,
+            https://arxiv.org/abs/2407.08608).
+    """
+
+    general: float
+    matrix: float
+    attention: float
+    general_flops_per_joule: float
+    matrix_flops_per_joule: float
+    attention_of: dict[AttentionLibrary, float] = field(default_factory=dict)
+
+    def attention_ratio(self, library: AttentionLibrary) -> float:
+        """Return the share that a library's attention reaches of the rate of large matrix products."""
+        return self.attention_of.get(library, self.attention)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSheet:
-    """Number formats and attention kernels that all accelerators of a generation have."""
+    """Properties that all accelerators of a generation share.
+
+    Attributes:
+        matrix_units: whether matrix products of half formats run on tensor (matrix) cores.
+    """
 
     formats: NativeFormats
     attention_kernels: AttentionKernels
+    efficiency: Efficiency
+    matrix_units: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,6 +153,7 @@ class DataSheet:
 
     Attributes:
         name: as a node reports it (the `nvidia.com/gpu.product` label).
+        generation: key of its architecture in the file; Ampere's consumer chips (GA10x) differ from its data-centre chip (GA100).
         multiprocessors: streaming multiprocessors, or compute units.
         float32_flops_per_second: of matrix products in full float32, not TF32.
         tensor_float32_flops_per_second: of matrix products of float32 tensors in TF32; None if unsupported.
@@ -130,7 +167,7 @@ class DataSheet:
 
     name: str
     aliases: tuple[str, ...]
-    generation: Generation
+    generation: str
     multiprocessors: Figure
     float32_flops_per_second: Figure
     tensor_float32_flops_per_second: Figure | None
@@ -169,9 +206,10 @@ class DataSheet:
 
     def uses_matrix_units(self, dtype: Dtype, *, tensor_float32: bool = False) -> bool:
         """Return True if matrix products run on tensor (matrix) cores, not on the general units."""
-        if self.generation == "pascal":
-            return False
-        return self.flops_per_second(dtype, tensor_float32=tensor_float32) > self.float32_flops_per_second.value
+        return (
+            self.generation_sheet.matrix_units
+            and self.flops_per_second(dtype, tensor_float32=tensor_float32) > self.float32_flops_per_second.value
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +217,15 @@ class SheetFile:
     """Content of `data_sheets.yaml`."""
 
     sources: dict[str, Source]
-    generations: dict[Generation, GenerationSheet]
+    generations: dict[str, GenerationSheet]
     accelerators: tuple[DataSheet, ...]
+
+    def __post_init__(self) -> None:
+        for sheet in self.accelerators:
+            if sheet.generation not in self.generations:
+                raise ValueError(
+                    f"{sheet.name}: generation {sheet.generation!r} is not among those of the file; add it there"
+                )
 
 
 @cache

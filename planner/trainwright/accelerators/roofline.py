@@ -19,10 +19,8 @@ from trainwright.accelerators.efficiency import (
     ATTENTION_BLOCK,
     BACKWARD_ATTENTION_PRODUCTS,
     BACKWARD_HOST_RATIO,
-    EFFICIENCIES,
     INNER_OVERHEAD,
     KERNEL_SECONDS,
-    LIBRARY_ATTENTION_RATIOS,
     MEMORY_RATIO,
     STREAMING_RATIOS,
     TILES,
@@ -66,18 +64,16 @@ class Roof:
     def of(cls, sheet: DataSheet, dtype: Dtype, *, tensor_float32: bool, runtime: Runtime | None = None) -> Roof:
         """Derive the rates from a data sheet, as a runtime uses them; its power limit may cap them."""
         used = runtime or Runtime()
-        efficiency = EFFICIENCIES[sheet.generation]
+        efficiency = sheet.generation_sheet.efficiency
         peak = sheet.flops_per_second(dtype, tensor_float32=tensor_float32)
         if sheet.uses_matrix_units(dtype, tensor_float32=tensor_float32):
-            ratio, flops_per_joule = efficiency.matrix_ratio, efficiency.matrix_flops_per_joule
+            ratio, flops_per_joule = efficiency.matrix, efficiency.matrix_flops_per_joule
         else:
-            ratio, flops_per_joule = efficiency.general_ratio, efficiency.general_flops_per_joule
+            ratio, flops_per_joule = efficiency.general, efficiency.general_flops_per_joule
         rate = min(peak * ratio, sheet.power_watts.value * flops_per_joule)
-        other_attention = LIBRARY_ATTENTION_RATIOS[used.attention_library]
-        attention_ratio = other_attention.get(sheet.generation, efficiency.attention_ratio)
         return cls(
             flops_per_second=rate,
-            attention_flops_per_second=rate * attention_ratio,
+            attention_flops_per_second=rate * efficiency.attention_ratio(used.attention_library),
             bytes_per_second=sheet.memory_bytes_per_second.value * MEMORY_RATIO,
             multiprocessors=int(sheet.multiprocessors.value),
             value_bytes=dtype.num_bytes,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainwright.accelerators import curve_from, data_sheet, data_sheets, estimate_profiles
 from trainwright.accelerators.data_sheets import Figure
-from trainwright.accelerators.efficiency import EFFICIENCIES, INNER_OVERHEAD, TILES
+from trainwright.accelerators.efficiency import INNER_OVERHEAD, TILES
 from trainwright.accelerators.roofline import Roof, layer_seconds
 from trainwright.accelerators.scaling_curves import SLOWEST_RATIO
 from trainwright.documents import dumps, loads
@@ -133,7 +133,7 @@ def test_large_products_reach_the_stated_share_of_the_peak_and_small_ones_less()
     ]
     assert shares[0] < shares[1] / 2
     assert shares[1] < shares[2]
-    assert shares[2] == pytest.approx(EFFICIENCIES["ampere"].matrix_ratio, rel=0.1)
+    assert shares[2] == pytest.approx(sheet.generation_sheet.efficiency.matrix, rel=0.1)
 
 
 def test_small_cards_are_limited_by_their_power():
