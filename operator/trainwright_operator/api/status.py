@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, computed_field
 
 from trainwright_operator.api.base import Bytes, Figure, Name, StatusModel, Text, Timestamp, opaque
-from trainwright_operator.api.conditions import Condition
+from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.handed_over import HandedOverJob, HeldJob
 from trainwright_operator.api.spec import LauncherKind
 
@@ -354,3 +354,13 @@ class TrainingPlanStatus(StatusModel):
     not be created yet."""
     held_job: HeldJob | None = None
     """The plan's own job, as long as it has not ended; absent where the plan holds none."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of a type, if it is known."""
+        return next((one for one in self.conditions if one.type is kind), None)
+
+    @property
+    def is_answered(self) -> bool:
+        """Return whether the plan has an answer: a winner, or why there is none."""
+        succeeded = self.condition(ConditionType.SUCCEEDED)
+        return succeeded is not None and succeeded.status != "Unknown"

@@ -107,12 +107,9 @@ def _warn_of_hidden_fields(fields: Sequence[str]) -> EmitEvent:
 def is_finished(snapshot: Snapshot) -> bool:
     """Return whether the plan has its answer for the current spec and the last discovery."""
     plan = snapshot.plan
-    is_answered = any(
-        condition.type is ConditionType.SUCCEEDED
-        and condition.status != "Unknown"
-        and condition.observed_generation == plan.generation
-        for condition in plan.status.conditions
-    )
+    succeeded = plan.status.condition(ConditionType.SUCCEEDED)
+    is_of_spec = succeeded is not None and succeeded.observed_generation == plan.generation
+    is_answered = is_of_spec and plan.status.is_answered
     if not is_answered or plan.spec is None or plan.status.cluster is None:
         return is_answered
     return plan.status.cluster.revision >= snapshot.names(plan.spec).revision
@@ -228,10 +225,10 @@ def _refuse_newer_task(task: StoredConfigMap) -> None:
 
 def _seconds_until_expiry(snapshot: Snapshot, now: datetime) -> float | None:
     """Return seconds until a finished plan is to be deleted, or None where it is kept."""
-    spec, conditions = snapshot.plan.spec, snapshot.plan.status.conditions
+    spec, succeeded = snapshot.plan.spec, snapshot.plan.status.condition(ConditionType.SUCCEEDED)
     if spec is None or spec.ttl_seconds_after_finished is None or keeps_plan(snapshot):
         return None
-    finished_at = next((c.last_transition_time for c in conditions if c.type is ConditionType.SUCCEEDED), now)
+    finished_at = succeeded.last_transition_time if succeeded is not None else now
     job = snapshot.plan.status.job
     if job is not None and job.ended is not None:
         finished_at = max(finished_at, job.ended.time)

@@ -66,7 +66,7 @@ class ReconcileContext:
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""
-        return next((known for known in self.plan.status.conditions if known.type is condition), None)
+        return self.plan.status.condition(condition)
 
     def stored_document(self, name: str, document_type: type[T]) -> T | None:
         """Return the document of the plan's ConfigMap of that name, if any. Raise DocumentError if it was modified."""

@@ -26,11 +26,11 @@ class DecisionError(RuntimeError):
 
 def is_quarantined(plan: PlanFacts) -> bool:
     """Return whether the plan's present spec ended with `InternalError`."""
-    return any(
-        condition.type is ConditionType.SUCCEEDED
-        and condition.reason == Reason.INTERNAL_ERROR
-        and condition.observed_generation == plan.generation
-        for condition in plan.status.conditions
+    succeeded = plan.status.condition(ConditionType.SUCCEEDED)
+    return (
+        succeeded is not None
+        and succeeded.reason == Reason.INTERNAL_ERROR
+        and succeeded.observed_generation == plan.generation
     )
 
 

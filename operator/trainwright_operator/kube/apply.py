@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
@@ -54,7 +53,7 @@ class Applier:
         """
         memory.wrote_status = memory.has_changed = memory.has_pinned = False
         new = next((action.status for action in actions if isinstance(action, a.SetStatus)), None)
-        is_answer = new is not None and _is_answer(new) and not is_finished(snapshot)
+        is_answer = new is not None and new.is_answered and not is_finished(snapshot)
         changes = [action for action in actions if changes_objects(action)]
         # An answer goes before deletions: without the gang that waited too long, the next decision would begin it anew.
         last = [action for action in changes if is_answer and isinstance(action, a.DeleteConfigMap | a.DeleteJob)]
@@ -366,10 +365,6 @@ def _is_done_without(action: a.Action, error: ApiError, memory: ReadCache) -> bo
         case _:
             return isinstance(action, a.EmitEvent)  # informative
     return True
-
-
-def _is_answer(status: TrainingPlanStatus) -> bool:
-    return any(one.type is ConditionType.SUCCEEDED and one.status != "Unknown" for one in status.conditions)
 
 
 def changes_objects(action: a.Action) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.gangs.placement_queue import gang_claims, last_turn, next_in_line, respected_claims
 from trainwright_operator.flow.phases.plan_places import age_order, kept_place, place_of
@@ -90,8 +89,7 @@ class ClaimRegistry:
             self._set_place(plan, place_of(plan, status))
         spec = plan.spec
         is_limited = spec is not None and spec.devices.max is not None and not spec.suspend
-        is_answered = any(one.type is ConditionType.SUCCEEDED and one.status != "Unknown" for one in status.conditions)
-        nodes = status.cluster.nodes if status.cluster is not None and is_limited and not is_answered else ()
+        nodes = status.cluster.nodes if status.cluster is not None and is_limited and not status.is_answered else ()
         self._choose(plan.uid, frozenset(node.name for node in nodes))
 
     def record_placement(self, snapshot: Snapshot) -> None:

@@ -84,11 +84,9 @@ def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     plan = snapshot.plan
     every = (replace(one, wanted={}) if one.gang in unassigned else one for one in gang_claims(snapshot))
     claims = tuple(one for one in every if one.held or one.wanted)
-    stuck = any(
-        one.type is ConditionType.ACCEPTED and (one.reason in NEEDS_ACTION or one.reason == Reason.PLAN_LIMIT_REACHED)
-        for one in plan.status.conditions
-    )
-    if not stuck and not plan.hidden_fields:
+    accepted = plan.status.condition(ConditionType.ACCEPTED)
+    is_stuck = accepted is not None and accepted.reason in NEEDS_ACTION | {Reason.PLAN_LIMIT_REACHED}
+    if not is_stuck and not plan.hidden_fields:
         return claims
     return tuple(replace(claim, wanted={}) for claim in claims if claim.held)
 

@@ -22,11 +22,9 @@ def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     There is none while it waits for somebody to mend it or the definition of the resource, and none for a plan that goes on
     after a suspension or its end until that is noted in its status.
     """
-    conditions = {one.type: one for one in status.conditions}
-    accepted, ended = (conditions.get(kind) for kind in (ConditionType.ACCEPTED, ConditionType.SUCCEEDED))
-    suspended = conditions.get(ConditionType.SUSPENDED)
+    accepted, suspended = (status.condition(kind) for kind in (ConditionType.ACCEPTED, ConditionType.SUSPENDED))
     is_suspended = plan.spec is None or plan.spec.suspend or (suspended is not None and suspended.status == "True")
-    if is_suspended or (ended is not None and ended.status != "Unknown"):
+    if is_suspended or status.is_answered:
         return None
     if accepted is not None and accepted.reason in NEEDS_ACTION:
         return None
