@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +34,35 @@ _CONFLICTS = 3
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Effect of an action, or of all actions of a pass.
+
+    Attributes:
+        has_changed: whether something was changed, or refused for the first time, so that the next pass follows at once.
+        has_pinned: whether the API server was asked to pin a pod.
+        failure: first refusal of a request that the plan needs.
+    """
+
+    has_changed: bool = False
+    has_pinned: bool = False
+    wrote_status: bool = False
+    failure: ApiError | None = None
+
+    def __or__(self, later: Effect) -> Effect:
+        return Effect(
+            self.has_changed or later.has_changed,
+            self.has_pinned or later.has_pinned,
+            self.wrote_status or later.wrote_status,
+            self.failure or later.failure,
+        )
+
+    def check(self) -> None:
+        """Raise the failure, if there is one: the next reconciliation decides anew."""
+        if self.failure is not None:
+            raise self.failure
+
+
 class Applier:
     """Applier of one reconciliation's actions to the cluster. The cache learns what was written."""
 
@@ -42,70 +71,63 @@ class Applier:
         self._searches = searches
         self._cache = cache
 
-    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
+    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> Effect:
         """Apply all actions in order, to no other objects than those of the snapshot.
 
         The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
         Events to it, except an answer. After a failure, apply only status and Events, so that users see the plan's
-        progress. What was refused is not sent again before its pause is over, and counts as refused until then.
-
-        Raise the first ApiError at the end: the next reconciliation decides anew.
+        progress; after a conflict, nothing. What was refused is not sent again before its pause is over, and counts as
+        refused until then.
         """
-        memory.wrote_status = memory.has_changed = memory.has_pinned = False
         new = next((action.status for action in actions if isinstance(action, a.SetStatus)), None)
         is_answer = new is not None and new.is_answered and not is_finished(snapshot)
         changes = [action for action in actions if changes_objects(action)]
         # An answer goes before deletions: without the gang that waited too long, the next decision would begin it anew.
         last = [action for action in changes if is_answer and isinstance(action, a.DeleteConfigMap | a.DeleteJob)]
         first = [action for action in changes if action not in last]
-        failure = await self._apply_until_failure(snapshot, first, memory)
-        is_early = memory.has_changed and failure is None and not is_answer
+        effect = await self._apply_until_failure(snapshot, first, memory)
+        is_early = effect.has_changed and effect.failure is None and not is_answer
         if is_early and memory.passes_without_report < _MAX_PASSES_WITHOUT_REPORT:
             memory.passes_without_report += 1
-        else:
+        elif not isinstance(effect.failure, _Conflict):
             reports = [action for action in actions if not changes_objects(action)]
             memory.passes_without_report = 0 if reports else memory.passes_without_report
-            unreported = await self._apply_until_failure(snapshot, reports, memory)
-            failure = failure or unreported
-        if failure is None:
-            failure = await self._apply_until_failure(snapshot, last, memory)
-        if failure is None:
+            effect |= await self._apply_until_failure(snapshot, reports, memory)
+        if effect.failure is None:
+            effect |= await self._apply_until_failure(snapshot, last, memory)
+        if effect.failure is None:
             memory.failing = None
-            return
-        since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
-        memory.failing = RequestFailure(str(failure), since)
-        raise failure
+        elif not isinstance(effect.failure, _Conflict):
+            since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
+            memory.failing = RequestFailure(str(effect.failure), since)
+        return effect
 
-    async def _apply_until_failure(
-        self, snapshot: Snapshot, actions: Iterable[a.Action], memory: ReadCache
-    ) -> ApiError | None:
-        """Apply actions up to the first that fails, and return its error. A deletion that fails keeps none from others."""
-        failure = None
+    async def _apply_until_failure(self, snapshot: Snapshot, actions: Iterable[a.Action], memory: ReadCache) -> Effect:
+        """Apply actions up to the first that fails. The deletion of a job that fails keeps none from others."""
+        effect = Effect()
         gang_of = {pod.name: pod.gang for pod in snapshot.pods}
         held = memory.back_off.held_pins(gang_of)
         unpinned: set[str | None] = {gang_of[name] for name in held}
         for action in actions:
             if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned and action.name not in held:
                 continue  # all of a gang's pods or none: the others would only hold devices
-            try:
-                await self._apply(snapshot, action, memory)
-            except _Conflict:
-                raise
-            except ApiError as error:
-                failure = failure or error
-                if not isinstance(action, a.DeleteJob):
-                    break
+            own = await self._apply(snapshot, action, memory)
+            effect |= own
+            if own.failure is not None and not isinstance(action, a.DeleteJob):
+                break
             if isinstance(action, a.PinPod) and action.name in memory.refusals:
                 unpinned.add(gang_of.get(action.name))
-        return failure
+        return effect
 
-    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:
-        """Apply an action, or leave it refused where its pause is not over. Raise a refusal that the plan needs."""
+    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> Effect:
+        """Apply an action, or leave it refused where its pause is not over."""
         key, back_off = _key(action), memory.back_off
         if key in memory.done:
-            return
-        error = back_off.held(key)
-        if error is None:
+            return Effect()
+        error, has_changed = back_off.held(key), False
+        failure: ApiError | None = None
+        is_sent = error is None
+        if is_sent:
             try:
                 await self._send(snapshot, action, memory)
             except ApiError as refusal:
@@ -114,12 +136,12 @@ class Applier:
                 self._forget(snapshot.plan, action, refusal, is_first=is_first)
                 await self._tell(snapshot.plan, action, refusal)
                 # The next reconciliation says so, or tries something else.
-                memory.has_changed |= (is_first and changes_objects(action)) or isinstance(action, a.DryRunJob)
+                has_changed = (is_first and changes_objects(action)) or isinstance(action, a.DryRunJob)
                 if isinstance(action, a.DryRunJob):
                     memory.dry_run = dry_run_answer(action, refusal)
         if error is None:
             back_off.accept(key)
-            memory.has_changed |= changes_objects(action) and not isinstance(action, a.CreateNetworkPolicy)
+            has_changed = changes_objects(action) and not isinstance(action, a.CreateNetworkPolicy)
             if isinstance(action, a.CreateNetworkPolicy | a.HandOverJob):
                 memory.done.add(key)  # no snapshot shows them
             elif isinstance(action, a.AnnotateConfigMap | a.DeleteJob):
@@ -129,9 +151,11 @@ class Applier:
             and error.is_conflict
             and back_off.times(key) < _CONFLICTS
         ):
-            raise _Conflict(error.status, str(error)) from error
+            failure = _Conflict(error.status, str(error))
         elif not _is_done_without(action, error, memory):
-            raise error.with_traceback(None)
+            failure = error.with_traceback(None)
+        has_pinned, wrote_status = is_sent and isinstance(action, a.PinPod), isinstance(action, a.SetStatus)
+        return Effect(has_changed, has_pinned, wrote_status and error is None, failure)
 
     async def _send(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901, PLR0912, PLR0915 - a line an action
         plan, namespace = snapshot.plan, snapshot.plan.namespace
@@ -162,7 +186,9 @@ class Applier:
                     self._cache.forget_measurements(namespace)
                 _require(is_deleted, name)
             case a.CreateNetworkPolicy(manifest=manifest):
-                await self._isolate(plan, dict(manifest))
+                # Its name is of one task only, so an existing one is from before a restart.
+                with _accepting_existing():
+                    await self._api.create(client.jobs_path(NETWORK_POLICIES, namespace), dict(manifest))
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.HandOverJob(manifest=manifest):
@@ -180,7 +206,6 @@ class Applier:
                 self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
                 await self._set_status(plan, status)
-                memory.wrote_status = True
             case a.EmitEvent():
                 event = event_manifest(plan, action, datetime.now(UTC))
                 await self._api.create(client.core_path("events", namespace), event)
@@ -252,14 +277,6 @@ class Applier:
         if "ownerReferences" in manifest["metadata"] and not object_facts.is_owned_by(made, plan.uid):
             raise ApiError(409, f"{name} already exists and belongs to no plan; delete it, or set apply: Never")
 
-    async def _isolate(self, plan: PlanFacts, manifest: dict[str, Any]) -> None:
-        """Create a gang's NetworkPolicy; its name is of one task only, so an existing one is from before a restart."""
-        try:
-            await self._api.create(client.jobs_path(NETWORK_POLICIES, plan.namespace), manifest)
-        except ApiError as error:
-            if not error.is_conflict:
-                raise
-
     async def _keep(self, path: str, body: dict[str, Any]) -> None:
         """Create a measurement's ConfigMap, in place of one of that name: the last measurement counts."""
         name = body["metadata"]["name"]
@@ -282,7 +299,6 @@ class Applier:
         memory.refusals.pop(name, None)
 
     async def _pin(self, plan: PlanFacts, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
-        memory.has_pinned = True
         path = f"{client.core_path('pods', plan.namespace)}/{name}"
         made = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
         self._cache.observe_child(plan.uid, object_facts.pod_facts(made), _version(made), deleted=False)
@@ -303,6 +319,16 @@ class Applier:
 
 class _Conflict(ApiError):  # noqa: N818 - an answer, not a fault
     """Conflict with somebody who changed the object meanwhile: the next reconciliation decides anew."""
+
+
+@contextmanager
+def _accepting_existing() -> Iterator[None]:
+    """Take the conflict of a creation for success."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.is_conflict:
+            raise
 
 
 def _with_words(plan: PlanFacts, action: a.Action, error: ApiError) -> ApiError:

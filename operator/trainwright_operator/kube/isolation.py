@@ -43,7 +43,7 @@ async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseE
     for launcher in LAUNCHERS.values():
         await _delete_all(api, client.jobs_path(launcher.api, plan.namespace), selector)
     actions = quarantine(plan, error, VERSION, datetime.now(UTC))
-    await applier.apply(Snapshot(plan), actions, ReadCache())
+    (await applier.apply(Snapshot(plan), actions, ReadCache())).check()
     return plan
 
 

@@ -309,7 +309,8 @@ class Reconciler:
         memory.generation = self._generations[key] = plan.generation
 
     def _drop_read(self, key: PlanKey, plan: PlanFacts | None) -> None:
-        """Drop what was read in a reconciliation that broke."""
+        """Drop what was read in a reconciliation that broke, after which pods may be pinned."""
+        self._snapshot_reader.node_cache.invalidate()
         self._snapshot_reader.cache.forget_plan(key)
         if plan is not None:
             self._snapshot_reader.cache.forget_children(plan.uid)
@@ -363,16 +364,16 @@ class Reconciler:
         memory.deadline_seconds = seconds_until_deadline(plan, now)
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._claims.record_decision(snapshot, status)
-        try:
-            await self._applier.apply(snapshot, actions, memory)
-        finally:
-            self._metrics.record_status(plan, status if memory.wrote_status else plan.status)
-            if memory.has_pinned:
-                self._claims.record_placement(snapshot)
-                self._snapshot_reader.node_cache.invalidate()
+        effect = await self._applier.apply(snapshot, actions, memory)
+        memory.has_changed = effect.has_changed
+        self._metrics.record_status(plan, status if effect.wrote_status else plan.status)
+        if effect.has_pinned:
+            self._claims.record_placement(snapshot)
+            self._snapshot_reader.node_cache.invalidate()
+        effect.check()
         if is_finished(snapshot):
             self._searches.discard(plan.uid)
-        if memory.has_changed:
+        if effect.has_changed:
             return _IMMEDIATE_REQUEUE_SECONDS
         held, seconds = memory.back_off.pause(), requeue_after_seconds(snapshot, now)
         if held is None:

@@ -66,9 +66,7 @@ class ReadCache:
     Attributes:
         done: keys of requests that were answered and need not be repeated, though no snapshot shows what they made.
         generation: of the spec at the last reconciliation.
-        wrote_status: whether the last reconciliation wrote its status.
         has_changed: whether it changed something, or was refused something for the first time.
-        has_pinned: whether it tried to pin a pod.
         deadline_seconds: seconds from it until the plan's deadline of waits; None without one.
         passes_without_report: number of reconciliations in a row that left status and Events to the next one.
         is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
@@ -80,9 +78,7 @@ class ReadCache:
     back_off: BackOff = field(default_factory=BackOff)
     done: set[str] = field(default_factory=set)
     generation: int = 0
-    wrote_status: bool = False
     has_changed: bool = False
-    has_pinned: bool = False
     deadline_seconds: float | None = None
     passes_without_report: int = 0
     is_large: bool = False

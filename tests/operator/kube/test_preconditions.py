@@ -51,7 +51,7 @@ def read() -> Snapshot:
 
 def apply(api: VersionedApi, snapshot: Snapshot, *todo: a.Action, memory: ReadCache | None = None) -> None:
     applier = Applier(api, SearchPool(), ObjectCache())
-    asyncio.run(applier.apply(snapshot, todo, memory or ReadCache()))
+    asyncio.run(applier.apply(snapshot, todo, memory or ReadCache())).check()
 
 
 DELETIONS = [
@@ -186,7 +186,7 @@ def test_status_is_written_again_without_reading_the_plan_anew() -> None:
     applier = Applier(api, SearchPool(), cache)
     found = read()
     for _ in range(3):
-        asyncio.run(applier.apply(found, [a.SetStatus(TrainingPlanStatus())], ReadCache()))
+        asyncio.run(applier.apply(found, [a.SetStatus(TrainingPlanStatus())], ReadCache())).check()
         plan = cache.plan(("default", "demo"))
         assert plan is not None
         found = replace(found, plan=plan)

@@ -104,7 +104,7 @@ def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, words: 
 
     memory = ReadCache()
     applier = Applier(cast(Api, Answering()), SearchPool(), ObjectCache())
-    asyncio.run(applier.apply(World().snapshot(), [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
+    asyncio.run(applier.apply(World().snapshot(), [DryRunJob("key", {"kind": "PyTorchJob"})], memory)).check()
     assert memory.dry_run == DryRun("key", reason, words)
 
 
@@ -121,13 +121,13 @@ def test_status_is_written_when_an_earlier_action_fails() -> None:
     since = []
     for number in (1, 2):
         with pytest.raises(ApiError, match="no ConfigMap today"):
-            asyncio.run(applier.apply(snapshot, todo, memory))
+            asyncio.run(applier.apply(snapshot, todo, memory)).check()
         assert api.statuses == number
         assert memory.failing is not None
         assert memory.failing.message == "no ConfigMap today"
         since.append(memory.failing.since)
     assert since[0] == since[1]
-    asyncio.run(applier.apply(snapshot, todo[2:], memory))
+    asyncio.run(applier.apply(snapshot, todo[2:], memory)).check()
     assert memory.failing is None
 
 
@@ -143,7 +143,7 @@ def test_status_is_written_where_passes_alternate_that_have_one_and_that_have_no
     template, job = (DryRunJob(key, {"kind": "PyTorchJob"}) for key in ("template", "job"))
     for number in range(first, first + 8):
         todo = [job, SetStatus(TrainingPlanStatus())] if number % 2 else [template]
-        asyncio.run(applier.apply(World().snapshot(), todo, memory))
+        asyncio.run(applier.apply(World().snapshot(), todo, memory)).check()
     assert api.statuses
 
 
@@ -153,6 +153,6 @@ def test_a_few_passes_that_change_something_leave_the_status_to_the_next_one() -
     changing = [DryRunJob("key", {"kind": "PyTorchJob"}), SetStatus(TrainingPlanStatus())]
     written = []
     for todo in [*[changing] * 5, changing[1:], *[changing] * 2]:
-        asyncio.run(applier.apply(World().snapshot(), todo, memory))
+        asyncio.run(applier.apply(World().snapshot(), todo, memory)).check()
         written.append(api.statuses)
     assert written == [0, 0, 0, 1, 1, 2, 2, 2]

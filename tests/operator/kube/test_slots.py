@@ -85,9 +85,8 @@ class Passes:
         await self.may_end.wait()
         return []
 
-    async def apply(self, snapshot: Snapshot, todo: Sequence[Action], memory: Any) -> None:
+    async def apply(self, snapshot: Snapshot, todo: Sequence[Action], memory: Any) -> apply.Effect:
         """Bind a pod, once it may end."""
-        memory.has_pinned = bool(todo)
         for one in todo:
             self.placing += 1
             self.most_placing = max(self.most_placing, self.placing)
@@ -99,6 +98,7 @@ class Passes:
             del self.api.objects[f"{CORE}/pods/{one.name}"]  # type: ignore[union-attr]
             self.reconciler._snapshot_reader.cache.forget_children(snapshot.plan.uid)
             self.placing -= 1
+        return apply.Effect(has_pinned=bool(todo))
 
     def wake(self, *names: str) -> None:
         for name in names:

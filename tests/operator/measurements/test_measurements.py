@@ -442,7 +442,7 @@ def test_last_measurement_replaces_the_one_of_its_name_and_no_other_object(role:
         name, StoredRole.MEASUREMENT, {"report.json": "new"}, labels={MEASUREMENT_LABEL: "links"}
     )
     snapshot = world().snapshot()
-    asyncio.run(Applier(api, None, known).apply(snapshot, [creation], ReadCache()))  # type: ignore[arg-type]
+    asyncio.run(Applier(api, None, known).apply(snapshot, [creation], ReadCache())).check()  # type: ignore[arg-type]
     found = api.objects[f"{path}/{name}"]
     assert (found.get("data") == {"report.json": "new"}) is (role == "measurement")
     assert "ownerReferences" not in found["metadata"]
@@ -461,7 +461,7 @@ class FullApi(MemoryApi):
 def test_measurement_that_the_api_server_refuses_holds_up_nothing() -> None:
     actions = [CreateConfigMap(name, StoredRole.MEASUREMENT, {}) for name in ("links-1-2", "links-2-3")]
     api = FullApi({})
-    asyncio.run(Applier(api, None, ObjectCache()).apply(world().snapshot(), actions, ReadCache()))  # type: ignore[arg-type]
+    asyncio.run(Applier(api, None, ObjectCache()).apply(world().snapshot(), actions, ReadCache())).check()  # type: ignore[arg-type]
     assert [path.rpartition("/")[2] for path in api.objects] == ["links-2-3"]
 
 

@@ -290,4 +290,4 @@ def test_job_of_that_name_is_accepted_if_this_plan_handed_it_over(uid: str, acce
     todo = [a.HandOverJob(manifest) for manifest in world.handed_over.values()]
     expected = nullcontext() if accepted else pytest.raises(ApiError, match="already exists with another owner")
     with expected:
-        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache())).check()

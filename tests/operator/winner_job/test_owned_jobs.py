@@ -550,7 +550,7 @@ def test_object_of_that_name_is_taken_only_if_the_plan_owns_it(metadata: dict[st
     applier = apply.Applier(cast("Any", Existing(**metadata)), cast("Any", None), ObjectCache())
     todo = [a.HandOverJob(manifest) for manifest in world.handed_over.values()]
     with pytest.raises(ApiError, match=refusal) if refusal else nullcontext():
-        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache())).check()
 
 
 def test_record_of_an_owned_job_is_the_plans_too() -> None:
@@ -576,5 +576,5 @@ def test_refused_deletion_of_a_job_keeps_no_other_action_back() -> None:
     job = next(iter(world.handed_over.values()))
     todo = [a.DeleteJob(job["metadata"]["name"]), a.DryRunJob("key", job)]
     with pytest.raises(ApiError, match="forbidden by a policy"):
-        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache()))
+        asyncio.run(applier.apply(world.snapshot(), todo, ReadCache())).check()
     assert made == ["PyTorchJob"]
