@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
 from trainwright_operator.flow.documents.outcome import OutcomeState
@@ -13,6 +13,7 @@ from trainwright_operator.flow.documents.stored_documents import stored_time
 from trainwright_operator.flow.gangs import scheduling, worker_log
 from trainwright_operator.flow.gangs.framework_log import states_out_of_memory
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.running_gang import Placements, RunningGang
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.nodes.node_platform import architecture, image_mismatch
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, Reason, message
@@ -41,11 +42,6 @@ _VAGUENESS = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PE
 _SECONDARY_REASONS = (Reason.PEER_LOST, Reason.TERMINATED)
 """Reasons that are consequences of another failure."""
 
-_UNKNOWN: Final[Mapping[str, NodeFacts]] = {}
-
-Placements = Sequence[tuple[PodFacts | None, str]]
-"""Expected pods of a gang, None where one is missing, with their nodes; the first hosts the rendezvous."""
-
 
 @dataclass(frozen=True, slots=True)
 class GangFailure:
@@ -67,47 +63,25 @@ class GangFailure:
         return cls(reason, message(reason, **fields))
 
 
-def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
-    now: datetime,
-    gang_spec: GangSpec,
-    placed: Placements,
-    *,
-    jobs: Sequence[JobFacts],
-    task_map: StoredConfigMap,
-    started_at: datetime | None,
-    lacking: Sequence[str] = (),
-    refused: Sequence[str] = (),
-    owner_without_pod: str = "",
-    nodes: Mapping[str, NodeFacts] = _UNKNOWN,
-) -> GangFailure | None:
+def diagnose_gang(gang: RunningGang, *, lacking: Sequence[str], refused: Sequence[str]) -> GangFailure | None:
     """Return the gang's first failure, causes before consequences, or None.
 
     `lacking`, `refused`: sentences on what blocks the placement of gated pods: capacity, the API server.
-    `nodes`: observed ones, by name.
-    `owner_without_pod`: kind and name of the object that the first missing pod is to be created from.
     """
+    now, gang_spec, placed, jobs = gang.context.now, gang.gang_spec, gang.placed, tuple(gang.jobs.values())
     suspended = next((job for job in jobs if job.suspended), None)
     if suspended is not None:
-        return _suspension_failure(suspended, task_map)
-    pods = [pod for pod, _ in placed if pod is not None]
+        return _suspension_failure(suspended, gang.task_map)
+    pods, started_at = [pod for pod, _ in placed if pod is not None], gang.started_at
     return (
         _placement_failure(placed)
-        or _image_failure(gang_spec, placed, nodes)
+        or _image_failure(gang_spec, placed, gang.context.nodes)
         or _timeout_or_failure(gang_spec, _worker_failure(now, pods), now, started_at)
         or _start_failure(now, pods)
-        or _lost_pod_failure(placed, task_map, jobs)
+        or _lost_pod_failure(placed, gang.task_map, jobs)
         or _job_failure(now, pods, jobs)
         or (
-            _start_timeout(
-                now,
-                gang_spec,
-                placed,
-                task_map,
-                jobs=jobs,
-                lacking=lacking,
-                refused=refused,
-                owner_without_pod=owner_without_pod,
-            )
+            _start_timeout(gang, lacking, refused)
             if started_at is None
             else _run_failure(now, gang_spec, placed, started_at)
         )
@@ -295,56 +269,40 @@ def _run_failure(now: datetime, gang_spec: GangSpec, placed: Placements, started
     return GangFailure.of(Reason.DEADLINE_EXCEEDED, what="the worker is still running", **facts)
 
 
-def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
-    now: datetime,
-    gang_spec: GangSpec,
-    placed: Placements,
-    task_map: StoredConfigMap,
-    *,
-    jobs: Sequence[JobFacts],
-    lacking: Sequence[str],
-    refused: Sequence[str],
-    owner_without_pod: str,
-) -> GangFailure | None:
+def _start_timeout(gang: RunningGang, lacking: Sequence[str], refused: Sequence[str]) -> GangFailure | None:
     """Check the deadlines of the pods' creation, and of their start once one is assigned to its node.
 
-    Pods that all wait for capacity, or for leave to be assigned, hold no devices, so they may wait for ever. In a queue the first deadline counts from
-    the admission.
+    Pods that all wait for capacity, or for leave to be assigned, hold no devices, so they may wait for ever. In a queue the
+    first deadline counts from the admission.
     """
+    gang_spec, placed, task_map, jobs = gang.gang_spec, gang.placed, gang.task_map, tuple(gang.jobs.values())
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
-    gated = sum(pod is not None and scheduling.is_gated(pod) for pod, _ in placed)
-    if have == want == gated and (refused or lacking or PINNED_ANNOTATION not in task_map.annotations):
+    if have == want == len(gang.gated) and (refused or lacking or PINNED_ANNOTATION not in task_map.annotations):
         return None
     created_at = _created_at(task_map, jobs)
     assigned_at = _annotated_time(task_map, PINNED_ANNOTATION) or _annotated_time(task_map, PLACED_ANNOTATION)
     since = created_at if have < want else assigned_at or created_at
-    if _age(now, since) <= gang_spec.pending_seconds:
+    if _age(gang.context.now, since) <= gang_spec.pending_seconds:
         return None
     seconds, what = round(gang_spec.pending_seconds), _describe_wait(placed, [*lacking, *refused], jobs)
     if have < want:
-        facts = {"have": have, "want": want, "seconds": seconds, "what": what, "owner": owner_without_pod}
+        facts = {"have": have, "want": want, "seconds": seconds, "what": what, "owner": gang.owner_without_pod}
         return GangFailure.of(Reason.PODS_NOT_CREATED, **facts)
     if any(pod is not None and not pod.node for pod, _ in placed):
         return GangFailure.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
     return GangFailure.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)
 
 
-def find_lack(
-    now: datetime,
-    placed: Placements,
-    task_map: StoredConfigMap,
-    *,
-    jobs: Sequence[JobFacts],
-    owner_without_pod: str,
-) -> GangFailure | None:
+def find_lack(gang: RunningGang) -> GangFailure | None:
     """Return what a gang that starts waits for now: pods that nobody creates, a place, an image; None if that is not known."""
+    now, placed, task_map, jobs = gang.context.now, gang.placed, gang.task_map, tuple(gang.jobs.values())
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     if have < want:
         patience = _CREATION_PATIENCE if any(job.pods_refused for job in jobs) else _SILENT_PATIENCE
         if now - _created_at(task_map, jobs) < patience:
             return None
         what = f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}"
-        return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {owner_without_pod}` says why")
+        return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {gang.owner_without_pod}` says why")
     for pod in (pod for pod, _ in placed if pod is not None):
         for container in pod.containers:
             # Without patience: it is only said, and ends nothing.

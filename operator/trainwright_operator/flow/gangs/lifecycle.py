@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property
 
 from trainwright import documents
-from trainwright.worker_api import GangNode, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
+from trainwright.worker_api import TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
 from trainwright_operator.flow import reasons
 from trainwright_operator.flow.actions import (
     Action,
@@ -23,19 +22,18 @@ from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs import kueue, results, retries, scheduling, worker_image
 from trainwright_operator.flow.gangs.competitors import describe_gangs_ahead, describe_holders
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang, find_lack
-from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_network import network_record, network_shortage
 from trainwright_operator.flow.gangs.gang_spec import GangSpec, framework_of
 from trainwright_operator.flow.gangs.gang_step import GangStep, repeated
 from trainwright_operator.flow.gangs.job_creation import create_missing, find_refusal
-from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods, owner_without_pod
-from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
+from trainwright_operator.flow.gangs.launchers.registry import launcher_record
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
+from trainwright_operator.flow.gangs.running_gang import RunningGang
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
+from trainwright_operator.flow.snapshot import StoredConfigMap
 
 _REFUSAL_PATIENCE = timedelta(seconds=300)
 """Time after which a trial whose job is refused lets the others go on. Until then, and for ever in other gangs, the job is
@@ -67,7 +65,7 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         stored = replace(gang_spec, task=stored_task, framework=framework_of(task_map))
     except documents.DocumentError as error:
         return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, reasons.explain_unreadable(error).message))
-    return repeated(context, _RunningGang(context, stored, task_map).step(), retry)
+    return repeated(context, _advance_running(RunningGang(context, stored, task_map)), retry)
 
 
 def is_under_way(context: ReconcileContext, gang: str) -> bool:
@@ -106,7 +104,12 @@ def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         stored = replace(gang_spec, framework=framework_of(task_map))
     except documents.DocumentError:
         return GangStep()
-    return _RunningGang(context, stored, task_map).partial_results()
+    gang = RunningGang(context, stored, task_map)
+    if worker_image.describe_conflict(context, gang_spec.name):
+        return GangStep()
+    finished = results.finished_reports(context, stored, gang.placed, results.read_steps(stored, gang.placed))
+    reports = () if finished is None or isinstance(finished, GangFailure) else finished
+    return _end_running(gang, reports, started_at=gang.last_start)
 
 
 def running_device_seconds(context: ReconcileContext, task_map: StoredConfigMap) -> float:
@@ -118,7 +121,7 @@ def running_device_seconds(context: ReconcileContext, task_map: StoredConfigMap)
     except documents.DocumentError:
         return 0.0
     gang_spec = GangSpec(task_map.gang, task, pending_seconds=0.0, run_seconds=0.0)
-    return _RunningGang(context, gang_spec, task_map).device_seconds()
+    return results.device_seconds(context, gang_spec, RunningGang(context, gang_spec, task_map).last_start)
 
 
 def _end(
@@ -148,234 +151,142 @@ def _end(
     return GangStep(reason=Reason.RUNNING, activity=what, started_at=started_at, actions=maps, measured=measured)
 
 
-def _start_time(pod: PodFacts | None) -> datetime | None:
-    """Return when the pod's worker started, or None where it is missing or has not."""
-    worker = pod.containers[0] if pod is not None and pod.containers else None
-    return worker.running_since or worker.started_at if worker is not None else None
+def _advance_running(gang: RunningGang) -> GangStep:
+    """Return the next step of a gang with a stored task."""
+    if JOBS_CREATED_ANNOTATION not in gang.task_map.annotations:
+        return _create_jobs(gang)
+    for name in dict.fromkeys(place.job for place, _ in gang.places):
+        job = gang.jobs.get(name)
+        if job is None or job.terminating:
+            return _end_running(gang, GangFailure.of(Reason.JOB_DELETED, kind=gang.launcher.kind, what=name))
+    return _observe_pods(gang)
 
 
-@dataclass(frozen=True)
-class _RunningGang:
-    """Gang with a stored task."""
+def _create_jobs(gang: RunningGang) -> GangStep:
+    found = create_missing(gang.context, gang.gang_spec, gang.task_map, gang.launcher, gang.jobs)
+    if isinstance(found, GangFailure):
+        return _end_running(gang, found)
+    refusal = find_refusal(gang.context, gang.launcher, found)
+    is_trial = isinstance(gang.gang_spec.task, TrialTask | TrialSeriesTask)
+    if refusal is not None and is_trial and gang.context.now - gang.task_map.created_at >= _REFUSAL_PATIENCE:
+        return _end_running(gang, GangFailure(Reason.JOB_REFUSED, refusal.message))
+    if refusal is not None:
+        return GangStep(reason=refusal.reason, activity=refusal.message, actions=found)
+    return GangStep(activity="creating pods", actions=found or (_annotation(gang, JOBS_CREATED_ANNOTATION),))
 
-    context: ReconcileContext
-    gang_spec: GangSpec
-    task_map: StoredConfigMap
 
-    @cached_property
-    def jobs(self) -> dict[str, JobFacts]:
-        return {job.name: job for job in self.context.snapshot.jobs_of(self.gang_spec.name)}
-
-    @cached_property
-    def launcher(self) -> Launcher:
-        return launcher_of(self.task_map)
-
-    @cached_property
-    def places(self) -> tuple[tuple[PodPlace, GangNode], ...]:
-        return self.launcher.places(self.context.names, self.gang_spec.name, self.gang_spec.task.gang)
-
-    @cached_property
-    def pods(self) -> tuple[PodFacts, ...]:
-        return self.context.snapshot.pods_of(self.gang_spec.name)
-
-    @cached_property
-    def placed(self) -> tuple[tuple[PodFacts | None, str], ...]:
-        """Return each expected pod (None where missing) with its node, in job order."""
-        return tuple((pod, node.name) for pod, node in assigned_pods(self.places, self.pods))
-
-    @cached_property
-    def gated(self) -> tuple[tuple[PodFacts, str], ...]:
-        """Return the pods that still have our gate, with their nodes."""
-        return tuple((pod, node) for pod, node in self.placed if pod is not None and scheduling.is_gated(pod))
-
-    @property
-    def master(self) -> PodFacts | None:
-        return self.placed[0][0]
-
-    def step(self) -> GangStep:
-        """Return the next step."""
-        if JOBS_CREATED_ANNOTATION not in self.task_map.annotations:
-            return self._create_jobs()
-        for name in dict.fromkeys(place.job for place, _ in self.places):
-            job = self.jobs.get(name)
-            if job is None or job.terminating:
-                return self._end(GangFailure.of(Reason.JOB_DELETED, kind=self.launcher.kind, what=name))
-        return self._observe_pods()
-
-    def partial_results(self) -> GangStep:
-        """Store the result of a finished gang, or of a series the trials in its log."""
-        if worker_image.describe_conflict(self.context, self.gang_spec.name):
-            return GangStep()
-        found = self.finished
-        measured = () if found is None or isinstance(found, GangFailure) else found
-        return self._end(measured, started_at=self._last_start_time())
-
-    def device_seconds(self) -> float:
-        """Return devices × seconds since the start of the last pod."""
-        return results.device_seconds(self.context, self.gang_spec, self._last_start_time())
-
-    def _create_jobs(self) -> GangStep:
-        found = create_missing(self.context, self.gang_spec, self.task_map, self.launcher, self.jobs)
-        if isinstance(found, GangFailure):
-            return self._end(found)
-        refusal = find_refusal(self.context, self.launcher, found)
-        is_trial = isinstance(self.gang_spec.task, TrialTask | TrialSeriesTask)
-        if refusal is not None and is_trial and self.context.now - self.task_map.created_at >= _REFUSAL_PATIENCE:
-            return self._end(GangFailure(Reason.JOB_REFUSED, refusal.message))
-        if refusal is not None:
-            return GangStep(reason=refusal.reason, activity=refusal.message, actions=found)
-        return GangStep(activity="creating pods", actions=found or (self._annotation(JOBS_CREATED_ANNOTATION),))
-
-    def _observe_pods(self) -> GangStep:
-        started_at = self._all_started_at()
-        conflict = worker_image.describe_conflict(self.context, self.gang_spec.name)
-        if conflict:
-            # Without the log: no trial of a series counts.
-            changed = GangFailure.of(Reason.IMAGE_CHANGED, what=conflict)
-            return _end(self.context, self.gang_spec, changed, started_at=self._last_start_time())
-        if self.finished is not None:
-            # First, even after a deadline: a finished measurement counts.
-            return self._end(self.finished, started_at=self._last_start_time())
-        lacking, refused = self._capacity_shortfalls(), self._refused_placements()
-        failure = diagnose_gang(
-            self.context.now,
-            self.gang_spec,
-            self.placed,
-            jobs=tuple(self.jobs.values()),
-            task_map=self.task_map,
-            started_at=started_at,
-            lacking=lacking,
-            refused=refused,
-            owner_without_pod=owner_without_pod(self.launcher, self.places, self.placed),
-            nodes=self.context.nodes,
+def _observe_pods(gang: RunningGang) -> GangStep:
+    conflict = worker_image.describe_conflict(gang.context, gang.gang_spec.name)
+    if conflict:
+        # Without the log: no trial of a series counts.
+        changed = GangFailure.of(Reason.IMAGE_CHANGED, what=conflict)
+        return _end(gang.context, gang.gang_spec, changed, started_at=gang.last_start)
+    steps = results.read_steps(gang.gang_spec, gang.placed)
+    finished = results.finished_reports(gang.context, gang.gang_spec, gang.placed, steps)
+    if finished is not None:
+        # First, even after a deadline: a finished measurement counts.
+        return _end_running(gang, finished, started_at=gang.last_start)
+    started_at, lacking, refused = gang.started_at, _capacity_shortfalls(gang), _refused_placements(gang)
+    failure = diagnose_gang(gang, lacking=lacking, refused=refused)
+    if failure is not None and _awaits_series_log(gang):
+        return GangStep(
+            reason=Reason.RUNNING, activity="waiting for the log of the failed worker", started_at=started_at
         )
-        if failure is not None and self._awaits_series_log():
-            return GangStep(
-                reason=Reason.RUNNING, activity="waiting for the log of the failed worker", started_at=started_at
-            )
-        if failure is not None:
-            return self._end(failure, started_at=self._last_start_time())
-        is_placed = not self.gated and all(pod is not None for pod, _ in self.placed)
-        is_new = is_placed and PLACED_ANNOTATION not in self.task_map.annotations
-        annotations = (self._annotation(PLACED_ANNOTATION),) if is_new else ()
-        if started_at is None:
-            step = self._place_pods(lacking, refused)
-            lack = find_lack(
-                self.context.now,
-                self.placed,
-                self.task_map,
-                jobs=tuple(self.jobs.values()),
-                owner_without_pod=owner_without_pod(self.launcher, self.places, self.placed),
-            )
-            if lack is not None and step.reason is Reason.STARTING:
-                step = replace(step, reason=lack.reason, activity=lack.message)
-            return replace(step, actions=(*annotations, *step.actions))
-        progress = results.progress_of(self.placed, self.steps)
-        what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
-        return GangStep(None, Reason.RUNNING, what, progress, started_at, annotations)
+    if failure is not None:
+        return _end_running(gang, failure, started_at=gang.last_start)
+    is_placed = not gang.gated and all(pod is not None for pod, _ in gang.placed)
+    is_new = is_placed and PLACED_ANNOTATION not in gang.task_map.annotations
+    annotations = (_annotation(gang, PLACED_ANNOTATION),) if is_new else ()
+    if started_at is None:
+        step, lack = _place_pods(gang, lacking, refused), find_lack(gang)
+        if lack is not None and step.reason is Reason.STARTING:
+            step = replace(step, reason=lack.reason, activity=lack.message)
+        return replace(step, actions=(*annotations, *step.actions))
+    progress = results.progress_of(gang.placed, steps)
+    what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
+    return GangStep(None, Reason.RUNNING, what, progress, started_at, annotations)
 
-    def _place_pods(self, lacking: Sequence[str], refused: Sequence[str]) -> GangStep:
-        """Pin all pods once all exist and all their devices are free: all or none."""
-        suspended = next((job for job in self.jobs.values() if job.suspended), None)
-        if suspended is not None:
-            return GangStep(
-                reason=Reason.WAITING_FOR_QUOTA, activity=kueue.describe_suspension(self.context.spec, suspended)
-            )
-        pods = [pod for pod, _ in self.placed if pod is not None]
-        if len(pods) < len(self.placed):
-            return GangStep(activity=f"{len(pods)} of {len(self.placed)} pods created")
-        if not self.gated:
-            ready = sum(bool(pod.containers and pod.containers[0].running_since) for pod in pods)
-            return GangStep(activity=f"{ready} of {len(pods)} pods running")
-        ahead = describe_gangs_ahead(self.context.snapshot, self.gang_spec.name)
-        if ahead:
-            lacking = [ahead, *lacking]
-        elif not self.context.snapshot.claims_known:
-            lacking = ["the operator has just started and reads the other plans first", *lacking]
-        if lacking:
-            return GangStep(reason=Reason.WAITING_FOR_CAPACITY, activity="; ".join(lacking))
-        pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in self.gated)
-        is_first = PINNED_ANNOTATION not in self.task_map.annotations
-        annotations = (self._annotation(PINNED_ANNOTATION),) if is_first else ()
-        if refused:
-            return GangStep(reason=Reason.REQUEST_FAILED, activity="; ".join(refused), actions=(*annotations, *pins))
-        return GangStep(activity="assigning pods to nodes", actions=(*annotations, *pins))
 
-    def _awaits_series_log(self) -> bool:
-        """Return whether to wait for a series' log, which holds the trials before the failed one.
+def _place_pods(gang: RunningGang, lacking: Sequence[str], refused: Sequence[str]) -> GangStep:
+    """Pin all pods once all exist and all their devices are free: all or none."""
+    suspended = next((job for job in gang.jobs.values() if job.suspended), None)
+    if suspended is not None:
+        return GangStep(
+            reason=Reason.WAITING_FOR_QUOTA, activity=kueue.describe_suspension(gang.context.spec, suspended)
+        )
+    pods = [pod for pod, _ in gang.placed if pod is not None]
+    if len(pods) < len(gang.placed):
+        return GangStep(activity=f"{len(pods)} of {len(gang.placed)} pods created")
+    if not gang.gated:
+        ready = sum(bool(pod.containers and pod.containers[0].running_since) for pod in pods)
+        return GangStep(activity=f"{ready} of {len(pods)} pods running")
+    ahead = describe_gangs_ahead(gang.context.snapshot, gang.gang_spec.name)
+    if ahead:
+        lacking = [ahead, *lacking]
+    elif not gang.context.snapshot.claims_known:
+        lacking = ["the operator has just started and reads the other plans first", *lacking]
+    if lacking:
+        return GangStep(reason=Reason.WAITING_FOR_CAPACITY, activity="; ".join(lacking))
+    pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in gang.gated)
+    is_first = PINNED_ANNOTATION not in gang.task_map.annotations
+    annotations = (_annotation(gang, PINNED_ANNOTATION),) if is_first else ()
+    if refused:
+        return GangStep(reason=Reason.REQUEST_FAILED, activity="; ".join(refused), actions=(*annotations, *pins))
+    return GangStep(activity="assigning pods to nodes", actions=(*annotations, *pins))
 
-        The log is complete once its pod has ended, soon after the others.
-        """
-        if not self.gang_spec.part_names or self.master is None or self.master.phase != "Running":
-            return False
-        ends = [one.finished_at for pod in self.pods for one in pod.containers if one.finished_at is not None]
-        return bool(ends) and self.context.now - min(ends) < CAUSE_PATIENCE
 
-    def _last_start_time(self) -> datetime | None:
-        """Return when the last pod of this attempt started; some may be gone or terminating."""
-        own = (pod for pod in self.pods if pod.created_at >= self.task_map.created_at)
-        return max((start for pod in own if (start := _start_time(pod)) is not None), default=None)
+def _awaits_series_log(gang: RunningGang) -> bool:
+    """Return whether to wait for a series' log, which holds the trials before the failed one.
 
-    def _all_started_at(self) -> datetime | None:
-        """Return when the last worker started, or None while one is missing or has not."""
-        starts = [_start_time(pod) for pod, _ in self.placed]
-        known = [start for start in starts if start is not None]
-        return max(known) if len(known) == len(starts) else None
+    The log is complete once its pod has ended, soon after the others.
+    """
+    master = gang.placed[0][0]
+    if not gang.gang_spec.part_names or master is None or master.phase != "Running":
+        return False
+    ends = [one.finished_at for pod in gang.pods for one in pod.containers if one.finished_at is not None]
+    return bool(ends) and gang.context.now - min(ends) < CAUSE_PATIENCE
 
-    def _capacity_shortfalls(self) -> list[str]:
-        """Return a sentence for each node that lacks capacity for its gated pod."""
-        return [sentence for _, node in self.gated if (sentence := self._node_shortfall(node))]
 
-    def _refused_placements(self) -> list[str]:
-        """Return a sentence for each gated pod whose last pin the API server refused."""
-        refusals = self.context.snapshot.refusals
-        return [
-            f"the API server rejects the assignment of pod {pod.name} to node {node}: {refusals[pod.name]}"
-            for pod, node in self.gated
-            if pod.name in refusals
-        ]
+def _capacity_shortfalls(gang: RunningGang) -> list[str]:
+    """Return a sentence for each node that lacks capacity for its gated pod."""
+    return [sentence for _, node in gang.gated if (sentence := _node_shortfall(gang, node))]
 
-    def _node_shortfall(self, node_name: str) -> str:
-        """Describe what the node lacks for its pod, or return an empty string."""
-        snapshot = self.context.snapshot
-        problem = self._node_problem(node_name)
-        if problem:
-            return problem
-        node = next(node for node in snapshot.nodes if node.name == node_name)
-        if not node.schedulable:
-            return f"node {node_name} is cordoned"
-        needed = next(len(one.slots) for one in self.gang_spec.task.gang.nodes if one.name == node_name)
-        free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
-        if free >= needed:
-            return network_shortage(snapshot, node, self.task_map)
-        return f"node {node_name} has {max(free, 0)} of {needed} needed devices free{describe_holders(snapshot, node_name)}"
 
-    @cached_property
-    def finished(self) -> tuple[WorkerReport, ...] | GangFailure | None:
-        """Return the finished measurement, or why there is none; None while it is under way."""
-        return results.finished_reports(self.context, self.gang_spec, self.placed, self.steps)
+def _refused_placements(gang: RunningGang) -> list[str]:
+    """Return a sentence for each gated pod whose last pin the API server refused."""
+    refusals = gang.context.snapshot.refusals
+    return [
+        f"the API server rejects the assignment of pod {pod.name} to node {node}: {refusals[pod.name]}"
+        for pod, node in gang.gated
+        if pod.name in refusals
+    ]
 
-    @cached_property
-    def steps(self) -> StepLog | None:
-        """Return the steps of a user's job, or None where our worker runs."""
-        return results.read_steps(self.gang_spec, self.placed)
 
-    def _end(self, end: GangFailure | Sequence[WorkerReport], *, started_at: datetime | None = None) -> GangStep:
-        gone = [problem for node in self.gang_spec.task.gang.nodes if (problem := self._node_problem(node.name))]
-        if gone and isinstance(end, GangFailure) and not end.is_by_cluster and not end.is_final:
-            # Whatever the workers report, their node may be the cause.
-            end = GangFailure(Reason.POD_LOST, f"{gone[0]} while in use; how the worker ended: {end.message}")
-        return _end(self.context, self.gang_spec, end, started_at=started_at, log=self._log())
+def _node_shortfall(gang: RunningGang, node_name: str) -> str:
+    """Describe what the node lacks for its pod, or return an empty string."""
+    snapshot = gang.context.snapshot
+    problem = gang.node_problem(node_name)
+    if problem:
+        return problem
+    node = next(node for node in snapshot.nodes if node.name == node_name)
+    if not node.schedulable:
+        return f"node {node_name} is cordoned"
+    needed = next(len(one.slots) for one in gang.gang_spec.task.gang.nodes if one.name == node_name)
+    free = node.devices(gang.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
+    if free >= needed:
+        return network_shortage(snapshot, node, gang.task_map)
+    return f"node {node_name} has {max(free, 0)} of {needed} needed devices free{describe_holders(snapshot, node_name)}"
 
-    def _node_problem(self, node_name: str) -> str:
-        """Return that the node is gone or not ready, or an empty string."""
-        node = next((node for node in self.context.snapshot.nodes if node.name == node_name), None)
-        if node is None:
-            return f"node {node_name} no longer exists"
-        return "" if node.ready else f"node {node_name} is not ready"
 
-    def _log(self) -> str:
-        return "\n".join(pod.log for pod in self.pods if pod.log)
+def _end_running(
+    gang: RunningGang, end: GangFailure | Sequence[WorkerReport], *, started_at: datetime | None = None
+) -> GangStep:
+    gone = [problem for node in gang.gang_spec.task.gang.nodes if (problem := gang.node_problem(node.name))]
+    if gone and isinstance(end, GangFailure) and not end.is_by_cluster and not end.is_final:
+        # Whatever the workers report, their node may be the cause.
+        end = GangFailure(Reason.POD_LOST, f"{gone[0]} while in use; how the worker ended: {end.message}")
+    return _end(gang.context, gang.gang_spec, end, started_at=started_at, log=gang.log)
 
-    def _annotation(self, step: str) -> AnnotateConfigMap:
-        return AnnotateConfigMap(self.task_map.name, {step: self.context.now.isoformat()})
+
+def _annotation(gang: RunningGang, step: str) -> AnnotateConfigMap:
+    return AnnotateConfigMap(gang.task_map.name, {step: gang.context.now.isoformat()})

@@ -21,10 +21,11 @@ from trainwright_operator.flow.documents import outcome as outcomes
 from trainwright_operator.flow.documents.outcome import GangOutcome, OutcomeState
 from trainwright_operator.flow.documents.planned_trials import plan_digest, trial_digest
 from trainwright_operator.flow.gangs import worker_log
-from trainwright_operator.flow.gangs.failures import GangFailure, Placements
+from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.framework_log import StepLog
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.gang_step import Measurement
+from trainwright_operator.flow.gangs.running_gang import Placements
 from trainwright_operator.flow.gangs.worker_image import record_of_image_that_ran
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message

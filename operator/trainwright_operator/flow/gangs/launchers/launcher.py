@@ -139,14 +139,6 @@ def assigned_pods(
     return tuple((pods.get(place), node) for place, node in places)
 
 
-def owner_without_pod(
-    launcher: Launcher, places: Iterable[tuple[PodPlace, GangNode]], placed: Iterable[tuple[PodFacts | None, str]]
-) -> str:
-    """Return kind and name of the object that the first missing pod is to be created from; empty where none is missing."""
-    lacking = (place for (place, _), (pod, _) in zip(places, placed, strict=True) if pod is None)
-    return " ".join(next(map(launcher.pod_owner, lacking), ()))
-
-
 def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> dict[str, Any]:
     """Return the metadata of an object of the gang."""
     return {
