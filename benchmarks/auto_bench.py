@@ -19,10 +19,10 @@ from auto_cases import NVLINK, TYPES
 from auto_never_worse import Timed, losses, outcomes, regressions, table
 from auto_optima import optima
 from trainwright.accelerators import data_sheet
+from trainwright.answer.question import estimate_from_data_sheets
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
-from trainwright.library import estimate_from_data_sheets
 from trainwright.search import Problem
 from trainwright.training import Training
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from trainwright.accelerators import data_sheet
+from trainwright.answer.question import estimate_from_data_sheets
 from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
-from trainwright.library import estimate_from_data_sheets
 from trainwright.search import Problem
 from trainwright.training import Optimizer, Training
 

@@ -11,32 +11,28 @@ import json
 import os
 import sys
 import time
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 from typing import Final
 
 from trainwright import documents
+from trainwright.answer import Answer, Question, Stop, compose
+from trainwright.answer.formats import objective_value
+from trainwright.answer.question import sparing_small
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS
-from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
-from trainwright.search.baselines import best_on_one_accelerator
+from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl
 from trainwright.search.candidates import DeviceSymmetry
-from trainwright.search.format_search import FormatAnswer, in_format, search_problems, slow_format, without
-from trainwright.search.node_worth import NodeWorth, node_worths
 from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
 from trainwright_operator.memory_limit import allowed_bytes, limit_memory
 
-_BASELINE_PLANNER = "megatron"
 MAX_PLANS_BYTES: Final = 900_000
 """Limit on the plans in a ConfigMap, which holds 1 MiB together with their metadata."""
 _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adam", "sgd": "sgd"}
@@ -48,95 +44,39 @@ def search(request: PlanningRequest) -> str:
     Raise NoFeasiblePlan, or ValueError for an invalid request.
     """
     started = time.monotonic()
-    problems = _problems(request)
-    control = SearchControl.with_budget(request.budget_seconds, effort=request.effort)
-    found = _find(request, problems, control)
-    problem = found.problem
-    baselines = _known(_baselines(request, problems, found), found)
-    every = order_trials(list(found.candidates), baselines, problem.limits.objective)
+    question = _question(request)
+    answer = compose(question, SearchControl.with_budget(request.budget_seconds, effort=request.effort))
+    every = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
     trials = fit_into_config_map(every)
-    uncertainty = _uncertainty(problem, trials)
-    seconds, stopped = time.monotonic() - started, control.budget_exhausted.is_set()
-    free = next((one.unlimited_seconds for one in found.candidates if one.unlimited_seconds is not None), None)
+    free = next((one.unlimited_seconds for one in answer.candidates if one.unlimited_seconds is not None), None)
     return documents.dumps(
         PlannedTrials(
             planner=request.planner,
-            search_seconds=seconds,
+            search_seconds=time.monotonic() - started,
             trials=trials,
-            uncertainty=uncertainty,
-            stopped_by_budget=stopped,
+            uncertainty=_uncertainty(answer.problem, trials),
+            stopped_by_budget=answer.stopped is Stop.BUDGET,
             without_room=len(every) - len(trials),
-            slow_format=_slow_words(found),
+            slow_format=_slow_words(answer),
             unlimited_seconds=free,
-            node_worth=_node_worth(request, problems, found, control),
+            node_worth=answer.node_worths,
         )
     )
 
 
-def _node_worth(
-    request: PlanningRequest, problems: Sequence[Problem], found: FormatAnswer, control: SearchControl
-) -> tuple[NodeWorth, ...]:
-    """Search without each accelerator in what the search left of its budget; for other objectives than time there is no answer."""
-    problem = max(problems, key=lambda one: len(one.accelerators))
-    if control.expired() or problem.limits.objective is not Objective.TIME:
-        return ()
-    best = min(found.candidates, key=lambda one: one.estimate.iteration_seconds)
-
-    def find(one: Problem, part: SearchControl) -> list[Candidate]:
-        return run(request.planner, one, top=1, control=part)
-
-    def find_without(name: str, part: SearchControl) -> float:
-        left = [
-            without(replace(one, preference=Preference()), [name]) for one in problems if {*one.accelerators} - {name}
-        ]
-        return search_problems(left, find, part, 1).candidates[0].estimate.iteration_seconds
-
-    used = {problem.cluster.node(node).accelerator for node in best.plan.nodes}
-    return tuple(node_worths(problem, best.estimate.iteration_seconds, used, find_without, control))
-
-
-def _find(request: PlanningRequest, problems: Sequence[Problem], control: SearchControl) -> FormatAnswer:
-    """Return the best candidates of all number formats, or of the one by name with its price if it is slow."""
-    top = max(request.top_k, 1)
-
-    def find(problem: Problem, part: SearchControl) -> list[Candidate]:
-        return run(request.planner, problem, top=top, control=part)
-
-    if request.chooses_format:
-        try:
-            return search_problems(problems, find, control, top)
-        except NoFeasiblePlan:
-            smaller = _in_float32(problems[0])
-            if smaller is None:
-                raise
-            return search_problems([smaller], find, control, top)
-    (problem,) = problems
-    candidates = find(problem, control)
-    return FormatAnswer(problem, tuple(candidates), slow_format(problem, candidates, find, control))
-
-
-def _in_float32(problem: Problem) -> Problem | None:
-    """Return the problem in float32, whose state is smaller, by scaled profiles; None without data sheets to scale by."""
-    try:
-        return None if problem.model.dtype is Dtype.FLOAT32 else in_format(problem, Dtype.FLOAT32)
-    except ValueError:
-        return None
-
-
-def _slow_words(found: FormatAnswer) -> str:
-    if found.slow is None:
+def _slow_words(answer: Answer) -> str:
+    if answer.slow is None:
         return ""
     from trainwright.report import slow_sentence  # noqa: PLC0415 - tables are slow to import, and rarely needed
 
-    cluster = found.problem.cluster
-    used = {cluster.node(node).accelerator for node in found.candidates[0].plan.nodes}
-    return slow_sentence(found.slow, cluster, used).removesuffix(".")
+    cluster = answer.problem.cluster
+    return slow_sentence(answer.slow, cluster, cluster.accelerators_of(answer.best.plan.nodes)).removesuffix(".")
 
 
-def _problems(request: PlanningRequest) -> list[Problem]:
-    """Return the problem in each number format in which some accelerator has enough memory.
+def _question(request: PlanningRequest) -> Question:
+    """Return the question; what the search leaves of its budget is for the worth of nodes, where time is the objective.
 
-    Raise NoFeasiblePlan if there is none.
+    Its problems are in the number formats in which some accelerator has enough memory. Raise NoFeasiblePlan if there are none.
     """
     problems, refusals = list[Problem](), list[NoFeasiblePlan]()
     models, tables = (request.model, *request.further_models), (request.profiles, *request.further_profiles)
@@ -147,7 +87,13 @@ def _problems(request: PlanningRequest) -> list[Problem]:
             refusals.append(refusal)
     if not problems:
         raise refusals[0]
-    return problems
+    return Question(
+        tuple(problems),
+        request.planner,
+        max(request.top_k, 1),
+        baselines=request.baselines,
+        worth_share=0.0 if Objective(request.objective) is Objective.TIME else None,
+    )
 
 
 def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
@@ -155,37 +101,31 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
     cluster: Cluster = documents.loads(request.cluster, Cluster, source="cluster")
     profiles: Profiles = documents.loads(tables, Profiles, source="profiles")
     runtime: Runtime = documents.loads(request.runtime, Runtime, source="runtime")
+    limits = Limits(
+        max_tensor_degree=request.max_tensor_degree,
+        objective=Objective(request.objective),
+        spare=_unprofiled(cluster, profiles),
+        expressible_by=TARGETS[request.expressible_by].capabilities if request.expressible_by else None,
+    )
     return Problem(
         cluster=cluster,
         model=documents.loads(model, Model, source="model"),
         profiles=profiles,
         global_batch_size=request.global_batch_size,
-        limits=Limits(
-            max_tensor_degree=request.max_tensor_degree,
-            objective=Objective(request.objective),
-            spare=_unusable(cluster, profiles),
-            expressible_by=TARGETS[request.expressible_by].capabilities if request.expressible_by else None,
-        ).leaving_unknown_memory(runtime, cluster),
+        limits=sparing_small(limits.leaving_unknown_memory(runtime, cluster), cluster, profiles),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=runtime,
         preference=Preference(
             request.tolerance, documents.loads(request.keep, Plan, source="running plan") if request.keep else None
         ),
+        chooses_format=request.chooses_format,
     )
 
 
-def _unusable(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
-    """Return accelerators too small for some layer, and those that are not profiled in this number format.
-
-    Raise NoFeasiblePlan if all that are profiled are too small.
-    """
-    lacking = profiles.accelerators_without_memory()
+def _unprofiled(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
+    """Return accelerators that are not profiled in this number format."""
     known = {one.accelerator for one in profiles.layers} | {one.accelerator for one in profiles.too_large}
-    other = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes if known and node.accelerator not in known))
-    if lacking and {node.accelerator for node in cluster.nodes} <= {*lacking, *other}:
-        told = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in lacking.items())
-        raise NoFeasiblePlan(f"no accelerator has enough memory for every layer, even with one row; too large: {told}")
-    return (*lacking, *other)
+    return tuple(dict.fromkeys(node.accelerator for node in cluster.nodes if known and node.accelerator not in known))
 
 
 def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty | None:
@@ -197,41 +137,11 @@ def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertai
     return Uncertainty(covariance, tuple(known.memory.expected.tolist()))
 
 
-def _baselines(request: PlanningRequest, problems: Sequence[Problem], found: FormatAnswer) -> list[Candidate]:
-    """Return as many of the heuristic's plans as are asked for, best first; none if none fits.
-
-    They are the best one on all devices, in the best candidate's number format, the best one on the devices of one
-    accelerator, in the format that is best there, and the next ones on all devices. If one is asked for, it is the better of
-    the first two.
-    """
-    count, control = request.baselines, SearchControl()
-    if not count:
-        return []
-
-    def find(one: Problem, part: SearchControl) -> list[Candidate]:
-        return run(_BASELINE_PLANNER, one, top=count, control=part)
-
-    formats = [found.problem, *(one for one in problems if one is not found.problem)]
-    asked = [replace(one, preference=Preference()) for one in formats]
-    of_all: tuple[Candidate, ...] = ()
-    with suppress(NoFeasiblePlan):
-        of_all = search_problems(asked[:1], find, control, count).candidates
-    of_equal = best_on_one_accelerator(asked, find, control)
-    every = (*of_all[:1], *(of_equal.candidates if of_equal is not None else ()), *of_all[1:])
-    symmetry = DeviceSymmetry(found.problem.cluster)
-    distinct: dict[Hashable, Candidate] = {}
-    for one in every:
-        distinct.setdefault(symmetry.canonical_key(one.plan), one)
-    objective = found.problem.limits.objective
-    kept = sorted([*distinct.values()][: max(count, 2)], key=lambda one: _value(one, objective))
-    return [one if request.chooses_format else replace(one, dtype=None) for one in kept[:count]]
-
-
-def _known(baselines: Sequence[Candidate], found: FormatAnswer) -> list[Candidate]:
+def _known_baselines(answer: Answer) -> list[Candidate]:
     """Return the baselines, those that are a candidate on other devices of the same kind as that candidate."""
-    symmetry = DeviceSymmetry(found.problem.cluster)
-    candidates = {(one.dtype, symmetry.canonical_key(one.plan)): one for one in found.candidates}
-    return [candidates.get((one.dtype, symmetry.canonical_key(one.plan)), one) for one in baselines]
+    symmetry = DeviceSymmetry(answer.problem.cluster)
+    candidates = {(one.dtype, symmetry.canonical_key(one.plan)): one for one in answer.candidates}
+    return [candidates.get((one.dtype, symmetry.canonical_key(one.plan)), one) for one in answer.baselines.plans]
 
 
 def order_trials(
@@ -240,7 +150,7 @@ def order_trials(
     """Alternate candidates and baselines, so that an early end leaves both; a plan in both lists is tried once."""
     candidate_plans = {candidate.plan for candidate in candidates}
     baseline_plans = {baseline.plan for baseline in baselines}
-    values: dict[Plan, float] = {c.plan: _value(c, objective) for c in (*baselines, *candidates)}
+    values: dict[Plan, float] = {c.plan: objective_value(c, objective) for c in (*baselines, *candidates)}
     overall = {plan: number for number, plan in enumerate(sorted(values, key=lambda plan: values[plan]), start=1)}
 
     def trial(role: Role, rank: int, candidate: Candidate) -> PlannedTrial:
@@ -274,13 +184,6 @@ def fit_into_config_map(trials: Sequence[PlannedTrial]) -> tuple[PlannedTrial, .
         for number, (trial, size) in enumerate(zip(trials, sizes, strict=True))
         if not number or size <= MAX_PLANS_BYTES
     )
-
-
-def _value(candidate: Candidate, objective: Objective) -> float:
-    """Return the value that the objective minimises."""
-    if objective is Objective.COST and candidate.price_per_row is not None:
-        return candidate.price_per_row
-    return candidate.estimate.iteration_seconds
 
 
 EXIT_INFEASIBLE: Final = 3

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from trainwright.answer import Answer
     from trainwright.calibration import Fit, Trial, Trials
     from trainwright.cluster import Cluster
-    from trainwright.library import calibrate, estimate, find_plans, plan_in_words, problem, read
+    from trainwright.library import ask, calibrate, estimate, find_plans, plan_in_words, problem, read
     from trainwright.plan import Plan
     from trainwright.profiles import Profiles
     from trainwright.runtime import Runtime
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _PLACES: Final = {
+    "answer": ("Answer",),
     "calibration": ("Fit", "Trial", "Trials"),
     "cluster": ("Cluster",),
-    "library": ("calibrate", "estimate", "find_plans", "plan_in_words", "problem", "read"),
+    "library": ("ask", "calibrate", "estimate", "find_plans", "plan_in_words", "problem", "read"),
     "plan": ("Plan",),
     "profiles": ("Profiles",),
     "runtime": ("Runtime",),
@@ -35,6 +37,7 @@ _PLACES: Final = {
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
+    "Answer",
     "Candidate",
     "Cluster",
     "Fit",
@@ -48,6 +51,7 @@ __all__ = [
     "Trial",
     "Trials",
     "__version__",
+    "ask",
     "calibrate",
     "estimate",
     "find_plans",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from trainwright import documents
-from trainwright.accelerators import best_format, estimate_profiles, names_of_same_sheet, with_names
+from trainwright.answer import Answer, Question, answer_of_plan, compose, find_candidates
+from trainwright.answer.question import (
+    estimated_profiles,
+    in_requested_format,
+    of_cluster,
+    over_rows,
+    sparing_small,
+)
 from trainwright.calibration import Fit, Trials, fit
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
@@ -15,14 +22,11 @@ from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import Candidate, Limits, Problem, SearchControl, run
-from trainwright.search.candidates import candidate_of
+from trainwright.search import Candidate, Limits, Problem, SearchControl
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.training import RequestedDtype, Training
 
 T = TypeVar("T")
-ROWS: Final = tuple(2**power for power in range(9))
-"""Row counts of estimated profiles; beyond the last, every device is busy and time is proportional to the rows."""
 
 
 def read(path: str | Path, noun: type[T]) -> T:
@@ -45,42 +49,65 @@ def problem(
 ) -> Problem:
     """Return the input of searches and estimates; without profiles, layers are estimated from the data sheets.
 
-    `training.dtype: auto` is the best format of all accelerators; measured profiles need it by name. They are
-    found by an accelerator's name or data sheet. Without a runtime, it is Trainwright's own. Raises ValueError for an
-    accelerator without a data sheet.
+    With `training.dtype: auto` searches choose the number format; profiles that are given have one, known by the bytes of
+    their weights. Profiles are found by an accelerator's name or data sheet; accelerators on which a layer did not fit are
+    spared. Without a runtime, it is Trainwright's own. Limits without a head-room leave free what the runtime does not state of
+    a process's memory. Raises ValueError for an accelerator without a data sheet.
     """
-    names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
-    if training.dtype is RequestedDtype.AUTO:
-        if profiles is not None:
-            raise ValueError("training.dtype: must be that of the profiles, got auto; name it")
-        training = training.in_format(best_format(names, (limits or Limits()).dtypes))
-    runtime = runtime or Runtime()
+    runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
+    limits, given = limits.leaving_unknown_memory(runtime, cluster), None
+    if profiles is not None:
+        given = of_cluster(profiles, cluster)
+        limits = sparing_small(limits, cluster, given)
+    training = in_requested_format(training, cluster, limits, given)
     return Problem(
         cluster=cluster,
         model=training.model,
-        profiles=with_names(profiles, names_of_same_sheet(profiles, names))
-        if profiles is not None
-        else estimate_from_data_sheets(
-            training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits
-        ),
+        profiles=estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training),
         global_batch_size=training.global_batch_size,
-        limits=limits or Limits(),
+        limits=limits,
         optimizer=training.optimizer,
         runtime=runtime,
+        chooses_format=is_open and given is None,
+    )
+
+
+def ask(  # noqa: PLR0913 - the question's parts and the search's
+    problem: Problem,
+    planner: str = "auto",
+    *,
+    top: int = 1,
+    effort: float = 1.0,
+    budget_seconds: float | None = None,
+    searches_batch: bool = False,
+    node_worth: bool = False,
+) -> Answer:
+    """Return the best plans with what `trainwright plan` says of them: number format, baselines, worth of each type of node.
+
+    `searches_batch`: find the batch size with the best throughput in place of the problem's. `effort` counts for `auto` alone.
+    Half of the budget is for `node_worth`. Raises NoFeasiblePlan if no plan fits into memory, ValueError for an unknown
+    planner, for a negative budget, and for `node_worth` with another objective than time or with `searches_batch`.
+    """
+    return compose(
+        Question.compared(problem, planner, top, searches_batch=searches_batch, node_worth=node_worth),
+        _control(budget_seconds, effort),
     )
 
 
 def find_plans(
     problem: Problem, planner: str = "auto", *, top: int = 1, effort: float = 1.0, budget_seconds: float | None = None
 ) -> list[Candidate]:
-    """Return the best plans of a search with their estimates, best first.
+    """Return the best plans of a search with their estimates, best first; those of `ask`, without the rest of it.
 
-    `effort` counts for `auto` alone. Raises NoFeasiblePlan if none fits into memory, ValueError for an unknown planner and for
-    a negative budget.
+    Raises NoFeasiblePlan if none fits into memory, ValueError for an unknown planner and for a negative budget.
     """
+    return [*find_candidates(Question((problem,), planner, top), _control(budget_seconds, effort)).candidates]
+
+
+def _control(budget_seconds: float | None, effort: float) -> SearchControl:
     if budget_seconds is not None and not budget_seconds >= 0:  # also refuses NaN
         raise ValueError(f"budget_seconds must be at least 0, got {budget_seconds}")
-    return run(planner, problem, top=top, control=SearchControl.with_budget(budget_seconds, effort=effort))
+    return SearchControl.with_budget(budget_seconds, effort=effort)
 
 
 def plan_in_words(words: str, problem: Problem) -> Plan:
@@ -93,34 +120,13 @@ def plan_in_words(words: str, problem: Problem) -> Plan:
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:
-    """Predict the seconds and the memory of a plan. Raises ValueError for a plan of another model or cluster."""
-    return candidate_of(problem, plan).estimate
+    """Predict the seconds and the memory of a plan, with `dtype: auto` in the number format that a search would choose for it.
+
+    Raises ValueError for a plan of another model or cluster.
+    """
+    return answer_of_plan(problem, plan).best.estimate
 
 
 def calibrate(trials: Trials, problem: Problem) -> Fit:
     """Fit the cost model to measured trials; `runtime` of the result is for further problems."""
-    return fit(trials, problem.cost_context)
-
-
-def estimate_from_data_sheets(
-    training: Training,
-    accelerators: Sequence[str],
-    *,
-    devices: int,
-    runtime: Runtime | None = None,
-    power_watts: Mapping[str, float] | None = None,
-) -> Profiles:
-    """Estimate profiles at every tensor degree that divides the model, up to `devices`, and at ROWS.
-
-    Raises ValueError for an accelerator without a data sheet.
-    """
-    most = training.model.max_tensor_degree
-    return estimate_profiles(
-        training.model,
-        accelerators,
-        tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
-        rows=ROWS,
-        optimizer=training.optimizer,
-        runtime=runtime,
-        power_watts=power_watts,
-    )
+    return fit(trials, replace(problem, limits=Limits(memory_headroom_ratio=0.0)).cost_context)

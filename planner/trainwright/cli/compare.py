@@ -8,19 +8,13 @@ from typing import Annotated
 import typer
 
 from trainwright import report
+from trainwright.answer import HEURISTIC, Question, find_candidates, stop_of, with_baselines, with_price
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
-from trainwright.cli.plan import (
-    BASELINE,
-    find_candidates,
-    find_in_formats,
-    heuristic_baselines,
-    in_named_format,
-)
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, preload_search
-from trainwright.search.format_search import FormatAnswer
+from trainwright.cli.plan import note_batch_sizes
+from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
 
@@ -44,61 +38,52 @@ def compare(  # noqa: PLR0913 - one group of options each
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Run several searches and show the best plan of each side by side."""
-    chosen = planners or [BASELINE, *(name for name in SEARCHES if name != BASELINE)]
+    chosen = planners or [HEURISTIC, *(name for name in SEARCHES if name != HEURISTIC)]
     for planner in chosen:
         preload_search(planner)
     search.check(chosen)
     problem = inputs.problem(limits, preferences.preference(inputs))
-    answers: list[report.ComparisonRow] = []
+    rows: list[report.ComparisonRow] = []
     for planner in dict.fromkeys(chosen):
+        question = Question.compared(problem, planner, 1, searches_batch=inputs.searches_batch)
         with show_progress(f"searching with {planner}", search) as control:
-            answers.append(_answer(planner, inputs, problem, control))
+            rows.append(_row(question, control))
         if control.interrupted.is_set():
             break
-    if all(answer.candidate is None for answer in answers):
-        raise NoFeasiblePlan(report.refusal_sentence(answers))
-    fastest = min(answers, key=lambda answer: answer.seconds_per_row)
-    assert fastest.candidate is not None
-    found = FormatAnswer(fastest.problem, (fastest.candidate,))
+    fastest = min(rows, key=lambda row: row.seconds_per_row)
+    if fastest.answer is None:
+        raise NoFeasiblePlan(report.refusal_sentence(rows))
+    answer = fastest.answer
+    question = Question.compared(problem, fastest.planner, 1, searches_batch=inputs.searches_batch)
     if not control.interrupted.is_set():
         with show_progress(f"searching with {fastest.planner}", search) as control:
-            found = in_named_format(fastest.planner, inputs, fastest.problem, control, [fastest.candidate])
-    of_person = heuristic_baselines(fastest.planner, inputs, fastest.problem)
+            answer = with_price(question, answer, control)
+    answer = with_baselines(question, answer)
     if output is Output.JSON:
         show_json(
             {
-                **report.comparison_fields(answers, problem),
-                **report.format_fields(found),
-                **report.baseline_fields(fastest.candidate, of_person),
+                **report.comparison_fields(rows, problem),
+                **report.format_fields(answer),
+                **report.baseline_fields(answer.best, answer.baselines),
             }
         )
     else:
         show(
-            report.comparison_table(answers, problem),
-            *report.format_sentences(found),
+            report.comparison_table(rows, problem),
+            *report.format_sentences(answer),
             *report.baseline_sentences(
-                fastest.candidate, of_person, fastest.problem, what=f"the plan of {fastest.planner}"
+                answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}"
             ),
         )
     end_if_interrupted(control)
 
 
-def _answer(planner: str, inputs: Inputs, problem: Problem, control: SearchControl) -> report.ComparisonRow:
-    started = time.perf_counter()
-    reason, candidate = None, None
+def _row(question: Question, control: SearchControl) -> report.ComparisonRow:
+    started, answer, reason = time.perf_counter(), None, None
     try:
-        if inputs.searches_format:
-            found = find_in_formats(planner, inputs, problem, control, 1)
-            problem, candidate = found.problem, found.candidates[0]
-        else:
-            candidate = find_candidates(planner, inputs, problem, control, 1)[0]
+        answer = find_candidates(question, control)
     except NoFeasiblePlan as refusal:
         reason = str(refusal)
-    return report.ComparisonRow(
-        planner,
-        time.perf_counter() - started,
-        problem,
-        candidate,
-        reason,
-        stopped=report.stopped_fields(control),
-    )
+    else:
+        note_batch_sizes(answer)
+    return report.ComparisonRow(question.planner, time.perf_counter() - started, answer, reason, stop_of(control))

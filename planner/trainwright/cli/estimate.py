@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainwright import documents, report
+from trainwright.answer import Answer, answer_of_plan
 from trainwright.cli.framework import command, end_if_infeasible
 from trainwright.cli.limit_options import HeadroomOption, LimitOptions
 from trainwright.cli.options import Inputs
@@ -16,8 +17,6 @@ from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
 from trainwright.search import Problem
-from trainwright.search.candidates import candidate_of
-from trainwright.search.format_search import FormatAnswer, plan_in_own_format, slow_format_of
 from trainwright.search.galvatron import galvatron_model
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.uniform import amp_model
@@ -68,7 +67,7 @@ def estimate(
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
     limits = LimitOptions(memory_headroom=memory_headroom)
     answer = estimated_plan(plan_file, inputs.problem(limits, is_given=True), inputs)
-    problem, given, found = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
+    problem, given, found = answer.problem, answer.best.plan, answer.best.estimate
     seconds, of_paper = found.iteration_seconds, []
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
@@ -80,13 +79,13 @@ def estimate(
                 "predicted_seconds": seconds,
                 **({} if cost_model == EXACT else {"cost_model": cost_model, "exact_seconds": found.iteration_seconds}),
                 "peak_memory_bytes": found.peak_memory_bytes,
-                **report.figure_fields(answer.candidates[0], problem),
+                **report.figure_fields(answer.best, problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "idle_devices": report.idle_devices(given, problem.cluster),
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
                 "breakdown": report.breakdown_fields(found),
-                **report.error_range_fields(answer.candidates[0], problem),
+                **report.error_range_fields(answer.best, problem),
                 **report.format_fields(answer),
                 **report.origin_fields(problem),
             }
@@ -96,9 +95,9 @@ def estimate(
     end_if_infeasible(found)
 
 
-def _show(answer: FormatAnswer, of_paper: list[str]) -> None:
+def _show(answer: Answer, of_paper: list[str]) -> None:
     """Print the table, what a paper's cost model predicts, and what there is to say."""
-    problem, candidate = answer.problem, answer.candidates[0]
+    problem, candidate = answer.problem, answer.best
     show(report.breakdown_table(candidate.estimate, candidate.plan, problem))
     reason = candidate.estimate.reason
     show(
@@ -110,12 +109,9 @@ def _show(answer: FormatAnswer, of_paper: list[str]) -> None:
     )
 
 
-def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> FormatAnswer:
+def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> Answer:
     """Read a plan and estimate it in the number format of the model file; `auto` is the one that the plan would get."""
-    given = plan_of(file, problem, inputs)
-    if inputs.searches_format:
-        return plan_in_own_format(problem, given)
-    return FormatAnswer(problem, (candidate_of(problem, given),), slow_format_of(problem, given))
+    return answer_of_plan(problem, plan_of(file, problem, inputs))
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:

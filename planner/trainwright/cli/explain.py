@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from trainwright import documents, report
+from trainwright.answer import Question, compose
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
@@ -21,7 +22,7 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
-from trainwright.cli.plan import find_in_formats
+from trainwright.cli.plan import note_batch_sizes
 from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -62,8 +63,10 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     is_given, control = plan_file is not None, SearchControl()
     problem = inputs.problem(limits, preferences.preference(inputs), is_given=is_given)
     if plan_file is None:
+        question = Question((problem,), planner, 2, searches_batch=inputs.searches_batch)
         with show_progress(f"searching with {planner}", search) as control:
-            answer = find_in_formats(planner, inputs, problem, control, 2)
+            answer = compose(question, control)
+        note_batch_sizes(answer)
         problem, candidates = answer.problem, answer.candidates
         behind = [
             *report.format_sentences(answer),
@@ -71,14 +74,14 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *report.preference_sentences(candidates, problem),
             *report.unlimited_sentences(candidates[0]),
             *report.work_bound_sentences(candidates[0], problem),
-            *report.stopped_sentences(control),
+            *report.stopped_sentences(answer.stopped),
         ]
     else:
         answer = estimated_plan(plan_file, problem, inputs)
         behind = report.format_sentences(answer, given=True)
-    problem, plan, estimate = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
+    problem, plan, estimate = answer.problem, answer.best.plan, answer.best.estimate
     told = report.Explanation.of(problem, plan, estimate)
-    sentences = [*told.sentences(), *report.error_range_sentences(answer.candidates[0], problem), *behind]
+    sentences = [*told.sentences(), *report.error_range_sentences(answer.best, problem), *behind]
     if output is Output.JSON:
         show_json({**_fields(told, sentences), **report.format_fields(answer)})
     else:

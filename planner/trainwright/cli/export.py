@@ -11,6 +11,8 @@ import typer
 
 from trainwright import documents, report
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
+from trainwright.answer import Answer
+from trainwright.answer.formats import in_format
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
@@ -24,7 +26,6 @@ from trainwright.report.plan_summary import short_names
 from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Candidate, Problem
 from trainwright.search.expressible import nearest_candidate
-from trainwright.search.format_search import FormatAnswer, in_format
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
@@ -96,7 +97,7 @@ class _Export:
     price: report.ExportPrice | None
     given_dtype: Dtype | None = None
     dtype_reason: str = ""
-    formats: FormatAnswer | None = None
+    formats: Answer | None = None
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -217,7 +218,7 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
 def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     """Return the export with its price, in a format that the target has."""
     answer = estimated_plan(file, inputs.problem(), inputs)
-    original, asked = answer.candidates[0], answer.problem
+    original, asked = answer.best, answer.problem
     _check_optimizer(target, asked.optimizer)
     problem = replace(asked, limits=asked.limits.leaving_unknown_memory(asked.runtime, asked.cluster))
     dtype, reason = problem.model.dtype, ""

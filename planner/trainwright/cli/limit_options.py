@@ -74,17 +74,16 @@ class LimitOptions:
         `is_given`: the plan is given, so that the name implies the trainer's number formats alone. Raises ValueError for an
         unknown trainer and for empty names.
         """
-        limits = Limits(
+        return Limits(
             max_tensor_degree=self.max_tensor_degree,
             max_data_degree=self.max_data_degree,
             max_pipeline_degree=self.max_pipeline_degree,
-            memory_headroom_ratio=self.memory_headroom or 0.0,
+            memory_headroom_ratio=self.memory_headroom,
             use_nodes=_names("--use-nodes", self.use_nodes),
             spare=_spared(_names("--spare", self.spare), cluster),
             objective=self.objective,
             expressible_by=self._formats(preset) if is_given else self._capabilities(preset),
-        )
-        return limits.leaving_unknown_memory(runtime, cluster) if self.memory_headroom is None else limits
+        ).leaving_unknown_memory(runtime, cluster)
 
     def trainer(self, preset: str) -> str | None:
         """Return the name of the trainer that has to run the plans; None for any."""

@@ -12,20 +12,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import best_format, extrapolated
+from trainwright.answer.question import estimated_profiles, in_requested_format, of_cluster, over_rows, sparing_small
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, check_rates, share_of
-from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning, of_cluster
+from trainwright.cli.profile_match import check_layer_kinds, mismatch_warning, note_same_sheets
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype, LayerList
-from trainwright.library import ROWS, estimate_from_data_sheets
 from trainwright.plan import Plan, check_plan_of_model
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
-from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Preference, Problem
+from trainwright.search import SEARCHES, Limits, Preference, Problem
 from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -99,11 +98,6 @@ class Inputs:
         """True if the search chooses the batch size."""
         return self.global_batch_size == SEARCHED
 
-    @property
-    def searches_format(self) -> bool:
-        """True if the search chooses the number format: measured profiles hold for one."""
-        return self.profiles is None and self._requested.dtype is RequestedDtype.AUTO
-
     def problem(
         self, limits: LimitOptions | None = None, preference: Preference | None = None, *, is_given: bool = False
     ) -> Problem:
@@ -112,16 +106,16 @@ class Inputs:
         `is_given`: for a given plan, of whatever trainer. Where the model file leaves the number format open, it is the best
         one for all accelerators or that of the profiles.
         """
-        cluster = self._cluster
-        runtime = runtime_of(self.runtime)
-        preset = preset_of(self.runtime)
+        cluster, runtime, preset = self._cluster, runtime_of(self.runtime), preset_of(self.runtime)
         within = Limits() if limits is None else limits.limits(runtime, cluster, preset=preset, is_given=is_given)
+        if self._given_profiles is not None and not is_given:
+            within = sparing_small(within, cluster, self._given_profiles)
         training = self._training(cluster, within)
+        is_open = self._requested.dtype is RequestedDtype.AUTO
         if training.model.dtype not in within.dtypes and limits is not None:
             trainer = limits.trainer(preset) or ""
             if not is_given:
                 self._refuse_format(training.model.dtype, within.dtypes, trainer)
-            is_open = self._requested.dtype is RequestedDtype.AUTO
             told = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
             note(f"{trainer} has no {training.model.dtype}; {told}")
         return Problem(
@@ -133,6 +127,7 @@ class Inputs:
             optimizer=training.optimizer,
             runtime=runtime,
             preference=preference or Preference(),
+            chooses_format=is_open and self.profiles is None,
         )
 
     def plan(self, given: Path) -> Plan:
@@ -182,22 +177,20 @@ class Inputs:
 
     @cached_property
     def _given_profiles(self) -> Profiles | None:
-        return None if self.profiles is None else of_cluster(read(self.profiles, Profiles), self._cluster)
+        if self.profiles is None:
+            return None
+        found: Profiles = read(self.profiles, Profiles)
+        note_same_sheets(found, self._cluster)
+        return of_cluster(found, self._cluster)
 
     def _training(self, cluster: Cluster, limits: Limits) -> Training:
         """Return the training in a number format by name."""
-        training = self._requested
-        if training.dtype is RequestedDtype.AUTO:
-            nodes = limits.allowed(cluster.nodes) or cluster.nodes
-            native = best_format([node.accelerator for node in nodes], limits.dtypes)
-            if self._given_profiles is not None:
-                training = training.in_format(native)
-                self._check_layer_kinds(training)
-                native = format_of(self._given_profiles, training, native)
-                if native is not Dtype.FLOAT32:
-                    note(f"dtype auto: taken as {native}, by the bytes of the profiles' weights")
-            training = training.in_format(native)
-        check_model_size(training)
+        requested, profiles = self._requested, self._given_profiles
+        training = in_requested_format(requested, cluster, limits, profiles)
+        if profiles is not None and requested.dtype is RequestedDtype.AUTO:
+            self._check_layer_kinds(training)
+            if training.dtype is not RequestedDtype.FLOAT32:
+                note(f"dtype auto: taken as {training.dtype}, by the bytes of the profiles' weights")
         return training
 
     def _refuse_format(self, dtype: Dtype, known: Collection[Dtype], trainer: str) -> NoReturn:
@@ -220,12 +213,12 @@ class Inputs:
             check_rates(given, training.model, self.profiles)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
-            return _extrapolated(given, training)
-        names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
+            found = over_rows(given, training)
+            if found is not given:
+                note("profiles measured at a single row count are extrapolated by curves of the data sheets")
+            return found
         try:
-            found = estimate_from_data_sheets(
-                training, names, devices=len(cluster.devices), runtime=runtime, power_watts=cluster.power_limits
-            )
+            found = estimated_profiles(training, cluster, runtime)
         except ValueError as error:
             raise ValueError(
                 f"{self.cluster}: {error}; `trainwright accelerators` lists the names of all data sheets; without one, "
@@ -233,14 +226,6 @@ class Inputs:
             ) from None
         note("layer profiles are estimated from data sheets, not measured; give measured ones with --profiles")
         return found
-
-
-def _extrapolated(given: Profiles, training: Training) -> Profiles:
-    """Extrapolate layers measured at a single row count over the rows, with a note on standard error."""
-    found = extrapolated(given, training.model, ROWS)
-    if found is not given:
-        note("profiles measured at a single row count are extrapolated by curves of the data sheets")
-    return found
 
 
 def preset_of(given: Path | None) -> str:
@@ -260,16 +245,6 @@ def runtime_of(given: Path | None) -> Runtime:
         )
     runtime: Runtime = read(given, Runtime)
     return runtime
-
-
-def check_model_size(training: Training) -> None:
-    """Raise NoFeasiblePlan for a model whose sizes exceed any memory and exact arithmetic."""
-    for kind in training.model.kinds:
-        if max(kind.parameters, kind.output_elements_per_row, kind.forward_flops_per_row) >= 2**60:
-            raise NoFeasiblePlan(
-                f"no plan fits into memory: one layer of kind {kind.name} has {kind.parameters:.3g} parameters and a "
-                f"boundary of {kind.output_elements_per_row:.3g} values a row"
-            )
 
 
 def _rows(text: str) -> int:

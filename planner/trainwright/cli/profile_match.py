@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from trainwright.accelerators import names_of_same_sheet, with_names
+from trainwright.accelerators import names_of_same_sheet
+from trainwright.answer.profiled_format import WEIGHT_TOLERANCE, weight_ratios
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import rate_warning
 from trainwright.cluster import Cluster
 from trainwright.documents import DocumentError
-from trainwright.layer import Dtype
-from trainwright.profiles import LayerProfile, Profiles
+from trainwright.profiles import Profiles
 from trainwright.training import Training
 
-TOLERANCE: Final = 0.05
-"""Maximum relative difference of weight bytes: runtimes pad a vocabulary or omit a bias."""
 FORMATS: Final = {0.5: "half", 2.0: "twice"}
 """Ratios of weight bytes that another number format explains."""
 ACTIVATION_RATIO: Final = 1.4
@@ -43,18 +40,10 @@ def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, mod
         )
 
 
-def of_cluster(profiles: Profiles, cluster: Cluster) -> Profiles:
-    """Return the profiles of the cluster's accelerators, under its names, with a note where a data sheet tells which.
-
-    All profiles, if none are of the cluster's.
-    """
-    names = {one.name for one in cluster.accelerators}
-    same = names_of_same_sheet(profiles, [one.name for one in cluster.accelerators])
-    for name, profiled in same.items():
+def note_same_sheets(profiles: Profiles, cluster: Cluster) -> None:
+    """Note which accelerators of the cluster have profiles of another name, as their data sheet tells."""
+    for name, profiled in names_of_same_sheet(profiles, [one.name for one in cluster.accelerators]).items():
         note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
-    found = with_names(profiles, same)
-    own = tuple(layer for layer in found.layers if layer.accelerator in names)
-    return replace(found, layers=own) if own else found
 
 
 def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
@@ -64,8 +53,8 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     if others:
         return f"the profiles have layers of kind {_named(others)}, which this model lacks; check that they are of this model"
     shares: defaultdict[str, set[float]] = defaultdict(set)
-    for layer, ratio in _weight_ratios(profiles, training):
-        share = next((share for share in (1.0, *FORMATS) if abs(ratio / share - 1) <= TOLERANCE), None)
+    for layer, ratio in weight_ratios(profiles, training):
+        share = next((share for share in (1.0, *FORMATS) if abs(ratio / share - 1) <= WEIGHT_TOLERANCE), None)
         if share is None:
             return (
                 f"the profiles' {layer.kind} holds {layer.parameter_bytes} bytes of weights, {ratio:.3g} times those "
@@ -127,35 +116,9 @@ def _activations_mismatch(profiles: Profiles, training: Training) -> str | None:
     )
 
 
-def format_of(profiles: Profiles, training: Training, native: Dtype) -> Dtype:
-    """Return the format of profiled weights: where they take two bytes `native` or else float16, float32 otherwise."""
-    ratios = [ratio for _, ratio in _weight_ratios(profiles, training.in_format(Dtype.FLOAT32))]
-    if not ratios or abs(median(ratios) / min(FORMATS) - 1) > TOLERANCE:
-        return Dtype.FLOAT32
-    return native if native.num_bytes < Dtype.FLOAT32.num_bytes else Dtype.FLOAT16
-
-
 def _profiled_kinds(profiles: Profiles) -> list[str]:
     names = [layer.kind for layer in profiles.layers] + [one.kind for one in profiles.too_large]
     return list(dict.fromkeys(names))
-
-
-def _weight_ratios(profiles: Profiles, training: Training) -> Iterator[tuple[LayerProfile, float]]:
-    """Yield the ratio of profiled weight bytes to the model's, where both are known.
-
-    Kinds without tensor parallelism count at degree 1 only: the measured runtime may have sharded them (Megatron's
-    vocabulary).
-    """
-    kinds = {kind.name: kind for kind in training.model.kinds}
-    for layer in profiles.layers:
-        kind = kinds.get(layer.kind)
-        if kind is None:
-            continue
-        if layer.parameter_bytes and kind.parameters and (kind.is_tensor_parallel or layer.tensor_degree == 1):
-            yield (
-                layer,
-                layer.parameter_bytes / (kind.parameters_at(layer.tensor_degree) * training.model.dtype.num_bytes),
-            )
 
 
 def _named(kinds: Iterable[str]) -> str:

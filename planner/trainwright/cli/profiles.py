@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 import typer
 
 from trainwright.accelerators import best_format
+from trainwright.answer.question import check_model_size, estimate_from_data_sheets
 from trainwright.cli.framework import command
-from trainwright.cli.options import ANY_BATCH, check_model_size, read, runtime_of
+from trainwright.cli.options import ANY_BATCH, read, runtime_of
 from trainwright.cli.output import note, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
-from trainwright.library import estimate_from_data_sheets
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.training import RequestedDtype, Training

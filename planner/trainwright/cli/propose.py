@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwright import documents
+from trainwright.answer import Question, compose
+from trainwright.answer.formats import in_format, slow_format_of
 from trainwright.calibration import Trials
 from trainwright.cli.estimate import check_devices
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
@@ -17,7 +19,6 @@ from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, SearchOptions, read
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.cli.plan import find_in_formats
 from trainwright.cli.trials import check_measurements, read_trials
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
@@ -26,7 +27,6 @@ from trainwright.report.format_sentences import slow_format_fields, slow_sentenc
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.candidates import DeviceSymmetry
-from trainwright.search.format_search import in_format, slow_format_of
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
 MOST_CANDIDATES: Final = 500
@@ -131,12 +131,12 @@ def propose_trial(
     control = SearchControl()
     if choosing.candidates is None:
         with show_progress(f"searching with {planner}", search) as control:
-            found = find_in_formats(planner, inputs, problem, control, min(choosing.top, MOST_CANDIDATES))
+            found = compose(Question((problem,), planner, min(choosing.top, MOST_CANDIDATES)), control)
         problem, candidates = found.problem, found.candidates
     else:
         _refuse_limits(limits)
         candidates = _listed(choosing.candidates)
-        if inputs.searches_format and candidates[0].dtype is not None:
+        if problem.chooses_format and candidates[0].dtype is not None:
             problem = in_format(problem, candidates[0].dtype)
         check_devices((one.plan for one in candidates), problem, inputs, choosing.candidates)
     plans = _distinct(_in_format_of(problem, candidates), trials, problem)

@@ -69,7 +69,7 @@ def calibrate(
     problem = inputs.problem(_AS_TRIED, is_given=True)
     measured = read_trials(trials, inputs, problem.cost_context)
     check_devices((one.plan for one in measured.trials), problem, inputs, trials)
-    if inputs.searches_format:
+    if problem.chooses_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     try:
         found = fit(measured, problem.cost_context)
@@ -217,7 +217,7 @@ def trial(
     trace = written.trace
     check_writable(trace)
     planned = estimated_plan(plan_file, inputs.problem(_AS_TRIED, is_given=True), inputs)
-    problem, candidate = planned.problem, planned.candidates[0]
+    problem, candidate = planned.problem, planned.best
     plan, predicted = candidate.plan, candidate.estimate
     answer = _report_in(measured)
     _check_devices(answer, plan, measured)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -11,13 +11,14 @@ from rich.console import Group
 from rich.text import Text
 
 from trainwright import documents
+from trainwright.answer import Answer, Stop
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
 from trainwright.report import plan_summary, tables
 from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
-from trainwright.search import Candidate, Problem, SearchControl
+from trainwright.search import Candidate, Problem
 
 ALIKE = 0.0005
 """Relative difference below which a percentage prints as 0.0%."""
@@ -25,25 +26,24 @@ ALIKE = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """Result of one search; without a candidate, the reason.
+    """Result of one search; without an answer, the reason.
 
     Attributes:
-        problem: in the number format of the candidate.
-        stopped: `stopped_fields` of the search.
+        stopped: what ended the search before its end.
     """
 
     planner: str
     search_seconds: float
-    problem: Problem
-    candidate: Candidate | None
+    answer: Answer | None
     reason: str | None = None
-    stopped: Mapping[str, Any] = field(default_factory=dict)
+    stopped: Stop | None = None
 
     @property
     def seconds_per_row(self) -> float:
-        """Predicted seconds for one row of the batch; infinite without a candidate."""
-        found = self.candidate
-        return inf if found is None else found.estimate.iteration_seconds / found.plan.global_batch_size
+        """Predicted seconds for one row of the batch; infinite without an answer."""
+        if self.answer is None:
+            return inf
+        return self.answer.best.estimate.iteration_seconds / self.answer.best.plan.global_batch_size
 
 
 def work_bound_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
@@ -65,19 +65,19 @@ def _work_bound(candidate: Candidate, problem: Problem) -> float:
     return work_bound_seconds(problem.cost_context, problem.nodes, candidate.plan.global_batch_size)
 
 
-def stopped_sentences(control: SearchControl) -> list[str]:
+def stopped_sentences(stopped: Stop | None) -> list[str]:
     """Return a sentence if an interruption or the budget stopped the search, else nothing."""
-    if not control.budget_exhausted.is_set():
+    if stopped is None:
         return []
-    by = "interrupted" if control.interrupted.is_set() else "stopped by its budget"
+    by = "interrupted" if stopped is Stop.INTERRUPTION else "stopped by its budget"
     return [f"The search was {by}; it may have left better plans out."]
 
 
-def stopped_fields(control: SearchControl) -> dict[str, Any]:
+def stopped_fields(stopped: Stop | None) -> dict[str, Any]:
     """Return what stopped the search for JSON output; empty if it came to its end."""
-    if not control.budget_exhausted.is_set():
+    if stopped is None:
         return {}
-    return {"interrupted": True} if control.interrupted.is_set() else {"stopped_by_budget": True}
+    return {"interrupted": True} if stopped is Stop.INTERRUPTION else {"stopped_by_budget": True}
 
 
 def runner_up(candidates: Sequence[Candidate]) -> list[str]:
@@ -103,60 +103,60 @@ def _in_words(plan: Plan) -> tuple[str, str, str]:
     return f"{one} ({savings})" if savings else one, layers, batches
 
 
-def baseline_of(answers: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """Return the first row with a candidate, which the others are compared with."""
-    return next((answer for answer in answers if answer.candidate is not None), None)
+def baseline_of(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the first row with an answer, which the others are compared with."""
+    return next((row for row in rows if row.answer is not None), None)
 
 
-def comparison_fields(answers: Sequence[ComparisonRow], problem: Problem) -> dict[str, Any]:
+def comparison_fields(rows: Sequence[ComparisonRow], problem: Problem) -> dict[str, Any]:
     """Return the comparison for JSON output; `relative_seconds` are seconds per batch row over the baseline's."""
-    baseline = baseline_of(answers)
+    baseline = baseline_of(rows)
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
-        "planners": [_fields(answer, baseline) for answer in answers],
+        "planners": [_fields(row, baseline) for row in rows],
     }
 
 
-def _fields(answer: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any]:
-    candidate = answer.candidate
+def _fields(row: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any]:
     head = {
-        "planner": answer.planner,
-        "search_seconds": answer.search_seconds,
-        "reason": answer.reason,
-        **answer.stopped,
+        "planner": row.planner,
+        "search_seconds": row.search_seconds,
+        "reason": row.reason,
+        **stopped_fields(row.stopped),
     }
-    if candidate is None:
+    if row.answer is None:
         return head
+    problem, best = row.answer.problem, row.answer.best
     return {
         **head,
-        "predicted_seconds": candidate.estimate.iteration_seconds,
-        "relative_seconds": _relative(answer, baseline),
-        "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
-        **figure_fields(candidate, answer.problem),
-        **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
-        "price_per_row": candidate.price_per_row,
-        **work_bound_fields(candidate, answer.problem),
-        **error_range_fields(candidate, answer.problem),
-        "plan": documents.dump(candidate.plan),
+        "predicted_seconds": best.estimate.iteration_seconds,
+        "relative_seconds": _relative(row, baseline),
+        "peak_memory_bytes": best.estimate.peak_memory_bytes,
+        **figure_fields(best, problem),
+        **({} if best.dtype is None else {"dtype": best.dtype}),
+        "price_per_row": best.price_per_row,
+        **work_bound_fields(best, problem),
+        **error_range_fields(best, problem),
+        "plan": documents.dump(best.plan),
     }
 
 
-def _relative(answer: ComparisonRow, baseline: ComparisonRow | None) -> float:
+def _relative(row: ComparisonRow, baseline: ComparisonRow | None) -> float:
     """Return seconds per batch row over the baseline's."""
-    assert answer.candidate is not None
+    assert row.answer is not None
     assert baseline is not None
-    assert baseline.candidate is not None
-    own, other = answer.candidate, baseline.candidate
+    assert baseline.answer is not None
+    own, other = row.answer.best, baseline.answer.best
     return rows_per_second(other.plan, other.estimate) / rows_per_second(own.plan, own.estimate)
 
 
-def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Group:
+def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
     """Return a table with one row per search, then the work bound and why some searches found nothing."""
-    baseline = baseline_of(answers)
-    priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
-    batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}
-    batch_differs = not batches <= {problem.global_batch_size}
+    baseline = baseline_of(rows)
+    bests = [row.answer.best for row in rows if row.answer is not None]
+    priced = all(best.price_per_row is not None for best in bests)
+    batch_differs = not {best.plan.global_batch_size for best in bests} <= {problem.global_batch_size}
     columns = figure_columns(problem)[:-1]
     figures = new_table([("planner", "whole"), *((heading, "right") for heading, _ in columns)])
     searches = new_table(
@@ -170,35 +170,35 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
         ]
     )
     plans = new_table([("planner", "whole"), ("degrees", "whole")])
-    for answer in answers:
-        found = answer.candidate
-        if found is None:
-            add_row(figures, answer.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
-            add_row(searches, answer.planner, "", *[""] * (batch_differs + priced), _searched(answer), "", style="dim")
+    for row in rows:
+        if row.answer is None:
+            add_row(figures, row.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
+            add_row(searches, row.planner, "", *[""] * (batch_differs + priced), _searched(row), "", style="dim")
             continue
-        one = PlanFigures.of(found, answer.problem)
-        add_row(figures, answer.planner, *(cell(one) for _, cell in columns))
+        best = row.answer.best
+        of_plan = PlanFigures.of(best, row.answer.problem)
+        add_row(figures, row.planner, *(cell(of_plan) for _, cell in columns))
         add_row(
             searches,
-            answer.planner,
-            f"{_relative(answer, baseline):.1%}",
-            *([str(found.plan.global_batch_size)] if batch_differs else []),
-            *([tables.money(1000 * (found.price_per_row or 0.0))] if priced else []),
-            _searched(answer),
-            SHORT_FORMATS[one.dtype],
+            row.planner,
+            f"{_relative(row, baseline):.1%}",
+            *([str(best.plan.global_batch_size)] if batch_differs else []),
+            *([tables.money(1000 * (best.price_per_row or 0.0))] if priced else []),
+            _searched(row),
+            SHORT_FORMATS[of_plan.dtype],
         )
-        add_row(plans, answer.planner, plan_summary.lines(found.plan, problem.cluster)[0])
+        add_row(plans, row.planner, plan_summary.lines(best.plan, problem.cluster)[0])
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
     caption += f"; {FIGURES}; {plan_summary.DEGREES}"
     if priced:
         caption += f"; {COST}"
-    refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
+    refusals = [Text(f"{row.planner}: {row.reason}") for row in rows if row.reason is not None]
     cut_short = [
-        Text(f"{answer.planner}: stopped before its end; it may have left better plans out")
-        for answer in answers
-        if answer.stopped
+        Text(f"{row.planner}: stopped before its end; it may have left better plans out")
+        for row in rows
+        if row.stopped is not None
     ]
-    told = [Text(line) for line in _sentences(answers, baseline)]
+    told = [Text(line) for line in _sentences(rows)]
     return Group(
         titled(f"Planners compared{origin_words(problem)}", figures),
         searches,
@@ -212,25 +212,24 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
     )
 
 
-def _sentences(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:
+def _sentences(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return the fastest plan's error band and distance from the work bound."""
-    answered = [answer for answer in answers if answer.candidate is not None]
-    fastest = min(answered, key=lambda answer: _relative(answer, baseline), default=None)
     found: list[str] = []
-    if fastest is not None and fastest.candidate is not None:
+    fastest = min(rows, key=lambda row: row.seconds_per_row, default=None)
+    if fastest is not None and fastest.answer is not None:
         which = f"the plan of {fastest.planner}"
-        found += error_range_sentences(fastest.candidate, fastest.problem, which=which)
-        found += work_bound_sentences(fastest.candidate, fastest.problem, which=which)
+        found += error_range_sentences(fastest.answer.best, fastest.answer.problem, which=which)
+        found += work_bound_sentences(fastest.answer.best, fastest.answer.problem, which=which)
     return found
 
 
-def _searched(answer: ComparisonRow) -> str:
-    return tables.seconds(answer.search_seconds) + (" (stopped)" if answer.stopped else "")
+def _searched(row: ComparisonRow) -> str:
+    return tables.seconds(row.search_seconds) + ("" if row.stopped is None else " (stopped)")
 
 
-def refusal_sentence(answers: Sequence[ComparisonRow]) -> str:
+def refusal_sentence(rows: Sequence[ComparisonRow]) -> str:
     """Return one sentence on searches that all found no plan: what several of them say is said once."""
-    reasons = {answer.planner: answer.reason or "" for answer in answers}
+    reasons = {row.planner: row.reason or "" for row in rows}
     shared = []
     causes = {reason.partition("; ")[0] for reason in reasons.values()}
     if len(causes) == 1:

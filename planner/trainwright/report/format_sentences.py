@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trainwright.accelerators import PREFERRED, best_format, is_native
+from trainwright.answer import Answer, SlowFormat
 from trainwright.cluster import Cluster
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
-from trainwright.search.format_search import FormatAnswer, SlowFormat
 
 
-def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
+def format_sentences(answer: Answer, *, given: bool = False) -> list[str]:
     """Return a sentence on the number format of the first candidate, if it was chosen or is slow.
 
     `given`: the format alone was chosen, for a plan that the user gave.
@@ -73,7 +73,7 @@ def profile_sentences(candidate: Candidate, problem: Problem) -> list[str]:
     ]
 
 
-def format_fields(answer: FormatAnswer) -> dict[str, Any]:
+def format_fields(answer: Answer) -> dict[str, Any]:
     """Return the chosen number format, or the price of a slow one, for JSON output."""
     chosen = answer.candidates[0].dtype
     return {**slow_format_fields(answer.slow), **({} if chosen is None else {"dtype": chosen})}

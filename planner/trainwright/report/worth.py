@@ -8,12 +8,11 @@ from typing import Any
 
 from rich.console import Group
 
+from trainwright.answer import Baselines, NodeWorth
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright.report.units import SAME, money, seconds
 from trainwright.search import Candidate, Problem
-from trainwright.search.baselines import Baselines
-from trainwright.search.node_worth import NodeWorth
 
 
 def baseline_sentences(

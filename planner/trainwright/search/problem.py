@@ -48,7 +48,8 @@ class Limits:
     """Bounds of the plans; None means that model, profiles and devices alone bound them.
 
     Attributes:
-        memory_headroom_ratio: share of every device's memory that plans leave free.
+        memory_headroom_ratio: share of every device's memory that plans leave free; None where it is not stated, which is
+            none for a search, and `leaving_unknown_memory` for command line, operator and library.
         use_nodes: names of the only nodes that plans use; empty: all.
         spare: names of nodes or accelerators that plans do not use.
         expressible_by: capabilities of the trainer that has to run the plans; None: any plan.
@@ -57,7 +58,7 @@ class Limits:
     max_tensor_degree: int | None = None
     max_data_degree: int | None = None
     max_pipeline_degree: int | None = None
-    memory_headroom_ratio: float = 0.0
+    memory_headroom_ratio: float | None = None
     use_nodes: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     objective: Objective = Objective.TIME
@@ -68,13 +69,18 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= self.memory_headroom_ratio < 1:
+        if not 0 <= self.headroom < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
+
+    @property
+    def headroom(self) -> float:
+        """Share of every device's memory that plans leave free."""
+        return self.memory_headroom_ratio or 0.0
 
     @property
     def headroom_words(self) -> str:
         """Return ` with 8% of it left free`, for a sentence on memory; empty without head-room."""
-        return f" with {100 * self.memory_headroom_ratio:.6g}% of it left free" if self.memory_headroom_ratio else ""
+        return f" with {100 * self.headroom:.6g}% of it left free" if self.headroom else ""
 
     @property
     def dtypes(self) -> frozenset[Dtype]:
@@ -82,11 +88,13 @@ class Limits:
         return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes
 
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
-        """Return the limits with the default head-room of command line and operator: 0 where the runtime states the memory.
+        """Return the limits with the default head-room where none is stated: 0 where the runtime states the memory.
 
         It does if its constant bytes can be all that a process holds: calibration fits fewer to peaks of the allocator alone.
         What profiles measured is all of it on a single device, since processes that profile have no communicators.
         """
+        if self.memory_headroom_ratio is not None:
+            return self
         measured = {one.accelerator for one in runtime.process_bytes if one.held_bytes}
         is_measured = len(cluster.devices) == 1 and all(one.name in measured for one in cluster.accelerators)
         is_known = runtime.constant_bytes >= _LEAST_CONTEXT_BYTES or is_measured
@@ -139,6 +147,8 @@ class Problem:
 
     Attributes:
         global_batch_size: rows (samples) of one iteration (AMP's gbs).
+        chooses_format: whether an answer may be in another number format, as `dtype: auto` asks; a search by itself plans in
+            the model's.
     """
 
     cluster: Cluster
@@ -149,6 +159,7 @@ class Problem:
     optimizer: Optimizer = "adam"
     runtime: Runtime = field(default_factory=Runtime)
     preference: Preference = field(default_factory=Preference)
+    chooses_format: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -222,6 +233,10 @@ class Problem:
         vars(restricted)["cost_context"] = self.cost_context
         return restricted
 
+    def on_accelerator(self, accelerator: str) -> Problem:
+        """Return the problem on the nodes of one accelerator alone."""
+        return self.with_nodes([name for name in self.nodes if self.cluster.node(name).accelerator == accelerator])
+
     @cached_property
     def cost_context(self) -> CostContext:
         """Cost context of the problem, in which devices lack the memory that plans must leave free."""
@@ -229,7 +244,7 @@ class Problem:
 
     @property
     def _cluster_with_headroom(self) -> Cluster:
-        free = self.limits.memory_headroom_ratio
+        free = self.limits.headroom
         if not free:
             return self.cluster
         accelerators = tuple(

@@ -223,7 +223,8 @@ def test_tolerance_applies_to_the_planner_and_not_to_baselines(
         asked.setdefault(planner, problem.preference.tolerance)  # what nodes are worth is asked later, without one
         return run(planner, problem, **how)
 
-    monkeypatch.setattr(search_process, "run", spied)
+    for place in ("composition", "baselines"):
+        monkeypatch.setattr(f"trainwright.answer.{place}.run", spied)
     world = World(spec=spec_of(search={"planner": "Amp", **given}), search=search_process.search)
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert asked == {"amp": tolerance, "megatron": 0.0}

@@ -10,7 +10,6 @@ import pytest
 from trainwright.cluster import Cluster
 from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, run
 from trainwright.search.auto import search, seeds
-from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.galvatron.search import galvatron_bmw
 
 BRIEF = SearchControl(effort=0.1)
@@ -58,7 +57,7 @@ def test_galvatron_runs_on_each_accelerator_alone_too(
     problem = make_problem(layers=4, batch=8)
     asked(galvatron_bmw)
     found = list(seeds.warm_start_candidates(problem, SearchControl(), lambda: False))
-    parts = [problem, *(on_one_accelerator(problem, name) for name in ("emulated-fast", "emulated-slow"))]
+    parts = [problem, *(problem.on_accelerator(name) for name in ("emulated-fast", "emulated-slow"))]
     assert found == [one for part in parts for one in galvatron_bmw(part, SearchControl(), 2)[:2]]
 
 

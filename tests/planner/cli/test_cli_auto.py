@@ -14,6 +14,7 @@ from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
+from trainwright.answer import Stop
 from trainwright.cli import app
 from trainwright.cluster import Accelerator, Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
@@ -330,11 +331,7 @@ def test_plan_reports_when_the_budget_stopped_the_search(
     assert "The search was stopped by its budget" in planned
     ample = json.loads(answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "600", "--output", "json")))
     assert "stopped_by_budget" not in ample
-    show(
-        comparison_table(
-            [ComparisonRow("ours", 1.0, problem, None, "nothing here", stopped={"interrupted": True})], problem
-        )
-    )
+    show(comparison_table([ComparisonRow("ours", 1.0, None, "nothing here", Stop.INTERRUPTION)], problem))
     assert "1 s (stopped)" in capsys.readouterr().out
 
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.answer import SlowFormat
 from trainwright.cli import app
 from trainwright.documents import dumps
 from trainwright.families import Gpt
@@ -19,7 +20,6 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.report import slow_sentence
-from trainwright.search.format_search import SlowFormat
 from trainwright.worker_api import TrialReport
 
 MODEL = """

@@ -12,13 +12,13 @@ from typer.testing import CliRunner, Result
 
 from trainwright import documents
 from trainwright.accelerators import cluster_of
+from trainwright.answer.baselines import heuristic_plans
 from trainwright.calibration import Trial, Trials
 from trainwright.cli import app
 from trainwright.plan import Plan
 from trainwright.report.plan_figures import PlanFigures
 from trainwright.report.units import seconds
 from trainwright.search import Problem, run
-from trainwright.search.baselines import baselines
 from trainwright.throughput import throughput
 from trainwright.worker_api import RankMemory, TrialReport
 
@@ -121,7 +121,7 @@ def test_figures_are_those_of_the_throughput(make_problem: Callable[..., Problem
 
 def test_baselines_are_the_heuristic_on_all_devices_and_on_equal_ones(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
-    found = baselines(problem)
+    found = heuristic_plans([problem], 1)
     assert found.of_all == run("megatron", problem, top=1)[0]
     assert found.of_equal is not None
     assert {problem.cluster.node(node).accelerator for node in found.of_equal.plan.nodes} == {found.accelerator}
@@ -133,7 +133,7 @@ def test_baselines_are_the_heuristic_on_all_devices_and_on_equal_ones(make_probl
 def test_cluster_of_equal_devices_has_one_baseline(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., object]
 ) -> None:
-    found = baselines(make_problem(make_cluster([("fast", 2), ("fast", 2)])))
+    found = heuristic_plans([make_problem(make_cluster([("fast", 2), ("fast", 2)]))], 1)
     assert (found.of_equal, found.accelerator) == (None, None)
 
 

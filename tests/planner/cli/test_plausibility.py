@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.answer.question import estimate_from_data_sheets
 from trainwright.cli.plausibility import check_rates, rate_warning
 from trainwright.documents import DocumentError
 from trainwright.families import Llama
 from trainwright.layer import Dtype
-from trainwright.library import estimate_from_data_sheets
 from trainwright.profiles import Profiles
 from trainwright.training import Training
 

@@ -11,10 +11,10 @@ import galvatron_oracle as oracle
 import numpy as np
 import pytest
 
+from trainwright.answer.batch_size import best_batch_size
 from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, NoFeasiblePlan, SearchControl
-from trainwright.search.batch_size import best_batch_size
 from trainwright.search.galvatron.balanced_partition import PartitionTables, best_partition
 from trainwright.search.galvatron.galvatron_model import estimate_seconds
 from trainwright.search.galvatron.partition_search import SplitTables, memory_balanced_partition

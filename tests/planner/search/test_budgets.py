@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from trainwright.answer.baselines import heuristic_plans
+from trainwright.answer.node_worth import node_worths
 from trainwright.cluster import Cluster
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl, SearchProgress
 from trainwright.search.alpa.micro_batch_search import MicroBatchSearch
-from trainwright.search.baselines import baselines
 from trainwright.search.galvatron.partition_search import SplitTables
-from trainwright.search.node_worth import node_worths
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_search_that_is_faster_without_nodes_is_not_hidden(problem: Problem) -> 
 def test_auto_is_never_slower_than_the_heuristic_on_the_best_part(make_problem: Callable[..., Problem]) -> None:
     for batch in (4, 16, 64):
         problem = make_problem(batch=batch)
-        heuristic = baselines(problem).better
+        heuristic = heuristic_plans([problem], 1).better
         assert heuristic is not None
         found = SEARCHES["auto"](problem, spent(), 1)[0]
         assert found.estimate.iteration_seconds <= heuristic.estimate.iteration_seconds

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
+from trainwright.answer import NodeWorth
 from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Position
 from trainwright.cluster import Node
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
-from trainwright.search.node_worth import NodeWorth
 from trainwright_operator.api.frameworks import FrameworkSpec
 
 BASELINE_COUNT = 2

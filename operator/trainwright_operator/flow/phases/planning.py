@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from trainwright import documents
-from trainwright.search.node_worth import NodeWorth
+from trainwright.answer import NodeWorth
 from trainwright.worker_api import Progress
 from trainwright_operator.api.spec import AUTO, Baseline
 from trainwright_operator.api.status import ConfigMapReference, NodeWorthStatus, TrainingPlanStatus, UnlimitedStatus

@@ -38,7 +38,6 @@ from trainwright.search.auto.neighbourhood.strategy_moves import other_schedules
 from trainwright.search.auto.search_state import PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState, max_evaluations
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
-from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first, fitting_candidate
 from trainwright.search.degrees import divisors
 from trainwright.search.megatron import megatron, megatron_candidates
@@ -96,7 +95,7 @@ def _try_megatron_on_each_accelerator(state: SearchState) -> None:
     names = state.problem.accelerators
     for name in names if len(names) > 1 else ():
         with suppress(NoFeasiblePlan):
-            state.evaluator.add(megatron(on_one_accelerator(state.problem, name), SearchControl(), 1)[0])
+            state.evaluator.add(megatron(state.problem.on_accelerator(name), SearchControl(), 1)[0])
 
 
 def _try_memory_first_plans(state: SearchState) -> None:

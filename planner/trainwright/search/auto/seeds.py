@@ -9,7 +9,6 @@ from trainwright.cost.network import node_classes
 from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
-from trainwright.search.baselines import on_one_accelerator
 from trainwright.search.galvatron.search import galvatron_bmw
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
@@ -104,7 +103,7 @@ def _applicable_searches(problem: Problem) -> Iterator[tuple[Search, Problem]]:
         applicable = [search for search, most in WARM_START_SEARCHES if len(problem.devices) <= most]
         yield from ((search, problem) for search in applicable)
         if galvatron_bmw in applicable and len(problem.accelerators) > 1:
-            parts = (on_one_accelerator(problem, name) for name in problem.accelerators)
+            parts = (problem.on_accelerator(name) for name in problem.accelerators)
             yield from ((galvatron_bmw, part) for part in parts if len(part.devices) > 1)
 
 

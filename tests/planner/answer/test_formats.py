@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.accelerators import best_format, cluster_of, estimate_profiles, format_choices, is_native
+from trainwright.answer.formats import in_format, search_formats, search_problems, slow_format, slow_format_of
 from trainwright.exports import TARGETS
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
@@ -16,7 +17,6 @@ from trainwright.model import Model
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
-from trainwright.search.format_search import in_format, search_formats, search_problems, slow_format, slow_format_of
 
 FLOAT32, FLOAT16, BFLOAT16 = Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16
 V100, T4, A100 = "Tesla-V100-SXM2-16GB", "Tesla-T4", "NVIDIA-A100-SXM4-40GB"
@@ -80,7 +80,7 @@ def test_only_formats_of_the_trainer_are_searched(
 def test_plans_without_the_limit_to_one_trainer_may_be_in_a_format_that_it_lacks() -> None:
     problem = problem_in(FLOAT32, {"p3.8xlarge": 1}, batch=256)
     limited = replace(problem, limits=Limits(expressible_by=TORCHTITAN))
-    found = search_formats(limited, megatron, SearchControl(), 3)
+    found = search_formats([limited], megatron, SearchControl(), 3)
     in_half = megatron(in_format(problem, FLOAT16))[0].estimate.iteration_seconds
     assert {one.dtype for one in found.candidates} == {FLOAT32}
     assert {one.unlimited_seconds for one in found.candidates} == {in_half}
@@ -94,7 +94,7 @@ def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines
     cluster = cluster_of(counts)
     find = Counted()
     answer = search_formats(
-        problem_in(best_format([one.name for one in cluster.accelerators]), counts), find, SearchControl(), 3
+        [problem_in(best_format([one.name for one in cluster.accelerators]), counts)], find, SearchControl(), 3
     )
     best = answer.candidates[0]
     assert best.dtype is not None
@@ -114,7 +114,7 @@ def test_plan_on_ampere_alone_is_in_bfloat16_although_the_pool_has_other_devices
     mixed = problem_in(FLOAT16, MIXED)
     (ampere,) = (node.name for node in mixed.cluster.nodes if node.accelerator == A100)
     answer = search_formats(
-        mixed, lambda one, control: [*megatron(one.with_nodes([ampere])), *megatron(one)], SearchControl()
+        [mixed], lambda one, control: [*megatron(one.with_nodes([ampere])), *megatron(one)], SearchControl()
     )
     assert {candidate.dtype for candidate in answer.candidates if candidate.plan.nodes == (ampere,)} == {BFLOAT16}
     assert FLOAT16 in {candidate.dtype for candidate in answer.candidates}
@@ -251,10 +251,10 @@ def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> 
         return megatron(one, control)
 
     with pytest.raises(NoFeasiblePlan, match="too large"):
-        search_formats(problem, find, SearchControl())
+        search_formats([problem], find, SearchControl())
     accelerators = tuple(replace(one, memory_bytes=10**9) for one in problem.cluster.accelerators)
     scarce = replace(problem, cluster=replace(problem.cluster, accelerators=accelerators))
-    assert search_formats(scarce, find, SearchControl()).candidates[0].dtype is FLOAT32
+    assert search_formats([scarce], find, SearchControl()).candidates[0].dtype is FLOAT32
 
 
 @pytest.mark.parametrize("runtime", [Runtime(), runtime_preset("torchtitan").runtime])

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from trainwright.bounds import Count, IterationSeconds
-from trainwright.search.problem import NoFeasiblePlan, Problem, SearchControl
+from trainwright.answer.answer import NodeWorth
+from trainwright.search import NoFeasiblePlan, Problem, SearchControl
 
 FindWithout = Callable[[str, SearchControl], float]
 """Search without an accelerator; returns the seconds of the best plan, or raises NoFeasiblePlan."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeWorth:
-    """Answer without the nodes of one accelerator.
-
-    Attributes:
-        without_seconds: iteration of the best plan without them; None if none fits.
-        slowdown: share by which that is longer than with them; None if none fits. Below 0 where the search found a faster plan
-            without them, which it may if its budget ends it.
-        price_per_hour: of all of them; None if it is not known.
-    """
-
-    accelerator: str
-    devices: Count
-    without_seconds: IterationSeconds | None
-    slowdown: float | None
-    price_per_hour: float | None
 
 
 def node_worths(

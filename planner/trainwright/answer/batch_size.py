@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
+from trainwright.answer.answer import BatchSizes
+from trainwright.search import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STEP = 8
 """Step of batch sizes, as in the paper's tables."""
@@ -18,15 +19,6 @@ REFINED_SIZES = 8
 """Divisor of the best size that gives the step of the refinement around it."""
 
 
-@dataclass(frozen=True)
-class BatchSize:
-    """Best batch size, its candidates (best first), and samples per second of every size tried, ascending."""
-
-    global_batch_size: int
-    candidates: tuple[Candidate, ...]
-    samples_per_second: tuple[tuple[int, float], ...]
-
-
 def best_batch_size(  # noqa: PLR0913 - a search's arguments and the range
     problem: Problem,
     search: Search,
@@ -35,8 +27,10 @@ def best_batch_size(  # noqa: PLR0913 - a search's arguments and the range
     *,
     step: int = STEP,
     largest: int = MAX_BATCH_SIZE,
-) -> BatchSize:
-    """Return the multiple of `step` up to `largest` with the most samples per second, whatever the problem's batch size.
+) -> tuple[list[Candidate], BatchSizes]:
+    """Return the candidates of the multiple of `step` up to `largest` with the most samples per second, best first.
+
+    The problem's batch size does not matter.
 
     The paper raises the batch by the step until memory is exhausted. Since small micro-batches let large batches fit,
     throughput levels off long before: sizes double while that pays, then sizes around the best are tried. Every size has an
@@ -95,7 +89,8 @@ class _Climb:
             self.candidates_by_size[size] = tried
         return self._throughput_of(size)
 
-    def result(self) -> BatchSize:
+    def result(self) -> tuple[list[Candidate], BatchSizes]:
         assert self.best is not None
         rates = tuple((size, self._throughput_of(size)) for size in sorted(self.candidates_by_size))
-        return BatchSize(self.best, tuple(self.candidates_by_size[self.best]), rates)
+        may_grow = self.control.expired() and self.best == rates[-1][0]
+        return self.candidates_by_size[self.best], BatchSizes(self.best, rates, may_grow)
