@@ -67,10 +67,11 @@ def search(request: PlanningRequest) -> str:
 def _slow_words(answer: Answer) -> str:
     if answer.slow is None:
         return ""
-    from trainwright.report import slow_sentence  # noqa: PLC0415 - tables are slow to import, and rarely needed
+    from trainwright.report import slow_format  # noqa: PLC0415 - tables are slow to import, and rarely needed
 
     cluster = answer.problem.cluster
-    return slow_sentence(answer.slow, cluster, cluster.accelerators_of(answer.best.plan.nodes)).removesuffix(".")
+    (sentence,) = slow_format(answer.slow, cluster, cluster.accelerators_of(answer.best.plan.nodes)).sentences
+    return sentence.removesuffix(".")
 
 
 def _question(request: PlanningRequest) -> Question:

@@ -59,21 +59,19 @@ def compare(  # noqa: PLR0913 - one group of options each
         with show_progress(f"searching with {fastest.planner}", search) as control:
             answer = with_price(question, answer, control)
     answer = with_baselines(question, answer)
+    beside = report.heuristic(answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}")
     if output is Output.JSON:
         show_json(
             {
                 **report.comparison_fields(rows, problem),
-                **report.format_fields(answer),
-                **report.baseline_fields(answer.best, answer.baselines),
+                **report.number_format(answer).fields,
+                **beside.fields,
             }
         )
     else:
         show(
             report.comparison_table(rows, problem),
-            *report.format_sentences(answer),
-            *report.baseline_sentences(
-                answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}"
-            ),
+            *report.sentences(report.number_format(answer), beside),
         )
     end_if_interrupted(control)
 

@@ -82,11 +82,11 @@ def estimate(
                 **report.figure_fields(answer.best, problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
-                "idle_devices": report.idle_devices(given, problem.cluster),
+                **report.idle_devices(given, problem.cluster).fields,
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
                 "breakdown": report.breakdown_fields(found),
-                **report.error_range_fields(answer.best, problem),
-                **report.format_fields(answer),
+                **report.expected_range(answer.best, problem).fields,
+                **report.number_format(answer).fields,
                 **report.origin_fields(problem),
             }
         )
@@ -102,9 +102,11 @@ def _show(answer: Answer, of_paper: list[str]) -> None:
     reason = candidate.estimate.reason
     show(
         *of_paper,
-        *report.idle_sentences(candidate.plan, problem.cluster),
-        *report.error_range_sentences(candidate, problem),
-        *report.format_sentences(answer, given=True),
+        *report.sentences(
+            report.idle_devices(candidate.plan, problem.cluster),
+            report.expected_range(candidate, problem),
+            report.number_format(answer, given=True),
+        ),
         *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),
     )
 

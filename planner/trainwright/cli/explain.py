@@ -68,22 +68,22 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             answer = compose(question, control)
         note_batch_sizes(answer)
         problem, candidates = answer.problem, answer.candidates
-        behind = [
-            *report.format_sentences(answer),
-            *report.runner_up(candidates),
-            *report.preference_sentences(candidates, problem),
-            *report.unlimited_sentences(candidates[0]),
-            *report.work_bound_sentences(candidates[0], problem),
-            *report.stopped_sentences(answer.stopped),
+        further = [
+            report.number_format(answer),
+            report.runner_up(candidates),
+            report.preferred(candidates, problem),
+            report.unlimited(candidates[0]),
+            report.work_bound(candidates[0], problem),
+            report.cut_short(answer.stopped),
         ]
     else:
         answer = estimated_plan(plan_file, problem, inputs)
-        behind = report.format_sentences(answer, given=True)
+        further = [report.number_format(answer, given=True)]
     problem, plan, estimate = answer.problem, answer.best.plan, answer.best.estimate
     told = report.Explanation.of(problem, plan, estimate)
-    sentences = [*told.sentences(), *report.error_range_sentences(answer.best, problem), *behind]
+    sentences = [*told.sentences(), *report.sentences(report.expected_range(answer.best, problem), *further)]
     if output is Output.JSON:
-        show_json({**_fields(told, sentences), **report.format_fields(answer)})
+        show_json({**_fields(told, sentences), **report.number_format(answer).fields})
     else:
         picture = report.timeline(told.tracks, estimate.iteration_seconds, screen().width)
         spaced = "\n".join(sentences)
@@ -109,7 +109,7 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
         "bottleneck_stage": told.bottleneck,
         "stages": stages,
         "critical_device": str(estimate.critical_device),
-        **report.error_range_fields(Candidate(told.plan, estimate), told.problem),
+        **report.expected_range(Candidate(told.plan, estimate), told.problem).fields,
         "breakdown": report.breakdown_fields(estimate),
         **report.origin_fields(told.problem),
         "plan": documents.dump(told.plan),

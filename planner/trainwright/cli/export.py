@@ -178,13 +178,13 @@ def export(
     show(*report.export_sentences(found.target.software, found.lost, found.price), to_error=into is None)
     if found.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
-        idle = report.idle_sentences(found.plan, found.price.problem.cluster)
-        band = report.error_range_sentences(found.price.exported, found.price.problem)
-        formats = [] if found.formats is None else report.format_sentences(found.formats, given=True)
+        told = report.sentences(
+            report.idle_devices(found.plan, found.price.problem.cluster),
+            report.expected_range(found.price.exported, found.price.problem),
+            *([] if found.formats is None else [report.number_format(found.formats, given=True)]),
+        )
         show(
-            *idle,
-            *band,
-            *formats,
+            *told,
             *found.missing_kernels,
             *others,
             report.export_table(found.price),
@@ -284,7 +284,11 @@ def _fields(found: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
         "lost": list(found.lost),
         **price,
         **dtype,
-        **({} if found.formats is None else report.slow_format_fields(found.formats.slow)),
+        **(
+            {}
+            if found.formats is None
+            else report.slow_format(found.formats.slow, found.formats.problem.cluster).fields
+        ),
         "plan": documents.dump(found.plan),
         "files": {one.name: one.text for one in files},
     }

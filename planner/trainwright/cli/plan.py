@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.answer import Answer, Question, Stop, compose
+from trainwright.answer import Answer, Question, compose
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import (
@@ -82,13 +82,13 @@ def _fields(planner: str, answer: Answer) -> dict[str, Any]:
     return {
         "planner": planner,
         "search_seconds": answer.search_seconds,
-        **report.stopped_fields(answer.stopped),
-        **report.work_bound_fields(best, problem),
-        **report.error_range_fields(best, problem),
-        **report.format_fields(answer),
-        **report.baseline_fields(best, answer.baselines),
-        **report.unlimited_fields(best),
-        **(report.worth_fields(answer.node_worths) if answer.node_worths else {}),
+        **report.cut_short(answer.stopped).fields,
+        **report.work_bound(best, problem).fields,
+        **report.expected_range(best, problem).fields,
+        **report.number_format(answer).fields,
+        **report.heuristic(best, answer.baselines, problem).fields,
+        **report.unlimited(best).fields,
+        **report.node_worth(answer).fields,
         **candidate_fields(answer.candidates, problem),
     }
 
@@ -101,33 +101,19 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         show("", _front(candidates, shown.top))
     if answer.node_worths:
         show("", report.worth_table(answer.node_worths, problem))
-    sentences = [
-        *report.error_range_sentences(best, problem),
-        *report.format_sentences(answer),
-        *report.profile_sentences(best, problem),
-        *report.baseline_sentences(best, answer.baselines, problem),
-        *report.preference_sentences(candidates, problem),
-        *report.unlimited_sentences(best),
-        *report.work_bound_sentences(best, problem),
-        *report.stopped_sentences(answer.stopped),
-        *(_node_worth_sentences(answer) if shown.node_worth else []),
-    ]
-    if sentences:
-        show("", *sentences)
-
-
-def _node_worth_sentences(answer: Answer) -> list[str]:
-    """Say what the budget cut off: half of it is for the plan itself, and what is left for the worth of nodes."""
-    names, known = answer.problem.accelerators, {one.accelerator for one in answer.node_worths}
-    missing = [name for name in names if name not in known]
-    told = []
-    if answer.stopped is Stop.BUDGET:
-        told.append("Half of its budget is for --node-worth.")
-    if missing and len(names) > 1:
-        told.append(
-            f"The time did not suffice to say what {' and '.join(missing)} are worth; give more --budget-seconds."
-        )
-    return told
+    told = report.sentences(
+        report.expected_range(best, problem),
+        report.number_format(answer),
+        report.slow_layers(best, problem),
+        report.heuristic(best, answer.baselines, problem),
+        report.preferred(candidates, problem),
+        report.unlimited(best),
+        report.work_bound(best, problem),
+        report.cut_short(answer.stopped),
+        *([report.node_worth(answer)] if shown.node_worth else []),
+    )
+    if told:
+        show("", *told)
 
 
 def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
@@ -169,4 +155,4 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
         }
         for number, candidate in enumerate(candidates, 1)
     ]
-    return {**report.origin_fields(problem), **report.running_fields(running), "candidates": ranked}
+    return {**report.origin_fields(problem), **report.preferred(candidates, problem).fields, "candidates": ranked}

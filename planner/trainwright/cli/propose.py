@@ -23,7 +23,7 @@ from trainwright.cli.trials import check_measurements, read_trials
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
-from trainwright.report.format_sentences import slow_format_fields, slow_sentence
+from trainwright.report import slow_format
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.candidates import DeviceSymmetry
@@ -146,13 +146,11 @@ def propose_trial(
     if choosing.write_plan is not None:
         _write(answer, study, choosing.write_plan)
     chosen = _chosen(answer)
-    slow = None if chosen is None else slow_format_of(problem, study.plans[chosen])
+    slow = slow_format(None if chosen is None else slow_format_of(problem, study.plans[chosen]), problem.cluster)
     if choosing.output is Output.JSON:
-        show_json({**proposal_fields(answer, study, problem), **slow_format_fields(slow)})
+        show_json({**proposal_fields(answer, study, problem), **slow.fields})
     else:
-        show(proposal_report(answer, study, problem, rule))
-        if slow is not None:
-            show(slow_sentence(slow, problem.cluster))
+        show(proposal_report(answer, study, problem, rule), *slow.sentences)
     end_if_interrupted(control)
 
 

@@ -233,10 +233,10 @@ def trial(
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json({**report.trial_fields(found, answer, candidate, problem), **report.format_fields(planned)})
+        show_json({**report.trial_fields(found, answer, candidate, problem), **report.number_format(planned).fields})
         return
     show(report.trial_table(found, answer, candidate, problem))
-    show(*report.error_range_sentences(candidate, problem), *report.format_sentences(planned, given=True))
+    show(*report.sentences(report.expected_range(candidate, problem), report.number_format(planned, given=True)))
     if timeline is None:
         note("the trial recorded no timeline")
         return

@@ -15,8 +15,9 @@ from trainwright.answer import Answer, Stop
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
 from trainwright.report import plan_summary, tables
-from trainwright.report.error_range import error_range_fields, error_range_sentences
+from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
+from trainwright.report.remark import Remark, sentences
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.search import Candidate, Problem
 
@@ -46,44 +47,31 @@ class ComparisonRow:
         return self.answer.best.estimate.iteration_seconds / self.answer.best.plan.global_batch_size
 
 
-def work_bound_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
-    """Return the work bound of the candidate's batch for JSON output."""
-    return {"work_bound_seconds": _work_bound(candidate, problem)}
-
-
-def work_bound_sentences(candidate: Candidate, problem: Problem, *, which: str = "this plan") -> list[str]:
-    """Return one sentence on the candidate's distance from the work bound; none where no layer takes time."""
-    bound = _work_bound(candidate, problem)
+def work_bound(candidate: Candidate, problem: Problem, *, which: str = "this plan") -> Remark:
+    """Return the candidate's distance from the work bound of its batch; no sentence where no layer takes time."""
+    bound = work_bound_seconds(problem.cost_context, problem.nodes, candidate.plan.global_batch_size)
+    fields = {"work_bound_seconds": bound}
     if bound <= 0:
-        return []
+        return Remark(fields=fields)
     times = candidate.estimate.iteration_seconds / bound
     least = f"If every device computed all the time, an iteration would take {tables.seconds(bound)}"
-    return [f"{least}; {which} takes {times:.2f} times that."]
+    return Remark((f"{least}; {which} takes {times:.2f} times that.",), fields)
 
 
-def _work_bound(candidate: Candidate, problem: Problem) -> float:
-    return work_bound_seconds(problem.cost_context, problem.nodes, candidate.plan.global_batch_size)
-
-
-def stopped_sentences(stopped: Stop | None) -> list[str]:
-    """Return a sentence if an interruption or the budget stopped the search, else nothing."""
+def cut_short(stopped: Stop | None) -> Remark:
+    """Return what stopped the search; nothing if it came to its end."""
     if stopped is None:
-        return []
-    by = "interrupted" if stopped is Stop.INTERRUPTION else "stopped by its budget"
-    return [f"The search was {by}; it may have left better plans out."]
+        return Remark()
+    if stopped is Stop.INTERRUPTION:
+        return Remark(("The search was interrupted; it may have left better plans out.",), {"interrupted": True})
+    told = "The search was stopped by its budget; it may have left better plans out."
+    return Remark((told,), {"stopped_by_budget": True})
 
 
-def stopped_fields(stopped: Stop | None) -> dict[str, Any]:
-    """Return what stopped the search for JSON output; empty if it came to its end."""
-    if stopped is None:
-        return {}
-    return {"interrupted": True} if stopped is Stop.INTERRUPTION else {"stopped_by_budget": True}
-
-
-def runner_up(candidates: Sequence[Candidate]) -> list[str]:
+def runner_up(candidates: Sequence[Candidate]) -> Remark:
     """Return a sentence on how much longer the second candidate takes than the first; none without a second."""
     if len(candidates) < 2:
-        return []
+        return Remark()
     first, second = candidates[:2]
     later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
     told, other = _in_words(first.plan), _in_words(second.plan)
@@ -92,7 +80,7 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
     else:
         what = f"{other[0]} with layers {other[1]}"
     slower = "takes about as long" if abs(later) < ALIKE else f"takes {later:.1%} longer"
-    return [f"The next best plan, {what}, {slower}."]
+    return Remark((f"The next best plan, {what}, {slower}.",))
 
 
 def _in_words(plan: Plan) -> tuple[str, str, str]:
@@ -123,7 +111,7 @@ def _fields(row: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any
         "planner": row.planner,
         "search_seconds": row.search_seconds,
         "reason": row.reason,
-        **stopped_fields(row.stopped),
+        **cut_short(row.stopped).fields,
     }
     if row.answer is None:
         return head
@@ -136,8 +124,8 @@ def _fields(row: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any
         **figure_fields(best, problem),
         **({} if best.dtype is None else {"dtype": best.dtype}),
         "price_per_row": best.price_per_row,
-        **work_bound_fields(best, problem),
-        **error_range_fields(best, problem),
+        **work_bound(best, problem).fields,
+        **expected_range(best, problem).fields,
         "plan": documents.dump(best.plan),
     }
 
@@ -193,7 +181,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
     if priced:
         caption += f"; {COST}"
     refusals = [Text(f"{row.planner}: {row.reason}") for row in rows if row.reason is not None]
-    cut_short = [
+    unfinished = [
         Text(f"{row.planner}: stopped before its end; it may have left better plans out")
         for row in rows
         if row.stopped is not None
@@ -208,19 +196,17 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
         Text(caption, style="dim"),
         *told,
         *refusals,
-        *cut_short,
+        *unfinished,
     )
 
 
 def _sentences(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return the fastest plan's error band and distance from the work bound."""
-    found: list[str] = []
     fastest = min(rows, key=lambda row: row.seconds_per_row, default=None)
-    if fastest is not None and fastest.answer is not None:
-        which = f"the plan of {fastest.planner}"
-        found += error_range_sentences(fastest.answer.best, fastest.answer.problem, which=which)
-        found += work_bound_sentences(fastest.answer.best, fastest.answer.problem, which=which)
-    return found
+    if fastest is None or fastest.answer is None:
+        return []
+    best, problem, which = fastest.answer.best, fastest.answer.problem, f"the plan of {fastest.planner}"
+    return sentences(expected_range(best, problem, which=which), work_bound(best, problem, which=which))
 
 
 def _searched(row: ComparisonRow) -> str:

@@ -1,17 +1,16 @@
-"""Error band of an answer, for estimated and for measured profiles: sentences for people, fields for programs."""
+"""Error band of an answer, for estimated and for measured profiles."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainwright.error_bands import MEAN_MEASURED_ERROR, scarce_runs
 from trainwright.report.plan_summary import short_names
+from trainwright.report.remark import Remark
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
 from trainwright.search.candidates import band_of_estimates
 
 
-def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str = "") -> list[str]:
+def expected_range(candidate: Candidate, problem: Problem, *, which: str = "") -> Remark:
     """Return the range in which the iteration is expected, and the runs that it comes from; the mean error if it was measured.
 
     A second sentence names the accelerators of the plan that few or none of these runs used. `which` names the plan where
@@ -20,18 +19,28 @@ def error_range_sentences(candidate: Candidate, problem: Problem, *, which: str 
     band = band_of_estimates(candidate, problem)
     if band is None:
         these = "; these profiles are estimated" if problem.profiles.origin == "estimated" else ""
-        return [
-            f"With measured profiles, predictions were {MEAN_MEASURED_ERROR:.1%} off on average (on emulated devices){these}."
-        ]
-    least, greatest = map(seconds, band.range_of(candidate.estimate.iteration_seconds))
+        measured = (
+            f"With measured profiles, predictions were {MEAN_MEASURED_ERROR:.1%} off on average (on emulated devices)"
+        )
+        return Remark((f"{measured}{these}.",), {"mean_error": MEAN_MEASURED_ERROR})
+    least, greatest = band.range_of(candidate.estimate.iteration_seconds)
+    scarce = scarce_runs(band, problem.cluster.accelerators_of(candidate.plan.nodes))
     plans = f" of {band.plan} plans" if band.plan else ""
     where = f" on {band.generation} GPUs" if band.generation else ""
     of = f" of {which}" if which else ""
-    runs = f"8 of 10 published runs{plans}{where} ({band.runs} in all)"
-    return [
-        f"Estimated from data sheets: {least} to {greatest} an iteration{of}, as {runs}.",
-        *_scarce(scarce_runs(band, problem.cluster.accelerators_of(candidate.plan.nodes)), problem),
-    ]
+    expected = f"Estimated from data sheets: {seconds(least)} to {seconds(greatest)} an iteration{of}"
+    return Remark(
+        (f"{expected}, as 8 of 10 published runs{plans}{where} ({band.runs} in all).", *_scarce(scarce, problem)),
+        {
+            "estimated_range": {
+                "least_seconds": least,
+                "greatest_seconds": greatest,
+                "published_runs": band.runs,
+                **({"published_generation": band.generation} if band.generation else {}),
+                **({"scarce_runs": scarce} if scarce else {}),
+            }
+        },
+    )
 
 
 def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
@@ -41,21 +50,3 @@ def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
     names = short_names(problem.cluster)
     told = ", ".join(f"{count or 'none'} on the {names[name]}'s generation" for name, count in runs.items())
     return [f"Such runs are few on GPUs of this plan ({told}): the error there may be larger."]
-
-
-def error_range_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
-    """Return the range in which the iteration is expected for JSON output; the mean error if profiles were measured."""
-    band = band_of_estimates(candidate, problem)
-    if band is None:
-        return {"mean_error": MEAN_MEASURED_ERROR}
-    least, greatest = band.range_of(candidate.estimate.iteration_seconds)
-    scarce = scarce_runs(band, problem.cluster.accelerators_of(candidate.plan.nodes))
-    return {
-        "estimated_range": {
-            "least_seconds": least,
-            "greatest_seconds": greatest,
-            "published_runs": band.runs,
-            **({"published_generation": band.generation} if band.generation else {}),
-            **({"scarce_runs": scarce} if scarce else {}),
-        }
-    }

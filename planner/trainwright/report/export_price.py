@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainwright.accelerators import data_sheet, has_data_sheet
 from trainwright.layer import Attention
-from trainwright.report.error_range import error_range_fields
+from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.plan_summary import lines, savings, short_names
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
@@ -85,7 +85,7 @@ class ExportPrice:
             "peak_memory_bytes": self.exported.estimate.peak_memory_bytes,
             "feasible": self.exported.estimate.feasible,
             "reason": self.exported.estimate.reason,
-            **error_range_fields(self.exported, self.problem),
+            **expected_range(self.exported, self.problem).fields,
         }
 
 

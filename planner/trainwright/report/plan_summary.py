@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_batches, format_degrees, format_range
+from trainwright.report.remark import Remark
 
 DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
 BATCHES = "batches: rows of a micro-batch on one replica × micro-batches"
@@ -183,16 +184,13 @@ def legend(plans: Sequence[Plan], cluster: Cluster) -> str:
     return f"{DEGREES}; {BATCHES}; {lengths} layers by stage: {stages} stages of {size} layer{'s' * (size != '1')}"
 
 
-def idle_devices(plan: Plan, cluster: Cluster) -> int:
-    """Return the number of the cluster's devices that the plan does not use."""
-    return len(cluster.devices) - len(plan.devices)
-
-
-def idle_sentences(plan: Plan, cluster: Cluster) -> list[str]:
-    """Return a sentence on the devices that the plan leaves idle; none if it uses all."""
-    idle, whole = idle_devices(plan, cluster), len(cluster.devices)
+def idle_devices(plan: Plan, cluster: Cluster) -> Remark:
+    """Return the number of the cluster's devices that the plan does not use; a sentence only if there are any."""
+    whole = len(cluster.devices)
+    idle = whole - len(plan.devices)
     are = "1 is" if idle == 1 else f"{idle} are"
-    return [f"The plan uses {whole - idle} of the cluster's {whole} devices; {are} idle."] if idle else []
+    told = (f"The plan uses {whole - idle} of the cluster's {whole} devices; {are} idle.",) if idle else ()
+    return Remark(told, {"idle_devices": idle})
 
 
 def runs_of(pipeline: Pipeline) -> list[LayerRun]:

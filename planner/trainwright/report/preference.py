@@ -6,29 +6,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainwright.report import tables
+from trainwright.report.remark import Remark
 from trainwright.search import Candidate, Problem
 from trainwright.search.preference.running_plan import PlanChange, RunningPlan
 
 
-def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> list[str]:
+def preferred(candidates: Sequence[Candidate], problem: Problem) -> Remark:
     """Return what was traded for the first candidate, how the running plan does, and what changing to the first takes."""
     first, running = candidates[0], RunningPlan.of(problem)
-    told = [] if first.traded is None else [f"The first plan is preferred: it is {first.traded}."]
+    told = () if first.traded is None else (f"The first plan is preferred: it is {first.traded}.",)
     if running is None:
-        return told
+        return Remark(told)
+    fields = {
+        **({} if running.seconds is None else {"predicted_seconds": running.seconds}),
+        "feasible": running.reason is None,
+        "reason": running.reason,
+    }
+    return Remark((*told, _change_to(first, running, problem)), {"running_plan": fields})
+
+
+def _change_to(first: Candidate, running: RunningPlan, problem: Problem) -> str:
+    """Say how the running plan does, and what changing to the first candidate takes."""
     if problem.is_running(first.plan):
-        return [*told, "It is the plan that runs now: nothing moves."]
+        return "It is the plan that runs now: nothing moves."
     change = PlanChange.of(running, first, problem)
     moves = "changing to the first moves no state"
     if change.moved_bytes:
         size = tables.format_bytes(change.moved_bytes)
         moves = f"changing to the first moves {size} of state, which takes {tables.seconds(change.seconds)}"
     if running.seconds is None or running.reason is not None:
-        return [*told, f"The plan that runs now cannot stay: {running.reason}; {moves}."]
-    return [
-        *told,
-        f"The plan that runs now takes {tables.seconds(running.seconds)} an iteration; {moves}{_pay_off(change, running, first)}.",
-    ]
+        return f"The plan that runs now cannot stay: {running.reason}; {moves}."
+    takes = f"The plan that runs now takes {tables.seconds(running.seconds)} an iteration"
+    return f"{takes}; {moves}{_pay_off(change, running, first)}."
 
 
 def _pay_off(change: PlanChange, running: RunningPlan, first: Candidate) -> str:
@@ -49,16 +58,3 @@ def preference_fields(candidate: Candidate, running: RunningPlan | None, problem
     change = PlanChange.of(running, candidate, problem)
     pays_off = {} if change.pays_off_after is None else {"pays_off_after_iterations": change.pays_off_after}
     return {**traded, "moved_bytes": change.moved_bytes, "move_seconds": change.seconds, **pays_off}
-
-
-def running_fields(running: RunningPlan | None) -> dict[str, Any]:
-    """Return the running plan's time and whether it still runs, for JSON output; empty if none is kept."""
-    if running is None:
-        return {}
-    return {
-        "running_plan": {
-            **({} if running.seconds is None else {"predicted_seconds": running.seconds}),
-            "feasible": running.reason is None,
-            "reason": running.reason,
-        }
-    }

@@ -13,7 +13,7 @@ from trainwright.calibration import Errors, Fit, FittedTrial, Quantity
 from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.report import tables
-from trainwright.report.error_range import error_range_fields
+from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
 from trainwright.search import Candidate, Problem
@@ -128,7 +128,7 @@ def trial_fields(found: Throughput, measured: TrialReport, candidate: Candidate,
         "late_segments": measured.late_segments,
         "skipped_updates": measured.skipped_updates,
         **figure_fields(candidate, problem),
-        **error_range_fields(candidate, problem),
+        **expected_range(candidate, problem).fields,
         **origin_fields(problem),
     }
 

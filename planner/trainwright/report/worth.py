@@ -8,45 +8,37 @@ from typing import Any
 
 from rich.console import Group
 
-from trainwright.answer import Baselines, NodeWorth
+from trainwright.answer import HEURISTIC, Answer, Baselines, NodeWorth, Stop
 from trainwright.report.plan_summary import short_names
+from trainwright.report.remark import Remark
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright.report.units import SAME, money, seconds
 from trainwright.search import Candidate, Problem
 
 
-def baseline_sentences(
-    candidate: Candidate, found: Baselines, problem: Problem, *, what: str = "this plan"
-) -> list[str]:
+def heuristic(candidate: Candidate, found: Baselines, problem: Problem, *, what: str = "this plan") -> Remark:
     """Return how much faster a plan (`what`) is than the heuristic, on all GPUs or on equal ones, whichever is faster."""
     better = found.better
     if better is None:
-        return []
-    parts = []
+        return Remark()
+    parts, fields = list[str](), dict[str, Any](planner=HEURISTIC)
     if found.of_all is not None:
-        parts.append(f"{seconds(found.of_all.estimate.iteration_seconds)} on all GPUs")
+        fields["seconds_on_all"] = found.of_all.estimate.iteration_seconds
+        parts.append(f"{seconds(fields['seconds_on_all'])} on all GPUs")
     if found.of_equal is not None and found.accelerator is not None:
-        name = short_names(problem.cluster)[found.accelerator]
-        parts.append(f"{seconds(found.of_equal.estimate.iteration_seconds)} on the {name} alone")
-    times = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
-    which = "it" if len(parts) == 1 else "the faster of them"
-    return [f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {times:.2f} times as fast as {which}."]
-
-
-def baseline_fields(candidate: Candidate, found: Baselines) -> dict[str, Any]:
-    """Return these times and the speed-up for JSON output; empty where no plan of the heuristic fits."""
-    better = found.better
-    if better is None:
-        return {}
-    of_all = {} if found.of_all is None else {"seconds_on_all": found.of_all.estimate.iteration_seconds}
-    of_equal: dict[str, Any] = {}
-    if found.of_equal is not None and found.accelerator is not None:
-        of_equal = {
+        fields |= {
             "seconds_on_equal": found.of_equal.estimate.iteration_seconds,
             "equal_accelerator": found.accelerator,
         }
-    speedup = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
-    return {"heuristic": {"planner": "megatron", **of_all, **of_equal, "speedup": speedup}}
+        parts.append(
+            f"{seconds(fields['seconds_on_equal'])} on the {short_names(problem.cluster)[found.accelerator]} alone"
+        )
+    fields["speedup"] = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
+    which = "it" if len(parts) == 1 else "the faster of them"
+    told = (
+        f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {which}."
+    )
+    return Remark((told,), {"heuristic": fields})
 
 
 def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
@@ -66,22 +58,28 @@ def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
     )
 
 
-def worth_fields(found: Sequence[NodeWorth]) -> dict[str, Any]:
-    """Return the answers for JSON output."""
-    return {"node_worth": [asdict(one) for one in found]}
+def node_worth(answer: Answer) -> Remark:
+    """Return what each type of node is worth, and what the budget cut off: half of it is for the plan itself."""
+    names, known = answer.problem.accelerators, {one.accelerator for one in answer.node_worths}
+    missing = [name for name in names if name not in known]
+    told = []
+    if answer.stopped is Stop.BUDGET:
+        told.append("Half of its budget is for --node-worth.")
+    if missing and len(names) > 1:
+        told.append(
+            f"The time did not suffice to say what {' and '.join(missing)} are worth; give more --budget-seconds."
+        )
+    fields = {"node_worth": [asdict(one) for one in answer.node_worths]} if answer.node_worths else {}
+    return Remark(tuple(told), fields)
 
 
-def unlimited_sentences(candidate: Candidate) -> list[str]:
+def unlimited(candidate: Candidate) -> Remark:
     """Return what the best plan would take without the limit to one trainer; nothing without such a limit."""
     free = candidate.unlimited_seconds
     if free is None:
-        return []
+        return Remark()
     gain = 1 - free / candidate.estimate.iteration_seconds
-    if gain < SAME:
-        return ["No faster plan was found without the limit to one trainer (--expressible-by any)."]
-    return [f"With --expressible-by any an iteration takes {seconds(free)}, {gain:.1%} less."]
-
-
-def unlimited_fields(candidate: Candidate) -> dict[str, Any]:
-    """Return that time for JSON output."""
-    return {} if candidate.unlimited_seconds is None else {"unlimited_seconds": candidate.unlimited_seconds}
+    told = "No faster plan was found without the limit to one trainer (--expressible-by any)."
+    if gain >= SAME:
+        told = f"With --expressible-by any an iteration takes {seconds(free)}, {gain:.1%} less."
+    return Remark((told,), {"unlimited_seconds": free})

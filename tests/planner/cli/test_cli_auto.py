@@ -25,8 +25,7 @@ from trainwright.report import (
     Explanation,
     candidate_table,
     comparison_table,
-    work_bound_fields,
-    work_bound_sentences,
+    work_bound,
 )
 from trainwright.report.plan_summary import degrees, lines, short_names, strategies
 from trainwright.report.units import seconds
@@ -277,8 +276,8 @@ def test_every_planner_and_objective_gets_the_work_bound(files: Path) -> None:
 def test_work_bound_is_of_the_searched_batch(problem: Problem) -> None:
     candidate: Candidate = run("megatron", replace(problem, global_batch_size=32), top=1)[0]
     bound = work_bound_seconds(problem.cost_context, problem.nodes, 32)
-    assert work_bound_fields(candidate, problem) == {"work_bound_seconds": bound}
-    (sentence,) = work_bound_sentences(candidate, problem)
+    assert work_bound(candidate, problem).fields == {"work_bound_seconds": bound}
+    (sentence,) = work_bound(candidate, problem).sentences
     assert sentence.endswith(f"this plan takes {candidate.estimate.iteration_seconds / bound:.2f} times that.")
 
 
@@ -286,8 +285,8 @@ def test_work_bound_is_left_out_when_layers_take_no_time(problem: Problem) -> No
     layers = (replace(one, forward_seconds=0.0, backward_seconds=0.0) for one in problem.profiles.layers)
     timeless = replace(problem, profiles=replace(problem.profiles, layers=tuple(layers)))
     candidate: Candidate = run("megatron", timeless, top=1)[0]
-    assert work_bound_fields(candidate, timeless) == {"work_bound_seconds": 0.0}
-    assert work_bound_sentences(candidate, timeless) == []
+    assert work_bound(candidate, timeless).fields == {"work_bound_seconds": 0.0}
+    assert work_bound(candidate, timeless).sentences == ()
 
 
 def test_effort_increases_the_number_of_costed_plans(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.report import slow_sentence
+from trainwright.report import slow_format
 from trainwright.worker_api import TrialReport
 
 MODEL = """
@@ -260,7 +260,7 @@ def test_slow_format_is_not_priced_for_a_plan_that_leaves_out_those_that_emulate
     cluster = cluster_of({"p3.8xlarge": 1, "a2-highgpu-4g": 1})
     v100, a100 = (accelerator.name for accelerator in cluster.accelerators)
     slow = SlowFormat(Dtype.BFLOAT16, (v100,), 0.5908, 32, Dtype.FLOAT16, other=None)
-    assert slow_sentence(slow, cluster, [a100]) == "bfloat16 is emulated on V100, which the plan leaves out."
-    assert slow_sentence(slow, cluster, [a100, v100]) == (
-        "bfloat16 is emulated on V100: 590.8 ms; float16 is native there."
-    )
+    left_out, used = (slow_format(slow, cluster, names) for names in ([a100], [a100, v100]))
+    assert left_out.sentences == ("bfloat16 is emulated on V100, which the plan leaves out.",)
+    assert used.sentences == ("bfloat16 is emulated on V100: 590.8 ms; float16 is native there.",)
+    assert left_out.fields == used.fields

@@ -201,10 +201,10 @@ def test_runner_up_is_distinguished_from_the_winner(
     plans = (make_plan(problem, (7, 7), rows=2), make_plan(problem, (7, 7)), make_plan(problem, (8, 6)))
     first, batches, layers = (Candidate(plan, estimate_with_context(plan, problem.cost_context)) for plan in plans)
     rows = problem.global_batch_size
-    said = runner_up([first, batches])[0]
+    said = runner_up([first, batches]).sentences[0]
     assert f"with 1×{rows} (rows × micro-batches) in place of 2×{rows // 2}, takes" in said
-    assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers])[0]
-    assert runner_up([first]) == []
+    assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers]).sentences[0]
+    assert runner_up([first]).sentences == ()
 
 
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(1, 60))

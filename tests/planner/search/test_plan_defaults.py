@@ -12,7 +12,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import Family, Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.report import preference_sentences
+from trainwright.report import preferred
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, Limits, Preference, Problem, run
 
@@ -62,4 +62,4 @@ def test_plan_to_keep_is_found_whatever_it_says_of_sequence_parallelism() -> Non
     assert first.plan == best.plan
     assert keeping.is_running(first.plan)
     assert keeping.is_running(without)
-    assert preference_sentences([first], keeping) == ["It is the plan that runs now: nothing moves."]
+    assert preferred([first], keeping).sentences == ("It is the plan that runs now: nothing moves.",)
