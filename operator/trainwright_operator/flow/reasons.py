@@ -117,7 +117,7 @@ class Reason(StrEnum):
     )
     DEVICE_HOURS_EXHAUSTED = (
         "DeviceHoursExhausted",
-        "trials used {hours:.2f} of {limit:g} device-hours (trials.maxDeviceHours)",
+        "trials used {hours:.2f} of {limit:g} device-hours (trials.maxDeviceHours); raise that to try the plans that are left",
     )
     REGRET_IS_SMALL = (
         "RegretIsSmall",
@@ -147,7 +147,7 @@ class Reason(StrEnum):
     JOB_REFUSED = "JobRefused", "the API server rejected the {kind}: {what}", Cause.CLUSTER
     NETWORK_POLICY_REFUSED = (
         "NetworkPolicyRefused",
-        "pods of others can reach this gang's, as the API server rejected its NetworkPolicy: {what}",
+        "pods of others can reach this gang's, as the API server rejected its NetworkPolicy: {what}; let the operator create NetworkPolicies in this namespace, or keep other pods out of it",
     )
     JOB_DELETED = (
         "JobDeleted",
@@ -166,7 +166,11 @@ class Reason(StrEnum):
         "only {have} of {want} pods were created within {seconds} s: {what}; `kubectl describe {owner}` says why",
         Cause.CLUSTER,
     )
-    IMAGE_PULL_FAILED = "ImagePullFailed", "pod {pod}: {what}", Cause.CLUSTER
+    IMAGE_PULL_FAILED = (
+        "ImagePullFailed",
+        "pod {pod}: {what}; check the image's name (spec.worker.image, or worker.image of the chart) and the pull secrets of the pod",
+        Cause.CLUSTER,
+    )
     IMAGE_NOT_FOR_ARCHITECTURE = (
         "ImageNotForArchitecture",
         "pod {pod}: its image is not built for {architecture} of node {node}; name one that is in {field}, or leave such nodes out by worker.architectures or devices.nodeSelector: {what}",
@@ -177,14 +181,22 @@ class Reason(StrEnum):
         "{what}; times of different images are not compared: restore the former image, or name the new one by its digest in spec.worker.image to measure anew",
         Cause.CLUSTER,
     )
-    CONTAINER_NOT_CREATED = "ContainerNotCreated", "pod {pod}: {what}", Cause.CLUSTER
+    CONTAINER_NOT_CREATED = (
+        "ContainerNotCreated",
+        "pod {pod}: {what}; create what it lacks, or correct spec.worker.podTemplate",
+        Cause.CLUSTER,
+    )
     PLACEMENT_NOT_SCHEDULABLE = "PlacementNotSchedulable", "not scheduled within {seconds} s: {what}", Cause.CLUSTER
     PLACEMENT_NOT_MET = (
         "PlacementNotMet",
         "pod {pod} runs on node {node} instead of {wanted}, so a webhook or another scheduler changes pods; exclude the plan's namespace from it",
         Cause.ATTEMPT,
     )
-    STARTING_TIMED_OUT = "StartingTimedOut", "not all pods were running within {seconds} s: {what}", Cause.CLUSTER
+    STARTING_TIMED_OUT = (
+        "StartingTimedOut",
+        "not all pods were running within {seconds} s: {what}; `kubectl describe pod` says what they wait for",
+        Cause.CLUSTER,
+    )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
         "not finished within {seconds} s: {what}; if it only needs longer, raise spec.{field}",
