@@ -18,12 +18,10 @@ from trainwright.search.auto.neighbourhood.layer_moves import (
     change_strategy_boundaries,
     insert_or_remove_stages,
     move_layers,
-    split_or_merge_stages,
 )
 from trainwright.search.auto.neighbourhood.strategy_moves import (
     change_schedule,
     change_sharding,
-    move_rows,
     save_memory,
 )
 
@@ -86,21 +84,6 @@ def test_layer_moves_shift_one_or_several_layers(taken_apart: list[EditablePipel
     assert {tuple(layers(other)) for other in made(move_layers, taken_apart)} == {(3, 5), (5, 3), (2, 6), (6, 2)}
 
 
-def test_stage_moves_merge_and_split(taken_apart: list[EditablePipeline], plan: Plan) -> None:
-    merged, *split = sorted(made(split_or_merge_stages, taken_apart), key=lambda other: len(layers(other)))
-    assert layers(merged) == [8]
-    assert merged.devices == plan.devices
-    assert sorted(map(layers, split)) == [[2, 2, 4], [4, 2, 2]]
-
-
-def test_merged_stage_keeps_the_rows_of_each_half(taken_apart: list[EditablePipeline]) -> None:
-    (merged,) = (other for other in made(split_or_merge_stages, taken_apart) if len(layers(other)) == 1)
-    first, *_, last = (run.rows for run in merged.pipelines[0].stages[0].layers)
-    assert first[:4] == (2, 2, 1, 1)
-    assert len(set(last)) <= 2
-    assert sum(last) == 12
-
-
 def test_device_moves_go_to_the_adjacent_stage(taken_apart: list[EditablePipeline]) -> None:
     sizes = {
         tuple(len(stage.devices) for stage in other.pipelines[0].stages) for other in made(move_devices, taken_apart)
@@ -161,11 +144,6 @@ def test_excluded_devices_do_not_join(problem: Problem, make_plan: Callable[...,
 def test_stage_on_two_nodes_interleaves_their_devices(taken_apart: list[EditablePipeline]) -> None:
     stages = [other.pipelines[0].stages[0] for other in made(change_devices, taken_apart)]
     assert ("node-1", "node-2", "node-1", "node-2") in {tuple(one.node for one in stage.devices) for stage in stages}
-
-
-def test_row_moves_between_replicas(taken_apart: list[EditablePipeline]) -> None:
-    rows = {stage.layers[0].rows for other in made(move_rows, taken_apart) for stage in other.pipelines[0].stages}
-    assert {(3, 4, 3, 2), (5, 4, 1, 2), (2, 3, 3, 4)} <= rows
 
 
 def test_sharding_changes_in_all_stages_or_one(taken_apart: list[EditablePipeline]) -> None:

@@ -117,10 +117,6 @@ class StageConfig:
     def max_tensor_degree(self) -> int:
         return max(layer.tensor for layer in self.layers)
 
-    @property
-    def min_tensor_degree(self) -> int:
-        return min(layer.tensor for layer in self.layers)
-
 
 def _replica_nodes(layer: LayerStrategy, devices: tuple[Device, ...]) -> Iterator[str]:
     """Yield the node of each replica's first device."""

@@ -15,14 +15,12 @@ from trainwright.search.auto.neighbourhood.layer_moves import (
     change_strategy_boundaries,
     insert_or_remove_stages,
     move_layers,
-    split_or_merge_stages,
 )
 from trainwright.search.auto.neighbourhood.strategy_moves import (
     change_micro_batch_size,
     change_schedule,
     change_sharding,
     change_tensor_degree,
-    move_rows,
     save_memory,
 )
 
@@ -38,8 +36,6 @@ NEIGHBOURHOODS: tuple[Neighbourhood, ...] = (
     change_tensor_degree,
     insert_or_remove_stages,
     change_strategy_boundaries,
-    split_or_merge_stages,
-    move_rows,
     change_schedule,
 )
 """Neighbourhoods, most promising first."""
@@ -51,7 +47,6 @@ NEEDS_REBALANCING: frozenset[Neighbourhood] = frozenset(
         change_devices,
         change_tensor_degree,
         insert_or_remove_stages,
-        split_or_merge_stages,
         change_schedule,
     }
 )

@@ -68,46 +68,6 @@ def _copy_strategy(pipeline: EditablePipeline, number: int, layer_range: range, 
     return pipeline.replace_stages({number: stage.map_some_layers(layer_range, lambda _: stage.layers[template])})
 
 
-def split_or_merge_stages(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
-    """Merge two neighbouring stages, or split one in half."""
-    for pipeline in editable:
-        for number in pipeline.slowest_first:
-            stage = pipeline.stages[number]
-            if number + 1 < len(pipeline.stages):
-                next_stage = pipeline.stages[number + 1]
-                step = max(stage.max_tensor_degree, next_stage.max_tensor_degree)
-                devices = (*stage.devices, *next_stage.devices)
-                if (
-                    len(devices) % step == 0
-                    and len(devices) // min(stage.min_tensor_degree, next_stage.min_tensor_degree) <= pipeline.rows
-                ):
-                    yield partial(_merge_stages, pipeline, number)
-            if (
-                len(stage.layers) > 1
-                and len(stage.devices) // 2 % stage.max_tensor_degree == 0
-                and len(stage.devices) > 1
-            ):
-                yield partial(_split_stage, pipeline, number)
-
-
-def _merge_stages(pipeline: EditablePipeline, number: int) -> Plan:
-    stage, next_stage = pipeline.stages[number], pipeline.stages[number + 1]
-    devices = (*stage.devices, *next_stage.devices)
-    upper, lower = stage.with_devices(devices, pipeline.rows), next_stage.with_devices(devices, pipeline.rows)
-    merged = replace(upper, layers=(*upper.layers, *lower.layers))
-    stages = [*pipeline.stages[:number], merged, *pipeline.stages[number + 2 :]]
-    return with_stage_configs(pipeline.plan, pipeline.index, stages)
-
-
-def _split_stage(pipeline: EditablePipeline, number: int) -> Plan:
-    stage = pipeline.stages[number]
-    layers, devices = len(stage.layers) // 2, len(stage.devices) // 2
-    upper = replace(stage, layers=stage.layers[:layers]).with_devices(stage.devices[:devices], pipeline.rows)
-    lower = replace(stage, layers=stage.layers[layers:]).with_devices(stage.devices[devices:], pipeline.rows)
-    stages = [*pipeline.stages[:number], upper, lower, *pipeline.stages[number + 1 :]]
-    return with_stage_configs(pipeline.plan, pipeline.index, stages)
-
-
 def insert_or_remove_stages(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
     """Remove a stage, or insert one on one or all unused devices of a node."""
     for pipeline in editable:

@@ -54,37 +54,6 @@ def _resize_micro_batches(pipeline: EditablePipeline, size: int, micro_batches: 
     return with_stage_configs(pipeline.plan, pipeline.index, stages, micro_batches)
 
 
-def move_rows(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
-    """Move one row between replicas: the first and last of each row count."""
-    for pipeline in editable:
-        for number in pipeline.slowest_first:
-            stage = pipeline.stages[number]
-            rows = stage.layers[0].rows
-            if len({layer.rows for layer in stage.layers}) > 1 or len({device.node for device in stage.devices}) == 1:
-                continue
-            ends = _extremes(rows)
-            for giver in ends:
-                for taker in ends:
-                    if giver != taker and rows[giver] > 1:
-                        yield partial(_move_row, pipeline, number, giver, taker)
-
-
-def _move_row(pipeline: EditablePipeline, number: int, giver: int, taker: int) -> Plan:
-    stage = pipeline.stages[number]
-    rows = list(stage.layers[0].rows)
-    rows[giver], rows[taker] = rows[giver] - 1, rows[taker] + 1
-    return pipeline.replace_stages({number: stage.map_layers(lambda layer: replace(layer, rows=tuple(rows)))})
-
-
-def _extremes(rows: Sequence[int]) -> list[int]:
-    """Return the first and last replica of each row count."""
-    found: dict[tuple[int, bool], int] = {}
-    for replica, count in enumerate(rows):
-        found.setdefault((count, True), replica)
-        found[count, False] = replica
-    return list(dict.fromkeys(found.values()))
-
-
 def change_sharding(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
     """Change the sharding of all stages or of one replicated stage."""
     for sharding in Sharding:
