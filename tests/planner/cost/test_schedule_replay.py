@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from drawn_pipelines import Times, chain, durations, replicated
+from drawn_pipelines import Times, chain, durations, replicated, uneven
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_replay import PlainBlockingReplay, PlainFifoReplay, PlainReplay
 
 from trainwright.cost.pipeline_replay import merge_identical_workers, replay_merged
 from trainwright.cost.schedule_replay import (
     BACKWARD,
     FORWARD,
+    BlockingReplay,
     BoundaryChannel,
+    FifoReplay,
     PassDurations,
     Replay,
     ReplayTrace,
@@ -97,25 +101,62 @@ def test_replay_equals_the_recurrence_with_skipped_micro_batches(
         assert min(transit, idle) >= 0
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_long_pipeline_is_replayed_in_few_rounds(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = 0
-    step = Replay._execute
+@given(flow=uneven(), micro_batches=st.integers(1, 300), schedule=st.sampled_from(Schedule))
+def test_replay_equals_the_plain_one(
+    flow: tuple[list[PassDurations], list[BoundaryChannel]], micro_batches: int, schedule: Schedule
+) -> None:
+    queued = flow[0], [channel._replace(nic_queues=((channel.direction, channel.send_seconds),)) for channel in flow[1]]
+    for replay, plain, workers in (
+        (Replay, PlainReplay, flow),
+        (BlockingReplay, PlainBlockingReplay, flow),
+        (FifoReplay, PlainFifoReplay, queued),
+        (BlockingReplay, PlainBlockingReplay, queued),
+    ):
+        found = replay(schedule, micro_batches, *workers).run()
+        expected = plain(schedule, micro_batches, *workers).run()
+        for name in ("ends", "transit_seconds", "idle_seconds"):
+            assert getattr(found, name) == pytest.approx(
+                getattr(expected, name), rel=1e-9, abs=1e-9 * max(expected.ends)
+            )
 
-    def counted(replay: Replay, worker: int, direction: int, micro_batch: int) -> None:
-        nonlocal done
-        done += 1
-        step(replay, worker, direction, micro_batch)
+
+def executed_rounds(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count the steps of each worker from now on."""
+    done: Counter[int] = Counter()
+    execute = Replay._execute
+
+    def counted(replay: Replay, steps: Sequence[tuple[int, int, float, object]]) -> None:
+        done.update(step[0] for step in steps)
+        execute(replay, steps)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Replay, "_execute", counted)
+    return done
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_long_pipeline_is_replayed_in_few_rounds(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = executed_rounds(monkeypatch)
     times = [(1.0, 2.0), (1.5, 2.5), (0.5, 3.0)]
     timeline = pipeline(times, 10_000, exchange=0.1, schedule=schedule)
-    assert done < 3 * 2 * 20
+    assert done.total() < 3 * 2 * 20
     assert max(timeline.ends) == pytest.approx(recurrence(times, 10_000, 0.1, 0.0, schedule), rel=1e-6)
 
 
+def test_period_of_several_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest cycle passes three stages and takes two rounds, since messages take longer than computing."""
+    done = executed_rounds(monkeypatch)
+    times, schedule = [(1.0, 1.0), (1.2, 1.1), (1.0, 1.3)], Schedule.ONE_FORWARD_ONE_BACKWARD
+    replay = Replay(schedule, 1000, *chain(times, 0.1, 3.0))
+    steps = [pipeline(times, count, exchange=0.1, latency=3.0).ends[0] for count in range(60, 64)]
+    assert steps[1] - steps[0] != pytest.approx(steps[2] - steps[1])
+    assert steps[1] - steps[0] == pytest.approx(steps[3] - steps[2])
+    done.clear()
+    assert max(replay.run().ends) == pytest.approx(recurrence(times, 1000, 0.1, 3.0, schedule), rel=1e-9)
+    assert done.total() < 3 * 2 * 40
+
+
 def test_replay_extrapolates_the_mean_pace_when_there_is_no_steady_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replay, "_is_steady", lambda *_: False)
+    monkeypatch.setattr(Replay, "_period", lambda *_: 0)
     times = [(1.0, 2.0), (1.5, 2.5), (0.5, 3.0)]
     works, channels = chain(times, 0.3, 0.01)
     schedule = Schedule.ONE_FORWARD_ONE_BACKWARD

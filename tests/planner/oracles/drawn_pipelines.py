@@ -43,3 +43,23 @@ def replicated(draw: st.DrawFn) -> tuple[list[PassDurations], list[BoundaryChann
                 BoundaryChannel(lower, upper, BACKWARD, drain, latency),
             ]
     return works, channels
+
+
+@st.composite
+def uneven(draw: st.DrawFn) -> tuple[list[PassDurations], list[BoundaryChannel]]:
+    """One to five stages of one to three workers, all with seconds of their own, and messages between neighbours."""
+    stages = [list(range(draw(st.integers(1, 3)))) for _ in range(draw(st.integers(1, 5)))]
+    firsts = [sum(map(len, stages[:s])) for s in range(len(stages))]
+    works = [
+        PassDurations(s, draw(durations), draw(durations), draw(durations), draw(st.sampled_from([0.0, 2.0])))
+        for s, workers in enumerate(stages)
+        for _ in workers
+    ]
+    channels = [
+        BoundaryChannel(*ends, direction, draw(st.floats(0, 2)), draw(st.floats(0, 1)))
+        for s in range(len(stages) - 1)
+        for i in range(max(len(stages[s]), len(stages[s + 1])))
+        for upper, lower in [(firsts[s] + i % len(stages[s]), firsts[s + 1] + i % len(stages[s + 1]))]
+        for direction, ends in ((FORWARD, (upper, lower)), (BACKWARD, (lower, upper)))
+    ]
+    return works, channels
