@@ -19,15 +19,15 @@ from operator_process import equip
 from real_api_server import BINARIES, START_DEADLINE_SECONDS, ApiServer
 from rich.console import Console
 
+from local_cluster.binaries import API_SERVER_PROGRAMS
 from local_cluster.progress import Steps
 from trainwright_operator.api import API_VERSION, KIND, crd
 
 BUILD_DEADLINE_SECONDS = 2400
-PROGRAMS = ("etcd", "kube-apiserver", "kubectl", "helm")
 
 
 def all_built() -> bool:
-    return all(BINARIES.path(program).exists() for program in PROGRAMS)
+    return all(BINARIES.path(program).exists() for program in API_SERVER_PROGRAMS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def programs() -> None:
     """Everything that an API server consists of, built where it is missing."""
     if not all_built():
-        BINARIES.build(Steps(Console()))
+        BINARIES.build(Steps(Console()), API_SERVER_PROGRAMS)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import yaml
 from cryptography import x509
 
 from local_cluster.addons import adapt_jobset, adapt_kueue, adapt_training_operator
-from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, KUEUE_RELEASE, KUEUES, Binaries
+from local_cluster.binaries import API_SERVER_PROGRAMS, GO_MODULES, HELM, KUBERNETES, KUEUE_RELEASE, KUEUES, Binaries
 from local_cluster.certificates import make_certificates
 from local_cluster.cli import app
 from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
@@ -151,6 +151,12 @@ def test_kueue_queues_jobsets_and_its_webhooks_see_nothing_else() -> None:
 def test_kueue_is_built_only_for_clusters_that_ask_for_it(folders: Folders) -> None:
     assert "kueue" not in [program for _, program in Binaries(folders).missing()]
     assert "kueue" in [program for _, program in Binaries(folders, (KUEUES[KUEUE_RELEASE],)).missing()]
+
+
+def test_api_server_without_nodes_needs_four_programs(folders: Folders) -> None:
+    missing = [program for _, program in Binaries(folders).missing(API_SERVER_PROGRAMS)]
+    assert sorted(missing) == sorted(API_SERVER_PROGRAMS)
+    assert {"kubelet", "jobset"} <= {program for _, program in Binaries(folders).missing()}
 
 
 @pytest.mark.parametrize("release", KUEUES)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +108,8 @@ HELM = GoModule(
 )
 GO_MODULES = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, JOBSET, COREDNS, HELM)
 """Build order: modules that others depend on come first. Kueue, which few need, is left out."""
+API_SERVER_PROGRAMS = ("kubectl", "kube-apiserver", "etcd", "helm")
+"""Programs of an API server without nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +137,14 @@ class Binaries:
         """Return the folders for the user's PATH."""
         return [KUBERNETES.build_folder(self.folders), HELM.build_folder(self.folders)]
 
-    def missing(self) -> list[tuple[GoModule, str]]:
-        """Return the programs to build, in order."""
-        wanted = [(part, program) for part in self.modules for program in part.programs]
+    def missing(self, only: Collection[str] | None = None) -> list[tuple[GoModule, str]]:
+        """Return the programs to build, in order; with `only`, those of these."""
+        wanted = [(part, name) for part in self.modules for name in part.programs if only is None or name in only]
         return [(part, name) for part, name in wanted if not (part.build_folder(self.folders) / name).exists()]
 
-    def build(self, steps: Steps) -> None:
-        """Build missing programs; all of them take 15 minutes on two cores."""
-        missing = self.missing()
+    def build(self, steps: Steps, only: Collection[str] | None = None) -> None:
+        """Build missing programs, with `only` those of these; all of them take 15 minutes on two cores."""
+        missing = self.missing(only)
         if missing:
             _require_go()
             with steps.step("build the programs", total=len(missing)) as step:
@@ -170,6 +173,7 @@ class Binaries:
     def _render(self, part: GoModule, module: str, overlay: str) -> None:
         """Render the manifests of the module itself, which match the program's version."""
         what, source = f"rendering the manifests of {part.name}", self.source(part, module)
+        self.manifests(part).parent.mkdir(parents=True, exist_ok=True)
         self.manifests(part).write_text(run([self.path("kubectl"), "kustomize", source / overlay], what=what))
 
     def source(self, part: GoModule, module: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from local_cluster.binaries import KUEUE_RELEASE, KUEUES, GoModule
+from local_cluster.binaries import API_SERVER_PROGRAMS, KUEUE_RELEASE, KUEUES, GoModule
 from local_cluster.cluster import LocalCluster
 from local_cluster.commands import ClusterError
 from local_cluster.config import read_config
@@ -59,10 +59,17 @@ def down(
 
 
 @app.command()
-def build(file: ShapeFile = None, kueue: WithKueue = False, kueue_release: KueueRelease = KUEUE_RELEASE) -> None:
+def build(
+    file: ShapeFile = None,
+    kueue: WithKueue = False,
+    kueue_release: KueueRelease = KUEUE_RELEASE,
+    api_server: Annotated[
+        bool, typer.Option("--api-server", help=f"Only {', '.join(API_SERVER_PROGRAMS)}, for tests without nodes.")
+    ] = False,
+) -> None:
     """Build the cluster's programs that are missing."""
     with _open_cluster(file, kueue_release if kueue else None) as cluster, cluster.steps.shown():
-        cluster.build()
+        cluster.build(API_SERVER_PROGRAMS if api_server else None)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,10 +126,10 @@ class LocalCluster:
         controller.apply(self.folders, self.binaries, self.kubectl, self.images.digest(controller.image))
         controller.wait(self.folders, self.kubectl)
 
-    def build(self) -> None:
-        """Build missing programs."""
+    def build(self, only: Collection[str] | None = None) -> None:
+        """Build missing programs, with `only` those of these."""
         with self._locked():
-            self.binaries.build(self.steps)
+            self.binaries.build(self.steps, only)
 
     def load(self) -> None:
         """Load the current worker and operator code onto the running nodes."""
