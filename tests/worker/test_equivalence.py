@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from gang_answers import answers_of
 from nightly import covering, quick_first
-from plan_cases import GPT, OTHERS, case, combinations_of, runs_of
+from plan_cases import GPT, OTHERS, case, combinations_of, model_of, runs_of
 
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.rank_layout import divides_boundary
-from trainwright.training import Training
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
 
@@ -85,7 +84,7 @@ VIT = {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 12, "pa
 
 def parted_layers(case: dict) -> int:
     """Return the number of layers that the plan runs sequence parallel, over all ranks."""
-    model = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model
+    model = model_of(case["model"])
     return sum(
         run["tensor"] * run["data"]
         for pipeline in case["plan"]["pipelines"]
@@ -98,7 +97,7 @@ def parted_layers(case: dict) -> int:
 
 def has_divided_boundary(case: dict) -> bool:
     """Return whether stages of unequal rows exchange slices of the sequence."""
-    model = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model
+    model = model_of(case["model"])
     plan = documents.parse(case["plan"], Plan)
     return any(
         divides_boundary(model, above.layers[-1], below.layers[0]) and above.layers[-1].rows != below.layers[0].rows

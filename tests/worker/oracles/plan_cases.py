@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
+from functools import cache
 
 from random_plans import feature_pairs, in_sequence_parallel, random_plan
 
@@ -52,7 +53,12 @@ OTHERS = {
 
 def model_of(given: dict) -> Model:
     """Return the model that the fields of a training document give, in float32 unless they say otherwise."""
-    return documents.parse({"dtype": "float32", **given, "global_batch_size": 1}, Training).model
+    return _parsed_model(json.dumps(given))
+
+
+@cache
+def _parsed_model(given: str) -> Model:
+    return documents.parse({"dtype": "float32", **json.loads(given), "global_batch_size": 1}, Training).model
 
 
 def plan_of(model: Model, seed: int, devices: int = 8) -> Plan:
