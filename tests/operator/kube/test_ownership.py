@@ -83,3 +83,12 @@ def test_event_of_an_object_that_is_not_owned_counts_as_its_deletion(is_owned: b
     body = pod("p", OF_JOB)
     event = watch_event(body, object_facts.pod_facts(body), "MODIFIED", is_owned=is_owned)
     assert (event.deleted, event.owner) == (deleted, PLAN.uid)
+
+
+def test_pod_that_does_not_start_names_the_config_maps_that_it_lacks() -> None:
+    volumes = [{"name": name, "configMap": {"name": name}} for name in ("encoder", "present")]
+    waiting = pod("waiting", OF_JOB)
+    waiting["spec"] = {"nodeName": "n1", "volumes": volumes}
+    waiting["status"] = {"phase": "Pending"}
+    found = read(jobs=[resource("gang", OF_PLAN, uid="uid-of-gang")], pods=[waiting], maps=[resource("present")])
+    assert [one.missing_maps for one in found.pods] == [("encoder",)]
