@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -19,6 +20,12 @@ settings.load_profile("ci")  # `--hypothesis-profile nightly` replaces it
 ROOT = Path(__file__).resolve().parents[1]
 
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests out of every later garbage collection, which took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
