@@ -5,17 +5,17 @@ CLUSTER_FILE ?= deploy/local-cluster/cluster.yaml
 CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
-# Tests that start processes are paced and shape links, so they have the machine to themselves.
 FAST = not cluster and not apiserver and not torch_processes
-SERIAL = (cluster or apiserver or torch_processes)
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
+# Tests start hundreds of processes, each of which would compile the packages.
+unexport PYTHONDONTWRITEBYTECODE
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
 TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, devices and order of collectives of their ranks, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py device_placement.py collective_order.py layers_attention.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
+.PHONY: help venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -32,9 +32,18 @@ demo-down: venv  ## Remove the local cluster and every trace of it (or, with CON
 programs: venv  ## Build the programs of the local cluster that are missing (15 minutes when all are)
 	@$(call CLUSTER,build)
 
-test: venv lint docs programs  ## Every test that fits into CI, those on the real cluster included
-	$(IN_PARALLEL) -m "$(FAST) and not slow"
-	$(PYTHON) -m pytest -m "$(SERIAL) and not slow"
+api-server: venv  ## Build those of them that an API server without nodes needs
+	@$(call CLUSTER,build --api-server)
+
+test: venv lint docs api-server  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
+	@$(MAKE) --no-print-directory --jobs 2 test-fast test-api-server
+	$(PYTHON) -m pytest -m "torch_processes and not slow"  # gangs are paced and shape links: alone on the machine
+
+test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time
+	@shown=$$(mktemp); $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code
+
+test-cluster: venv programs  ## A plan's whole way and a crash, on the local cluster
+	$(PYTHON) -m pytest -m "not slow" tests/cluster
 
 test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"
@@ -43,7 +52,7 @@ test-nightly: venv lint docs programs test-releases  ## Every test with all of i
 	@$(call CLUSTER,build --kueue --kueue-release 0.18)
 	@$(call CLUSTER,build --kueue --kueue-release 0.19)
 	$(IN_PARALLEL) --hypothesis-profile nightly --timeout 600 -m "$(FAST)"
-	$(PYTHON) -m pytest --hypothesis-profile nightly --timeout 600 -m "$(SERIAL)"
+	$(PYTHON) -m pytest --hypothesis-profile nightly --timeout 600 -m "not ($(FAST))"
 
 test-releases: venv  ## The worker on the oldest and the newest release of torch (the first time installs 5 GB each)
 	for release in $(RELEASES); do \

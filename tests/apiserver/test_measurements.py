@@ -53,7 +53,7 @@ def test_plan_reuses_what_is_kept_and_kubectl_lists_it(equipped_api_server, name
 
     api.create(manifest)
     with operator(api, namespace, tmp_path) as (_, _, log):
-        until("an answer", 60, lambda: _condition(api, namespace, "Succeeded")["status"] != "Unknown")
+        until("an answer", 180, lambda: _condition(api, namespace, "Succeeded")["status"] != "Unknown")
         found = _condition(api, namespace, "Succeeded")
         assert (found["status"], found["reason"]) == ("True", "PlannedOnly"), log.read_text()
     for kind in ("LinksMeasured", "Profiled"):

@@ -34,6 +34,7 @@ def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_a
     assert abs(measured[0]["predictionError"]) < 0.15, measured
 
 
+@pytest.mark.slow
 def test_plan_waits_for_its_missing_module_and_names_it(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     name = workbench.apply(plan)

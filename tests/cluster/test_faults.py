@@ -98,6 +98,7 @@ def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wi
     assert "rank 0" in stored["data"]["log"], stored["data"]
 
 
+@pytest.mark.slow
 def test_plan_waits_for_an_image_that_cannot_be_pulled_with_that_reason(workbench, small_plan) -> None:
     name = workbench.apply(small_plan(worker={"image": "localhost/no-such-image:1"}))
     workbench.wait(name, "ImagePullFailed", lambda found: _reason(found) == "ImagePullFailed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from plan_only_tenant import hold_and_give_back
 
 from trainwright_demo.follow import condition
@@ -15,6 +16,7 @@ from trainwright_demo.follow import condition
 MEASUREMENTS = ("get", "configmaps", "--selector", "trainwright.dev/measurement", "--output", "json")
 
 
+@pytest.mark.slow
 def test_second_plan_of_a_model_measures_nothing_and_gives_its_winners_devices_back(
     workbench: Any, small_plan: Any
 ) -> None:
