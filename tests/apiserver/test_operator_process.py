@@ -316,7 +316,7 @@ def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, 
     """Return the chart's roles and bindings for an operator in `home` that watches these namespaces."""
     names = f"watchNamespaces={{{','.join(namespaces)}}}"
     done = helm_template("--namespace", home, "--set", names, "--set", f"fullnameOverride={home}")
-    return [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
+    return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if "Role" in document["kind"]]
 
 
 @pytest.mark.slow

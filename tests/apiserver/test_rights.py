@@ -172,7 +172,7 @@ def test_rights_are_limited_to_named_namespaces(installed, helm_template, all_po
         f"rbac.allPods={str(all_pods).lower()}",
     )
     done = helm_template("--namespace", home, *(part for setting in settings for part in ("--set", setting)))
-    roles = [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
+    roles = [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if "Role" in document["kind"]]
     installed.kubectl("apply", document=roles)
     user = f"system:serviceaccount:{home}:{home}"
     assert all(allowed(installed, user, NAMESPACED, watched).values())
@@ -210,7 +210,7 @@ def test_the_operators_pod_passes_the_restricted_pod_security_standard(
     installed, namespace, training_plan: Callable[..., dict[str, Any]]
 ) -> None:
     installed.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    manifests = yaml.safe_load_all((ROOT / "deploy/manifests/trainwright.yaml").read_text())
+    manifests = yaml.load_all((ROOT / "deploy/manifests/trainwright.yaml").read_text(), yaml.CSafeLoader)
     deployment = next(document for document in manifests if document["kind"] == "Deployment")
     template = deployment["spec"]["template"]
     pod = {

@@ -48,7 +48,11 @@ def only(helm_template):
     def find(kind: str, setting: str) -> dict[str, Any]:
         done = helm_template("--set", setting, *PROMETHEUS_OPERATOR)
         assert done.returncode == 0, done.stderr
-        (found,) = (document for document in yaml.safe_load_all(done.stdout) if document and document["kind"] == kind)
+        (found,) = (
+            document
+            for document in yaml.load_all(done.stdout, yaml.CSafeLoader)
+            if document and document["kind"] == kind
+        )
         return dict(found)
 
     return find

@@ -117,11 +117,11 @@ def kueue_definitions(release: str) -> list[dict[str, Any]]:
     They lack the webhook that converts between versions, which belongs to Kueue's controller.
     """
     folder = BINARIES.source(KUEUES[release], "sigs.k8s.io/kueue") / "config" / "components" / "crd" / "bases"
-    return [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
+    return [yaml.load(file.read_text(), yaml.CSafeLoader) for file in sorted(folder.glob("*.yaml"))]
 
 
 def _definition(part: GoModule, name: str) -> dict[str, Any]:
-    manifests = yaml.safe_load_all(BINARIES.manifests(part).read_text())
+    manifests = yaml.load_all(BINARIES.manifests(part).read_text(), yaml.CSafeLoader)
     found: dict[str, Any] = next(m for m in manifests if m["metadata"]["name"] == name)
     found.pop("status", None)
     return found
