@@ -45,7 +45,7 @@ def main() -> int:
         from trainwright_worker import run_task  # noqa: PLC0415 (load torch only for a valid task)
         from trainwright_worker.gang import local_launcher  # noqa: PLC0415
 
-        return local_launcher.main(task, arguments.order, run_task.main)
+        return local_launcher.main(task.gang, run_task.task_devices(task), arguments.order, run_task.main)
     sigterm_handler = SigtermHandler()
     sigterm_handler.install()
     start_fork_server("trainwright_worker.run_task")  # loads torch in parallel with this process

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainwright.cluster import Device
 from trainwright.worker_api import LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
 from trainwright_worker import device, trial, validation
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_error
-from trainwright_worker.gang.rank_assignment import RankAssignment, task_devices
+from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.startup import reset_signal_handlers, watch_signals
 from trainwright_worker.gang.termination import TerminationReporter
 from trainwright_worker.gang.version_check import check_versions, own_version
@@ -47,13 +48,13 @@ def main(task_path: str, secret: GangSecret) -> None:
 
 def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter) -> None:
     task = validation.read_task(task_path)
-    gang = task.gang
+    gang, devices = task.gang, task_devices(task)
     watchdog = reporter.watchdog = Watchdog(
         gang.deadline_seconds, gang.collective_timeout_seconds, reporter.report_by_watchdog
     )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    listener = reporter.abort_listener = AbortListener(address, port, secret, task_devices(task))
-    assignment = reporter.assignment = RankAssignment.from_environment(task)
+    listener = reporter.abort_listener = AbortListener(address, port, secret, devices)
+    assignment = reporter.assignment = RankAssignment.from_environment(gang, devices)
     sys.stderr.write(f"rank {assignment.rank} on {assignment.device} is process {os.getpid()}\n")
     own_device = device.choose_device(gang, assignment)
     os.environ.setdefault("NCCL_DEBUG", "WARN")  # its reasons are in its log alone
@@ -76,6 +77,13 @@ def _run_task(task_path: Path, secret: GangSecret, reporter: TerminationReporter
     watchdog.beat("closing process groups")
     dist.destroy_process_group()
     watchdog.stop()
+
+
+def task_devices(task: WorkerTask) -> tuple[Device, ...]:
+    """Return the task's devices by logical rank: the plan's order for a trial, else the gang's."""
+    if isinstance(task, TrialTask):
+        return task.plan.devices
+    return gang_devices(task.gang)
 
 
 def broken_connection(groups: Iterable[Any], own_device: torch.device) -> str:

@@ -17,11 +17,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainwright.cluster import Device
-from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerTask
+from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
-from trainwright_worker.gang.rank_assignment import task_devices
 from trainwright_worker.gang.startup import watch_signals
 from trainwright_worker.gang.termination import run_with_timeout
 
@@ -37,9 +36,11 @@ class _LocalProcess:
     process: BaseProcess
 
 
-def main(task: WorkerTask, task_path: Path, run_task: Callable[[str, GangSecret], None]) -> int:
-    """Run the task in each process of its gang until they exit. Returns 0 if every process succeeded, else 1."""
-    gang, rank_devices, secret = task.gang, task_devices(task), GangSecret.new()
+def main(
+    gang: Gang, rank_devices: Sequence[Device], task_path: Path, run_task: Callable[[str, GangSecret], None]
+) -> int:
+    """Run the task in each process of the gang until they exit. Returns 0 if every process succeeded, else 1."""
+    secret = GangSecret.new()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Fork before the store starts its thread: a process forked from a threaded one may deadlock on its locks.

@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.cluster import Device
-from trainwright.worker_api import NODE_NAME_VARIABLE, FailureReason, Gang, TrialTask, WorkerTask
+from trainwright.worker_api import NODE_NAME_VARIABLE, FailureReason, Gang
 from trainwright_worker.gang.errors import WorkerError
-
-
-def task_devices(task: WorkerTask) -> tuple[Device, ...]:
-    """Return the task's devices by logical rank: the plan's order for a trial, else the gang's."""
-    if isinstance(task, TrialTask):
-        return task.plan.devices
-    return gang_devices(task.gang)
 
 
 def gang_devices(gang: Gang) -> tuple[Device, ...]:
@@ -63,9 +56,13 @@ class RankAssignment:
         return self.torchrun_rank == 0
 
     @classmethod
-    def from_environment(cls, task: WorkerTask, environment: Mapping[str, str] = os.environ) -> RankAssignment:
-        """Return the assignment given by torchrun's variables and the node name. Raises WorkerError if they disagree."""
-        gang = task.gang
+    def from_environment(
+        cls, gang: Gang, rank_devices: tuple[Device, ...], environment: Mapping[str, str] = os.environ
+    ) -> RankAssignment:
+        """Return the assignment given by torchrun's variables and the node name. Raises WorkerError if they disagree.
+
+        `rank_devices`: the gang's devices by logical rank.
+        """
         node_index = node_rank(gang, environment)
         local_rank, rank, world_size = (int(environment[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         gang_ranks = gang_devices(gang)
@@ -78,5 +75,4 @@ class RankAssignment:
                 f"rank {expected} of {len(gang_ranks)}; the pods are not placed as ordered",
             )
         device = gang_ranks[rank]
-        rank_devices = task_devices(task)
         return cls(device, rank_devices.index(device), rank, local_rank, world_size, rank_devices)
