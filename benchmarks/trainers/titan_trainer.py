@@ -112,7 +112,7 @@ class TitanTrainer:
 
     @staticmethod
     def knows(plan: UniformPlan, model: Model) -> bool:
-        """Return whether torchtitan has the model and can be told the plan; it has no ZeRO-1."""
+        """Return whether torchtitan has the model and supports the plan; it has no ZeRO-1."""
         return isinstance(model.family, Llama) and plan.sharding is not Sharding.ZERO1
 
     def make_batch(self, iteration: int) -> Data:

@@ -221,7 +221,7 @@ class SearchSpec(ApiModel):
     budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
     """After so long a search answers with the best that it has found so far."""
     expressible_by: Trainer | None = None
-    """Only plans that this trainer can be told, baselines included; status.unlimited says what plans without this limit
+    """Only plans that this trainer supports, baselines included; status.unlimited says what plans without this limit
     would gain. Absent: any plan, which our worker and scripts that read the plan itself can run."""
     limits: LimitsSpec = LimitsSpec()
     """Bounds of the search."""

@@ -337,7 +337,7 @@ class TrainingPlanStatus(StatusModel):
     """Holds the plans that were chosen for trials, the best topK candidates and the baselines, in the order in which they
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""
     unlimited: UnlimitedStatus | None = None
-    """What plans that the trainer of search.expressibleBy cannot be told would gain; absent without that limit."""
+    """What plans that the trainer of search.expressibleBy does not support would gain; absent without that limit."""
     node_worth: Annotated[tuple[NodeWorthStatus, ...], Field(max_length=64)] | None = None
     """What each type of node is worth, by searches without it; absent where there is but one type, where search.objective is
     Cost, and where search.budgetSeconds left no time for it."""

@@ -162,7 +162,7 @@ def export(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Write a plan for another trainer, as near as it can be told, and predict what the difference costs."""
+    """Write a plan for another trainer, as near as that supports, and predict what the difference costs."""
     target = target_of("--to", to)
     priced = inputs.inputs(to)
     found = _unpriced(file, target, inputs) if priced is None else _priced(file, target, priced)

@@ -20,11 +20,11 @@ from trainwright.throughput import PASSES
 SLOWEST_RATE: Final = 10_000.0
 """Bytes per second below which no network of today is: 80 kbit/s."""
 FASTEST_RATE: Final = 1e14
-"""Bytes per second above which no link is: more than ten times the memory of any accelerator."""
+"""Most bytes per second of a link: more than ten times the memory of any accelerator."""
 LONGEST_LATENCY_SECONDS: Final = 1.0
-"""Latency above which no link that trains is."""
+"""Longest latency of a link that trains."""
 LEAST_MEMORY_BYTES: Final = 64 * 2**20
-"""Memory below which no accelerator is, but an emulated one."""
+"""Least memory of a real accelerator."""
 MOST_OVER_PEAK: Final = 10.0
 """Ratio to the peak that another number format cannot explain: tensor cores compute at most 8 times as fast as other units."""
 

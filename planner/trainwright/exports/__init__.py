@@ -1,4 +1,4 @@
-"""Exports of plans to other trainers and launchers, and the nearest plan that each of them can be told."""
+"""Exports of plans to other trainers and launchers, and the nearest plan that each of them supports."""
 
 from __future__ import annotations
 

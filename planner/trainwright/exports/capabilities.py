@@ -1,4 +1,4 @@
-"""Capabilities of a trainer, and what of a plan it cannot be told."""
+"""Capabilities of a trainer, and which features of a plan it does not support."""
 
 from __future__ import annotations
 
@@ -118,19 +118,19 @@ class Capabilities:
 
 
 def is_expressible(plan: Plan, capabilities: Capabilities) -> bool:
-    """Return whether a trainer can be told the plan as it is."""
+    """Return whether a trainer supports the plan as it is."""
     return not losses(plan, capabilities)
 
 
 def losses(plan: Plan, capabilities: Capabilities) -> tuple[str, ...]:
-    """Return what of the plan a trainer cannot be told, one phrase each; empty if nothing is lost."""
+    """Return which features of the plan a trainer does not support, one phrase each; empty if it supports all."""
     if capabilities.every_plan:
         return ()
     return (*_unequal_parts(plan), *_missing_features(plan, capabilities))
 
 
 def format_loss(dtype: Dtype, capabilities: Capabilities) -> str | None:
-    """Return the number format as a phrase of what a trainer cannot be told; None if it has the format."""
+    """Return a phrase that the trainer does not support the number format; None if it does."""
     return None if dtype in capabilities.dtypes else f"{dtype}: it has {' and '.join(sorted(capabilities.dtypes))}"
 
 

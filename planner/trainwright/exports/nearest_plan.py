@@ -1,4 +1,4 @@
-"""Nearest plan that a trainer can be told: pure, and from the plan alone."""
+"""Nearest plan that a trainer supports: pure, and from the plan alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_IDLE_DEVICES = 64
 
 
 def nearest_plan(plan: Plan, capabilities: Capabilities) -> Plan:
-    """Return the plan itself if the trainer can be told it, else the nearest one that it can be told."""
+    """Return the plan itself if the trainer supports it, else the nearest one that it supports."""
     return plan if is_expressible(plan, capabilities) else nearest_shapes(plan, capabilities)[0].plan()
 
 
 def nearest_shapes(plan: Plan, capabilities: Capabilities) -> list[UniformShape]:
-    """Return shapes that the trainer can be told, one for each choice of degrees and devices, nearest first.
+    """Return shapes that the trainer supports, one for each choice of degrees and devices, nearest first.
 
     Devices keep their order, stages get layers by what their devices compute in the plan, and memory is saved by as much
     or more where the trainer can.

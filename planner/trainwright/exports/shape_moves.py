@@ -1,4 +1,4 @@
-"""Moves from one shape to others that a trainer can be told, as steps of a search."""
+"""Moves from one shape to others that a trainer supports, as steps of a search."""
 
 from __future__ import annotations
 

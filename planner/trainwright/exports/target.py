@@ -21,7 +21,7 @@ ALIGNED_ENTRIES = 8
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """Plan to write for a target, which can be told it.
+    """Plan to write for a target that supports it.
 
     Attributes:
         model: what is trained; None if it was not given.

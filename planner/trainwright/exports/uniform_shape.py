@@ -1,4 +1,4 @@
-"""Uniform plans: one pipeline whose stages share their degrees, which is what trainers can be told."""
+"""Uniform plans: one pipeline whose stages share their degrees, which is what trainers support."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Moe:
     experts: Annotated[int, Bounds(1, 4096), Doc("Experts of a block that has them.")] = 8
     experts_per_token: Annotated[int, Bounds(1, 4096), Doc("Experts that each token passes through.")] = 2
     expert_every: Annotated[
-        int, Bounds(1, 1024), Doc("Every so manieth block has experts, the others one plain feed-forward.")
+        int, Bounds(1, 1024), Doc("One block in this many has experts, the others one plain feed-forward.")
     ] = 1
     intermediate_size: Annotated[
         Width | None, Doc("Width of one expert. Absent: 8/3 of hidden_size, rounded up to 256.")

@@ -1,4 +1,4 @@
-"""Price of an export: the given plan beside the one that the trainer can be told."""
+"""Price of an export: the given plan beside the one that the trainer supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search among the plans that a trainer can be told, from plans that it cannot be told."""
+"""Search among the plans that a trainer supports, from plans that it does not."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MIN_GAIN_RATIO: Final = 1e-6
 def expressible_candidates(
     problem: Problem, plans: Iterable[Plan], capabilities: Capabilities, control: SearchControl
 ) -> list[Candidate]:
-    """Return plans that the trainer can be told, fastest first; empty if none of those that were tried fits.
+    """Return plans that the trainer supports, fastest first; empty if none of those that were tried fits.
 
-    Plans that it can be told are among them; the search descends from the shapes nearest to the others.
+    Plans that it supports are among them; the search descends from the shapes nearest to the others.
     """
     if not (capabilities.sequence_parallel or capabilities.every_plan):
         problem = replace(problem, runtime=replace(problem.runtime, sequence_parallel=False))
@@ -40,7 +40,7 @@ def expressible_candidates(
 
 @dataclass(frozen=True)
 class ExpressibleSearch:
-    """Search among the plans that a trainer can be told.
+    """Search among the plans that a trainer supports.
 
     It runs another search without that limit, and descends from the shapes nearest to its plans, and from Megatron's heuristic.
     """
@@ -58,14 +58,14 @@ class ExpressibleSearch:
             plans += [candidate.plan for candidate in megatron(free, control, 1)]
         found = expressible_candidates(free, plans, capabilities, control)
         if not found:
-            raise NoFeasiblePlan("no plan that the trainer can be told fits into memory; allow other plans or trainers")
+            raise NoFeasiblePlan("no plan that the trainer supports fits into memory; allow other plans or trainers")
         fastest = (fastest_variant(unlimited[0], free), found[0])
         seconds = min(one.estimate.iteration_seconds for one in fastest)
         return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
 
 
 def _starting_plans(candidates: Sequence[Candidate], capabilities: Capabilities) -> list[Plan]:
-    """Return the fastest plans that the trainer can be told, and the fastest one of each number of stages."""
+    """Return the fastest plans that the trainer supports, and the fastest one of each number of stages."""
     plans = [candidate.plan for candidate in candidates]
     told = [plan for plan in plans if is_expressible(plan, capabilities)]
     of_each_depth: dict[tuple[int, ...], Plan] = {}
@@ -75,7 +75,7 @@ def _starting_plans(candidates: Sequence[Candidate], capabilities: Capabilities)
 
 
 def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) -> Candidate:
-    """Return the plan if the trainer can be told it, else the fastest one near it that fits.
+    """Return the plan if the trainer supports it, else the fastest one near it that fits.
 
     If none fits, the nearest one, whose estimate says what is missing.
     """

@@ -1,4 +1,4 @@
-"""Plans that a trainer can be told, from the spec to the winner, and what other plans would gain."""
+"""Plans that a trainer supports, from the spec to the winner, and what other plans would gain."""
 
 from __future__ import annotations
 

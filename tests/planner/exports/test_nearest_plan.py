@@ -1,4 +1,4 @@
-"""The nearest plan that a trainer can be told, on random plans of every kind."""
+"""The nearest plan that a trainer supports, on random plans of every kind."""
 
 from __future__ import annotations
 
