@@ -18,11 +18,12 @@ from rich.table import Table
 
 from auto_cases import cases
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import SEARCHES, Candidate, Problem, SearchControl
 from trainwright.search.auto.layer_rebalancing import scale_rows
 from trainwright.search.auto.local_search import CandidateEvaluator, local_search
 from trainwright.search.degrees import divisors
+from trainwright.strategy import Sharding, Strategy
 
 QUICK = (4, 30, 48, 58, 72, 76, 86, 88)
 """Cases of few devices, on which random plans do well."""
@@ -92,7 +93,11 @@ class _Draw:
             stages.append(
                 Stage(
                     tuple(group),
-                    (LayerRun(first, size, tensor, len(shares), scale_rows(shares, rows), sharding=sharding),),
+                    (
+                        LayerRun(
+                            first, size, Strategy(tensor, len(shares), sharding=sharding), scale_rows(shares, rows)
+                        ),
+                    ),
                 )
             )
             first += size

@@ -26,7 +26,8 @@ from itertools import pairwise
 
 from opt_350m_tables import DEVICES_PER_NODE, MEMORY_BYTES, Tables, ring_seconds
 from trainwright.cluster import Cluster
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding
 
 VALUE_BYTES = 4
 STATE_BYTES = 24
@@ -122,9 +123,9 @@ class Simulator:
     def replicas(self, stage: Stage, run: LayerRun) -> tuple[_Replica, ...]:
         """Return the data replicas of a layer run."""
         found = []
-        for rows, group in zip(run.rows, run.tensor_groups(stage.devices), strict=True):
+        for rows, group in zip(run.rows, run.strategy.tensor_groups(stage.devices), strict=True):
             names = dict.fromkeys(self.cluster.accelerator_of(device).name for device in group)
-            found.append(_Replica(rows, run.tensor, tuple(names)))
+            found.append(_Replica(rows, run.strategy.tensor, tuple(names)))
         return tuple(found)
 
     def layer_seconds(self, replica: _Replica, layer: int, *, column: int) -> float:
@@ -188,7 +189,7 @@ class _PipelineSimulation:
         """Return seconds of forward and backward of one micro-batch on the slowest replica."""
         return max(
             sum(
-                (1 + run.recompute) * self.simulator.layer_seconds(replica, layer, column=0)
+                (1 + run.strategy.recompute) * self.simulator.layer_seconds(replica, layer, column=0)
                 + self.simulator.layer_seconds(replica, layer, column=1)
                 for layer in _layers(run)
             )
@@ -255,14 +256,14 @@ class _PipelineSimulation:
         for run, replicas in zip(stage.layers, self.replicas[number], strict=True):
             rows = max(replica.rows for replica in replicas if accelerator in replica.accelerators)
             for layer in _layers(run):
-                known = self.simulator.tables.layers[str(run.tensor)][str(layer)]
+                known = self.simulator.tables.layers[str(run.strategy.tensor)][str(layer)]
                 state += _state_bytes(run) * known["params_floats"]
                 activations: float = VALUE_BYTES * rows * known["act_mem_floats"]
-                if run.recompute:
+                if run.strategy.recompute:
                     largest = max(largest, activations)
                     activations = rows * self.simulator.output_bytes(max(layer - 1, 0))
                 kept += in_flight * activations
-        is_tensor_parallel = any(run.tensor > 1 for run in stage.layers)
+        is_tensor_parallel = any(run.strategy.tensor > 1 for run in stage.layers)
         return state + kept + largest + (TENSOR_PARALLEL_RUNTIME_BYTES if is_tensor_parallel else RUNTIME_BYTES)
 
     @property
@@ -270,7 +271,10 @@ class _PipelineSimulation:
         """List the extensions of the simulator's equations that the plan needs."""
         runs = [run for stage in self.pipeline.stages for run in stage.layers]
         every = [replica for _, _, replicas in self._runs for replica in replicas]
-        if any(len({(run.tensor, run.rows, run.order) for run in stage.layers}) > 1 for stage in self.pipeline.stages):
+        if any(
+            len({(run.strategy.tensor, run.rows, run.strategy.order) for run in stage.layers}) > 1
+            for stage in self.pipeline.stages
+        ):
             yield "degrees that change inside a stage"
         if any(len({replica.rows for replica in replicas}) > 1 for _, _, replicas in self._runs):
             yield "replicas with different rows"
@@ -280,9 +284,9 @@ class _PipelineSimulation:
             yield "rows that were not measured"
         if any(len(replica.accelerators) > 1 for replica in every):
             yield "tensor groups of two accelerators"
-        if any(run.sharding is not Sharding.NONE for run in runs):
+        if any(run.strategy.sharding is not Sharding.NONE for run in runs):
             yield "sharded optimizer state"
-        if any(run.recompute for run in runs):
+        if any(run.strategy.recompute for run in runs):
             yield "recomputed layers"
 
 
@@ -292,6 +296,10 @@ def _layers(run: LayerRun) -> range:
 
 def _state_bytes(run: LayerRun) -> float:
     """Return state bytes per parameter. Raises ValueError for ZeRO-3 weights, which the simulator does not model."""
-    if run.sharding is Sharding.ZERO3 and run.data > 1:
+    if run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1:
         raise ValueError("the simulator does not know weights that are sharded")
-    return STATE_BYTES if run.sharding is Sharding.NONE else STATE_BYTES - OPTIMIZER_BYTES * (1 - 1 / run.data)
+    return (
+        STATE_BYTES
+        if run.strategy.sharding is Sharding.NONE
+        else STATE_BYTES - OPTIMIZER_BYTES * (1 - 1 / run.strategy.data)
+    )

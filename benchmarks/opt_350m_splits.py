@@ -10,6 +10,7 @@ from opt_350m_simulator import SimulatedPlan, Simulator
 from opt_350m_tables import GLOBAL_BATCH_SIZE, MODEL
 from trainwright.cluster import Cluster, Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 
 ROWS = (1, 2, 4, 8)
 TENSOR_DEGREES = (1, 2, 4)
@@ -43,7 +44,9 @@ def pipeline_plan(cluster: Cluster, cuts: tuple[Cut, ...], micro_batch_size: int
         if rest:
             raise ValueError(f"{cut.data} replicas cannot share {micro_batch_size} rows evenly")
         devices = tuple(islice(free[cut.accelerator], cut.tensor * cut.data))
-        stages.append(Stage(devices, (LayerRun(first, cut.end - first, cut.tensor, cut.data, (rows,) * cut.data),)))
+        stages.append(
+            Stage(devices, (LayerRun(first, cut.end - first, Strategy(cut.tensor, cut.data), (rows,) * cut.data),))
+        )
         first = cut.end
     pipeline = Pipeline(GLOBAL_BATCH_SIZE // micro_batch_size, micro_batch_size, tuple(stages))
     return Plan(len(MODEL.layers), GLOBAL_BATCH_SIZE, (pipeline,))

@@ -18,7 +18,8 @@ from gpu_checks.running import Subject
 from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 from trainwright_worker.device import synchronize
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
@@ -85,7 +86,7 @@ class _Rank:
         self._hardware, self._model, self._data = hardware, model, data
         layers = len(model.layers)
         devices = tuple(Device("node", slot) for slot in range(data))
-        run = LayerRun(0, layers, 1, data, (1,) * data, sharding=sharding)
+        run = LayerRun(0, layers, Strategy(1, data, sharding=sharding), (1,) * data)
         self._plan = Plan(layers, data, (Pipeline(1, data, (Stage(devices, (run,)),)),))
 
     def __enter__(self) -> Self:

@@ -24,11 +24,12 @@ from trainwright.cluster import Device
 from trainwright.families import Llama
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Schedule, Sharding, check_plan_of_model
+from trainwright.plan import Plan, Schedule, check_plan_of_model
 from trainwright.profiles import Profiles
 from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
 from trainwright.runtime import Runtime
+from trainwright.strategy import Sharding
 from trainwright.timeline import Moment
 from trainwright.training import Optimizer, RequestedDtype, Training
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
@@ -151,7 +152,7 @@ class RankBench:
         rows: defaultdict[int, set[int]] = defaultdict(set)
         for plan in self.plans.values():
             for run in (run for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers):
-                for degree in {1, run.tensor}:  # no tensor degree divides some kinds of layers
+                for degree in {1, run.strategy.tensor}:  # no tensor degree divides some kinds of layers
                     rows[degree] |= set(run.rows)
         return WorkerCommands(self.hardware).profile(self.model, rows)
 
@@ -212,7 +213,7 @@ def compute_seconds(plan: Plan, rank: int, model: Model, profiles: Profiles, acc
             kind = model.kind_of(layer)
             degree = run.tensor if kind.is_tensor_parallel else 1
             cost = profiles.cost(accelerator, kind.name, degree, rows)
-            total += (1 + run.run.recompute) * cost.forward_seconds + cost.backward_seconds
+            total += (1 + run.run.strategy.recompute) * cost.forward_seconds + cost.backward_seconds
     return plan.pipelines[stage.pipeline].micro_batches * total
 
 

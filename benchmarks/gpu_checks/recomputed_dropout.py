@@ -19,6 +19,7 @@ from gpu_checks.running import Subject
 from trainwright.cluster import Device
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers.custom import CustomModel
@@ -53,7 +54,7 @@ def find(hardware: Hardware) -> Iterator[Finding]:
 def _train(hardware: Hardware, model: Model, *, recompute: bool) -> tuple[list[float], Tensor]:
     """Return the losses of some iterations, and the weights after them."""
     torch.manual_seed(0)
-    run = LayerRun(0, len(model.layers), 1, 1, (ROWS,), recompute=recompute)
+    run = LayerRun(0, len(model.layers), Strategy(1, 1, recompute=recompute), (ROWS,))
     plan = Plan(
         len(model.layers),
         ROWS * MICRO_BATCHES,

@@ -26,7 +26,8 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
+from trainwright.strategy import Sharding
 from trainwright.worker_api import (
     NODE_NAME_VARIABLE,
     PROGRESS_MARKER,

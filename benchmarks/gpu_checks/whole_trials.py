@@ -12,7 +12,8 @@ from gpu_checks.worker_commands import INSIDE, NODE, WorkerCommands
 from trainwright.cluster import Device, Port
 from trainwright.cost.estimate import Estimate
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.strategy import Sharding, Strategy
 from trainwright.worker_api import TrialReport, TrialTask
 
 MEMORY_SHARE = 0.9
@@ -41,7 +42,7 @@ def uniform_plan(  # noqa: PLR0913 - what such a plan states
     made = tuple(
         Stage(
             tuple(devices[number * size : (number + 1) * size]),
-            (LayerRun(first, end - first, tensor, data, split_rows(rows, data), **strategy),),  # type: ignore[arg-type]
+            (LayerRun(first, end - first, Strategy(tensor, data, **strategy), split_rows(rows, data)),),  # type: ignore[arg-type]
         )
         for number, (first, end) in enumerate(pairwise(cuts))
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from trainwright.cluster import Device
 from trainwright.families import Gpt, Llama
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.strategy import Sharding, Strategy
 
 MODELS = {
     "GPT": Model.of(Gpt(layers=4, hidden_size=256, heads=8, sequence_length=128, vocabulary_size=512)),
@@ -77,10 +78,7 @@ class UniformPlan:
         for number in range(self.stages):
             layers = self.layers_of(number, model)
             rows = (self.replica_rows,) * self.data
-            run = LayerRun(
-                layers.start, len(layers), self.tensor, self.data, rows, sharding=self.sharding,
-                sequence_parallel=self.along_sequence,
-            )  # fmt: skip
+            run = LayerRun(layers.start, len(layers), Strategy(self.tensor, self.data, sharding=self.sharding, sequence_parallel=self.along_sequence), rows)  # fmt: skip
             stages.append(Stage(devices[number * size : (number + 1) * size], (run,)))
         pipeline = Pipeline(self.micro_batches, self.replica_rows * self.data, tuple(stages))
         return Plan(len(model.layers), ROWS, (pipeline,))

@@ -34,7 +34,7 @@ from trainers.plans import FULLY_SHARDED, ROWS, UniformPlan  # noqa: E402
 from trainers.torch_trainer import make_rows  # noqa: E402
 from trainwright.families import Llama  # noqa: E402
 from trainwright.model import Model  # noqa: E402
-from trainwright.plan import Sharding  # noqa: E402
+from trainwright.strategy import Sharding  # noqa: E402
 from trainwright_worker.executor.executor import TrainingConfig as OurTraining  # noqa: E402
 from trainwright_worker.layers.layer import Data, Layer, SharedWeights  # noqa: E402
 from trainwright_worker.layers.registry import make_family_layers  # noqa: E402

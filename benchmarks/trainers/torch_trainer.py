@@ -23,7 +23,7 @@ from trainers.plans import FULLY_SHARDED, ROWS, UniformPlan
 from trainers.torch_models import StageModel
 from trainwright.families import Gpt, Llama
 from trainwright.model import Model
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright_worker.executor.executor import TrainingConfig
 from trainwright_worker.layers.layer import Data, FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers

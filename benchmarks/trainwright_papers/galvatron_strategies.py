@@ -9,8 +9,9 @@ from operator import attrgetter
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import Candidate, Problem
+from trainwright.strategy import Sharding, Strategy
 from trainwright_papers.amp_settings import split_blocks_evenly
 from trainwright_papers.galvatron_search import PartitionBalance, SearchSpace, best_plans
 from trainwright_papers.galvatron_settings import BATCH_STEP, BatchSizeSearch
@@ -59,7 +60,7 @@ class UniformStrategy:
             size, rest = divmod(batch, micro_batches)
             if rest or size % data:
                 break
-            run = LayerRun(0, 1, tensor, data, (size // data,) * data, sharding=self.sharding)
+            run = LayerRun(0, 1, Strategy(tensor, data, sharding=self.sharding), (size // data,) * data)
             stages = _uniform_stages(run, problem.devices, stage_ends)
             yield Plan(len(problem.model.layers), batch, (Pipeline(micro_batches, size, stages),), Schedule.GPIPE)
 
@@ -99,7 +100,17 @@ def _uniform_stages(like: LayerRun, devices: tuple[Device, ...], stage_ends: tup
     size = len(devices) // len(stage_ends)
     groups = (devices[first : first + size] for first in range(0, len(devices), size))
     return tuple(
-        Stage(group, (LayerRun(first, end - first, like.tensor, like.data, like.rows, sharding=like.sharding),))
+        Stage(
+            group,
+            (
+                LayerRun(
+                    first,
+                    end - first,
+                    Strategy(like.strategy.tensor, like.strategy.data, sharding=like.strategy.sharding),
+                    like.rows,
+                ),
+            ),
+        )
         for group, first, end in zip(groups, (0, *stage_ends), stage_ends, strict=False)
     )
 
@@ -112,15 +123,15 @@ def _deepspeed_3d(devices: int) -> tuple[int, int, int]:
 
 def is_without_checkpointing(run: LayerRun) -> bool:
     """Return whether activations are stored (no CKPT)."""
-    return not run.recompute
+    return not run.strategy.recompute
 
 
 def _is_data_or_tensor(run: LayerRun) -> bool:
-    return not run.recompute and run.sharding is Sharding.NONE
+    return not run.strategy.recompute and run.strategy.sharding is Sharding.NONE
 
 
 def _is_data(run: LayerRun) -> bool:
-    return _is_data_or_tensor(run) and run.tensor == 1
+    return _is_data_or_tensor(run) and run.strategy.tensor == 1
 
 
 def _is_any(_: LayerRun) -> bool:

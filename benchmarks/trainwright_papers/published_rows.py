@@ -20,7 +20,8 @@ from trainwright.families import Bert
 from trainwright.families.blocks import HEAD
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.strategy import Sharding, Strategy
 from trainwright_papers.published_models import named_model
 
 _GPU = re.compile(r"(?P<card>.+?)(?:_(?P<watts>\d+)W)?")
@@ -137,12 +138,14 @@ class PublishedRow:
             LayerRun(
                 start,
                 number,
-                self.tp,
-                self.dp,
+                Strategy(
+                    self.tp,
+                    self.dp,
+                    sharding=self.sharding,
+                    recompute=again,
+                    sequence_parallel=sequence_parallel and self.tp > 1,
+                ),
                 rows,
-                sharding=self.sharding,
-                recompute=again,
-                sequence_parallel=sequence_parallel and self.tp > 1,
             )
             for start, number, again in parts
             if number

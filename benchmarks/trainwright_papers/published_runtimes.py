@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainwright.layer import Attention
-from trainwright.plan import Sharding
 from trainwright.runtime import AttentionLibrary, Kernels, Runtime, SelectiveRecompute
 from trainwright.runtime_presets import runtime_preset
+from trainwright.strategy import Sharding
 from trainwright_papers.published_rows import PublishedRow
 
 

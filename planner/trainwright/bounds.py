@@ -19,6 +19,9 @@ MOST_ROWS: Final = 2**40
 OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 """Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
 
+FLAT: Final = object()
+"""Mark of a field whose own fields documents write in its place."""
+
 Bytes = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Slot = Annotated[int, Field(ge=0, le=MOST_ROWS)]

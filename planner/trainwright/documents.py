@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainwright.document_kind import KINDS, TAKEN_BY, kind_by_fields, kind_of
+from trainwright.flat_parts import DOCUMENT_CONFIG, field_types, field_values, write_flat
 from trainwright.outside.plain_data import plain_data
 from trainwright.outside.plain_text import find_control, may_hold_controls
 from trainwright.quantity import expected_quantity
@@ -95,8 +96,9 @@ def _forbid_unknown_fields(noun: Any) -> None:
     if is_dataclass(noun) and isinstance(noun, type):
         if "__pydantic_config__" in vars(noun):
             return
-        noun.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
-        members = tuple(get_type_hints(noun).values())
+        noun.__pydantic_config__ = DOCUMENT_CONFIG  # type: ignore[attr-defined]
+        write_flat(noun)
+        members = tuple(field_types(noun).values())
     else:
         members = get_args(noun)
     for member in members:
@@ -256,11 +258,13 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
     reached = [noun]
     for part in path:
         options = [option for one in reached for option in (one, *get_args(one))]
-        hints = [get_type_hints(option) for option in options if is_dataclass(option) and isinstance(option, type)]
+        hints = [field_types(option) for option in options if is_dataclass(option) and isinstance(option, type)]
         named = [found[part] for found in hints if isinstance(part, str) and part in found]
         reached = named or [argument for one in options for argument in get_args(one)]
     options = [option for one in reached for option in (one, *get_args(one))]
-    return [field.name for option in options if is_dataclass(option) for field in fields(option)]
+    return [
+        name for option in options if isinstance(option, type) and is_dataclass(option) for name in field_types(option)
+    ]
 
 
 def _refuse_truth_for_number(written: Any, found: Any, source: str, where: str) -> None:
@@ -268,10 +272,9 @@ def _refuse_truth_for_number(written: Any, found: Any, source: str, where: str) 
     if isinstance(written, bool) and isinstance(found, int | float) and not isinstance(found, bool):
         raise DocumentError(f"{source}: {where}: expected a number, got {str(written).lower()}; write the number")
     if isinstance(written, dict) and is_dataclass(found):
+        values = field_values(found)
         for name, value in written.items():
-            _refuse_truth_for_number(
-                value, getattr(found, str(name), None), source, f"{where}.{name}" if where else name
-            )
+            _refuse_truth_for_number(value, values.get(name), source, f"{where}.{name}" if where else name)
     elif isinstance(written, list) and isinstance(found, tuple):
         for number, (value, member) in enumerate(zip(written, found, strict=False)):
             _refuse_truth_for_number(value, member, source, f"{where}.{number}")
@@ -315,7 +318,7 @@ def _too_large(value: Any, where: str) -> str | None:
     if isinstance(value, int | float):
         return where if abs(value) > LARGEST_NUMBER else None
     if is_dataclass(value):
-        members = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        members = list(field_values(value).items())
     elif isinstance(value, dict):
         members = [(_plain(str(name)), member) for name, member in value.items()]
     elif isinstance(value, tuple | list):

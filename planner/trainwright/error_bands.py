@@ -14,7 +14,8 @@ from typing import Final
 
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.documents import adapter
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
+from trainwright.strategy import Sharding
 
 MEAN_MEASURED_ERROR: Final = 0.015
 """Mean error of predictions with measured profiles, on emulated devices (docs/accuracy.md)."""
@@ -44,10 +45,10 @@ class ErrorBand:
 def plan_kind(plan: Plan) -> str:
     """Return how a plan divides the model: any of tp, pp and fsdp or dp, or `one GPU`."""
     runs = [run for stage in plan.stages for run in stage.layers]
-    shards = any(run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 for run in runs)
-    replicas = len(plan.pipelines) > 1 or any(run.data > 1 for run in runs)
+    shards = any(run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.strategy.data > 1 for run in runs)
+    replicas = len(plan.pipelines) > 1 or any(run.strategy.data > 1 for run in runs)
     parts = [
-        *(["tp"] if any(run.tensor > 1 for run in runs) else []),
+        *(["tp"] if any(run.strategy.tensor > 1 for run in runs) else []),
         *(["pp"] if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) else []),
         *(["fsdp"] if shards else ["dp"] if replicas else []),
     ]

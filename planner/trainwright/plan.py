@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, groupby
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-from trainwright.bounds import OMITTED_DEFAULT
+from trainwright.bounds import FLAT
 from trainwright.cluster import Device
 from trainwright.document_kind import document
 from trainwright.layer import LayerList
-
-T = TypeVar("T")
+from trainwright.strategy import Strategy
 
 
 class Schedule(StrEnum):
@@ -24,69 +23,28 @@ class Schedule(StrEnum):
     GPIPE = "gpipe"
 
 
-class Sharding(StrEnum):
-    """State that a layer's replicas shard among them (ZeRO stages)."""
-
-    NONE = "none"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-
-
-class RankOrder(StrEnum):
-    """Degree that runs over neighbouring devices of a stage."""
-
-    TENSOR_INNER = "tensor_inner"
-    DATA_INNER = "data_inner"
-
-    def tensor_groups(self, members: tuple[T, ...], tensor: int) -> tuple[tuple[T, ...], ...]:
-        """Split the members of a stage into the tensor group of each data replica, in order."""
-        if self is RankOrder.TENSOR_INNER:
-            return tuple(members[start : start + tensor] for start in range(0, len(members), tensor))
-        data = len(members) // tensor
-        return tuple(members[replica::data] for replica in range(data))
-
-    def members(self, tensor_groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
-        """Return the members of a stage in device order, given its tensor groups: the inverse of `tensor_groups`."""
-        rows = tensor_groups if self is RankOrder.TENSOR_INNER else zip(*tensor_groups, strict=True)
-        return tuple(chain.from_iterable(rows))
-
-
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     """Consecutive layers with one strategy.
 
     Attributes:
         first, count: the layers `first … first + count - 1` of the model.
-        tensor, data: degrees; their product is the number of the stage's devices.
+        strategy: documents write its fields in its place.
         rows: rows of a micro-batch by data replica; they may be uneven.
-        recompute: compute activations again in the backward instead of saving them.
-        sequence_parallel: tensor groups divide activations along the sequence outside of products and attention (Korthikanti et
-            al. 2022), in layers that allow it and whose sequences the tensor degree divides; results do not change.
-        keep_gathered_weights: under zero3 weights stay gathered from the first forward of an iteration to its last backward,
-            instead of being gathered for every pass; results do not change.
     """
 
     first: int
     count: int
-    tensor: int
-    data: int
+    strategy: Annotated[Strategy, FLAT]
     rows: tuple[int, ...]
-    order: RankOrder = RankOrder.TENSOR_INNER
-    sharding: Sharding = Sharding.NONE
-    recompute: bool = False
-    sequence_parallel: Annotated[bool, OMITTED_DEFAULT] = False
-    keep_gathered_weights: Annotated[bool, OMITTED_DEFAULT] = False
 
     def __post_init__(self) -> None:
-        where = f"layers {self.first}…{self.end - 1}"
+        where, data = f"layers {self.first}…{self.end - 1}", self.strategy.data
         if self.first < 0 or self.count < 1:
             raise ValueError(f"a layer run needs first >= 0 and count >= 1, got first {self.first}, count {self.count}")
-        if self.tensor < 1 or self.data < 1:
-            raise ValueError(f"{where}: degrees must be at least 1, got tensor {self.tensor}, data {self.data}")
-        if len(self.rows) != self.data:
+        if len(self.rows) != data:
             raise ValueError(
-                f"{where}: rows must name one part for each of the {self.data} data replicas, got {len(self.rows)} parts"
+                f"{where}: rows must name one part for each of the {data} data replicas, got {len(self.rows)} parts"
             )
         if min(self.rows) < 1:
             raise ValueError(f"{where}: every data replica needs at least one row, got rows {list(self.rows)}")
@@ -96,13 +54,9 @@ class LayerRun:
         """Index after the last layer."""
         return self.first + self.count
 
-    def tensor_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """Return the tensor group of each data replica, in order."""
-        return self.order.tensor_groups(devices, self.tensor)
-
-    def data_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """Return the devices with the same shard of the weights, for each tensor rank in order."""
-        return tuple(zip(*self.tensor_groups(devices), strict=True))
+    def with_strategy(self, **changes: Any) -> LayerRun:
+        """Return the run with some fields of its strategy changed."""
+        return replace(self, strategy=self.strategy.replace(**changes))
 
 
 def split_rows(rows: int, data: int) -> tuple[int, ...]:
@@ -122,10 +76,11 @@ class Stage:
         if not self.devices or not self.layers:
             raise ValueError("a stage needs at least one device and at least one layer run")
         for run in self.layers:
-            if run.tensor * run.data != len(self.devices):
+            strategy = run.strategy
+            if strategy.width != len(self.devices):
                 raise ValueError(
-                    f"layers {run.first}…{run.end - 1}: tensor {run.tensor} × data {run.data} = "
-                    f"{run.tensor * run.data}, but the stage has {len(self.devices)} devices; make them equal"
+                    f"layers {run.first}…{run.end - 1}: tensor {strategy.tensor} × data {strategy.data} = "
+                    f"{strategy.width}, but the stage has {len(self.devices)} devices; make them equal"
                 )
         for run, following in zip(self.layers, self.layers[1:], strict=False):
             if following.first != run.end:
@@ -275,8 +230,8 @@ def check_plan_of_model(plan: Plan, stack: LayerList, file: str) -> None:
             "model that the plan was made for"
         )
     for run in chain.from_iterable(stage.layers for stage in plan.stages):
-        named = f"layers {run.first}…{run.end - 1}: tensor degree {run.tensor}"
-        check_tensor_degree(named, run.tensor, stack.max_tensor_degree)
+        named = f"layers {run.first}…{run.end - 1}: tensor degree {run.strategy.tensor}"
+        check_tensor_degree(named, run.strategy.tensor, stack.max_tensor_degree)
 
 
 def check_tensor_degree(named: str, tensor: int, most: int) -> None:
@@ -316,7 +271,7 @@ def format_batches(pipeline: Pipeline) -> str:
 
 def format_degrees(stage: Stage) -> str:
     """Format `dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
-    data, tensor = ({getattr(run, name) for run in stage.layers} for name in ("data", "tensor"))
+    data, tensor = ({getattr(run.strategy, name) for run in stage.layers} for name in ("data", "tensor"))
     return f"dp{format_range(data)} tp{format_range(tensor)}"
 
 

@@ -9,7 +9,8 @@ from itertools import accumulate, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from trainwright.model import Model
-from trainwright.plan import LayerRun, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Stage
+from trainwright.strategy import RankOrder, Sharding
 
 T = TypeVar("T", bound=Hashable)
 Interval = tuple[int, int]
@@ -58,7 +59,7 @@ class RankLayout(Generic[T]):
 
     @classmethod
     def of(cls, members: tuple[T, ...], run: LayerRun) -> RankLayout[T]:
-        return RankLayout(members, run.tensor, run.data, run.order, run.rows)
+        return RankLayout(members, run.strategy.tensor, run.strategy.data, run.strategy.order, run.rows)
 
     @cached_property
     def by_index(self) -> RankLayout[int]:
@@ -202,8 +203,8 @@ def divides_boundary(model: Model, above: LayerRun, below: LayerRun) -> bool:
     (Megatron-LM). The layers at both sides must be sequence parallel, at one tensor degree.
     """
     sides = (above, above.end - 1), (below, below.first)
-    return above.tensor == below.tensor and all(
-        run.sequence_parallel and model.allows_sequence_parallel(model.kind_of(layer), run.tensor)
+    return above.strategy.tensor == below.strategy.tensor and all(
+        run.strategy.sequence_parallel and model.allows_sequence_parallel(model.kind_of(layer), run.strategy.tensor)
         for run, layer in sides
     )
 

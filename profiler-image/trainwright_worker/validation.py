@@ -160,7 +160,7 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
-                if problem := _degree_problem(model, run.tensor):
+                if problem := _degree_problem(model, run.strategy.tensor):
                     yield (f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}: {problem}")
 
 

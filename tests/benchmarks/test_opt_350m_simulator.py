@@ -13,8 +13,9 @@ from opt_350m_simulator import Simulator
 from opt_350m_splits import best_fitting
 from opt_350m_tables import BUCKET_BYTES, VARIABLE, Tables, ring_seconds
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.profile_imports.bandwidth_curves import BandwidthCurve
+from trainwright.strategy import Sharding, Strategy
 
 SLOW, FAST = "V100-16", "A100-40"
 BETWEEN = {1: 1e9, 2: 2e9, 4: 4e9}
@@ -80,7 +81,7 @@ def simulator(tmp_path):
 
 def stage(name: str, tensor: int, rows: tuple[int, ...], first: int, end: int, **more) -> Stage:
     devices = [Device(f"{name}-{n}", slot) for n in range(2) for slot in range(4)][: tensor * len(rows)]
-    return Stage(tuple(devices), (LayerRun(first, end - first, tensor, len(rows), rows, **more),))
+    return Stage(tuple(devices), (LayerRun(first, end - first, Strategy(tensor, len(rows), **more), rows),))
 
 
 def plan(*stages: Stage, micro_batches: int = 4) -> Plan:
@@ -115,7 +116,7 @@ def test_stages_in_the_middle_send_both_ways(simulator):
 
 
 def _on_second_node(first: int, end: int) -> Stage:
-    return Stage((Device(f"{FAST}-1", 0),), (LayerRun(first, end - first, 1, 1, (2,)),))
+    return Stage((Device(f"{FAST}-1", 0),), (LayerRun(first, end - first, Strategy(1, 1), (2,)),))
 
 
 def test_memory_counts_the_later_stages(tmp_path):
@@ -175,7 +176,7 @@ def test_pipelines_reduce_whole_gradients(simulator):
 
 def test_runs_of_layers_with_their_own_degrees_go_one_after_the_other(simulator):
     devices = tuple(Device(f"{FAST}-0", slot) for slot in range(2))
-    mixed = Stage(devices, (LayerRun(0, 1, 2, 1, (2,)), LayerRun(1, 2, 1, 2, (1, 1))))
+    mixed = Stage(devices, (LayerRun(0, 1, Strategy(2, 1), (2,)), LayerRun(1, 2, Strategy(1, 2), (1, 1))))
     verdict = simulator.judge(plan(mixed))
     one = sum(seconds(FAST, 2, 2, 0)[:2]) + sum(sum(seconds(FAST, 1, 1, layer)[:2]) for layer in (1, 2))
     assert verdict.pipeline_seconds == pytest.approx(4 * one + seconds(FAST, 2, 2, 0)[2])
@@ -183,7 +184,7 @@ def test_runs_of_layers_with_their_own_degrees_go_one_after_the_other(simulator)
     assert verdict.unmodelled == ("degrees that change inside a stage",)
     # Two runs of one strategy cost the same as one run.
     whole = simulator.judge(plan(stage(FAST, 1, (1, 1), 0, 3)))
-    cut = Stage(devices, (LayerRun(0, 2, 1, 2, (1, 1)), LayerRun(2, 1, 1, 2, (1, 1))))
+    cut = Stage(devices, (LayerRun(0, 2, Strategy(1, 2), (1, 1)), LayerRun(2, 1, Strategy(1, 2), (1, 1))))
     halves = simulator.judge(plan(cut))
     assert (halves.seconds, halves.memory_shortfall_bytes) == pytest.approx(
         (whole.seconds, whole.memory_shortfall_bytes)

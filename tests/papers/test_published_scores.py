@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright.cli import app
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright_papers.published_models import named_model
 from trainwright_papers.published_rows import PublishedRow, read_rows
 from trainwright_papers.published_runtimes import runtime_of
@@ -58,7 +58,7 @@ def test_plan_has_the_degrees_and_the_recomputed_share_of_its_row():
     cluster = ROW.cluster()
     plan = ROW.plan(26, cluster)
     assert plan.summary() == "pp2 dp4 tp2 mb2×8 [13 13]"
-    assert [sum(run.count for run in stage.layers if run.recompute) for stage in plan.stages] == [6, 6]
+    assert [sum(run.count for run in stage.layers if run.strategy.recompute) for stage in plan.stages] == [6, 6]
     assert len(cluster.devices) == 16
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Schedule
 from trainwright.search import run
+from trainwright.strategy import Sharding
 from trainwright_papers import amp_settings, galvatron_throughput, tables
 from trainwright_papers.amp_methods import with_stage_ends
 from trainwright_papers.amp_settings import split_blocks_evenly, split_parameters_evenly
@@ -102,13 +103,16 @@ def test_split_blocks_evenly_counts_blocks_of_every_kind():
 def test_uniform_strategies_have_the_degrees_of_their_names():
     problem = galvatron_problem(EIGHT_TITAN, "ViT-Huge-32", 16, 64)
     runs = {name: next(iter(STRATEGIES[name].plans(problem))).pipelines[0].stages for name in (DP, TP, PP, SDP)}
-    assert [(len(stages), stages[0].layers[0].data, stages[0].layers[0].tensor) for stages in runs.values()] == [
+    assert [
+        (len(stages), stages[0].layers[0].strategy.data, stages[0].layers[0].strategy.tensor)
+        for stages in runs.values()
+    ] == [
         (1, 8, 1),
         (1, 1, 8),
         (8, 1, 1),
         (1, 8, 1),
     ]
-    assert runs[SDP][0].layers[0].sharding is Sharding.ZERO3
+    assert runs[SDP][0].layers[0].strategy.sharding is Sharding.ZERO3
 
 
 def test_searched_strategies_stay_inside_their_space():
@@ -116,9 +120,13 @@ def test_searched_strategies_stay_inside_their_space():
     found = {name: STRATEGIES[name].best(problem).plan for name in (DP_TP, DP_PP, GALVATRON, BASE)}
     runs = {name: [run for stage in plan.pipelines[0].stages for run in stage.layers] for name, plan in found.items()}
     assert len(found[DP_TP].pipelines[0].stages) == 1
-    assert all(run.tensor == 1 for run in runs[DP_PP])
-    assert all(run.sharding is Sharding.NONE and not run.recompute for name in (DP_TP, DP_PP) for run in runs[name])
-    assert not any(run.recompute for run in runs[GALVATRON])
+    assert all(run.strategy.tensor == 1 for run in runs[DP_PP])
+    assert all(
+        run.strategy.sharding is Sharding.NONE and not run.strategy.recompute
+        for name in (DP_TP, DP_PP)
+        for run in runs[name]
+    )
+    assert not any(run.strategy.recompute for run in runs[GALVATRON])
     assert all(plan.schedule is Schedule.GPIPE for plan in found.values())
 
 
@@ -127,7 +135,7 @@ def test_larger_batches_fit_when_layers_are_recomputed():
     assert STRATEGIES[GALVATRON].best(problem) is None
     best = STRATEGIES[BASE].best(problem)
     assert best.estimate.feasible
-    assert any(run.recompute for stage in best.plan.pipelines[0].stages for run in stage.layers)
+    assert any(run.strategy.recompute for stage in best.plan.pipelines[0].stages for run in stage.layers)
 
 
 def test_xhuge_model_fits_on_64_devices_only_when_it_is_divided():

@@ -13,6 +13,7 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.search import Limits, Problem, RequiredProfile, required_profiles
+from trainwright.strategy import Strategy
 from trainwright.training import Training
 
 FAST = Accelerator("emulated-fast", 16 * 2**30, Emulation(1.2e9, 0.002, 5e7))
@@ -107,7 +108,7 @@ def _plan(
     stages = []
     first = 0
     for number, count in enumerate(layers):
-        run = LayerRun(first, count, tensor, data, (rows,) * data)
+        run = LayerRun(first, count, Strategy(tensor, data), (rows,) * data)
         stages.append(Stage(chosen[number * size : (number + 1) * size], (run,)))
         first += count
     micro = rows * data

@@ -20,6 +20,7 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import (
     FAILURE_MARKER,
     PROGRESS_MARKER,
@@ -141,7 +142,7 @@ class Make:
         stages = tuple(
             Stage(
                 devices[stage * size : (stage + 1) * size],
-                (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], tensor, data, rows),),
+                (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], Strategy(tensor, data), rows),),
             )
             for stage in range(count)
         )
@@ -166,7 +167,7 @@ def executor() -> Iterator[Callable[..., PlanExecutor]]:
     def of(model: Model, rank: int = 0, *, data: int = 1, tensor: int = 1, recompute: bool = False) -> PlanExecutor:
         torch.manual_seed(0)  # every process starts with the same generator
         layers, devices = len(model.layers), tuple(Device("node", slot) for slot in range(data * tensor))
-        run = LayerRun(0, layers, tensor, data, (4 // data,) * data, recompute=recompute)
+        run = LayerRun(0, layers, Strategy(tensor, data, recompute=recompute), (4 // data,) * data)
         plan = Plan(layers, 8, (Pipeline(2, 4, (Stage(devices, (run,)),)),))
         return PlanExecutor(plan, model, TrainingConfig("sgd", 0.1), RankContext(rank, torch.device("cpu")), groups)
 

@@ -26,6 +26,7 @@ from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.training import Training
 from trainwright_worker.checkpoint_conversion import to_torch, to_worker
 from trainwright_worker.executor.checkpoint import load, save
@@ -52,13 +53,13 @@ class Case:
 
 def two_stages(layers: int) -> Plan:
     half = layers // 2
-    runs = LayerRun(0, half, 1, 1, (2,)), LayerRun(half, layers - half, 1, 1, (2,))
+    runs = LayerRun(0, half, Strategy(1, 1), (2,)), LayerRun(half, layers - half, Strategy(1, 1), (2,))
     stages = tuple(Stage((device,), (run,)) for device, run in zip(DEVICES, runs, strict=True))
     return Plan(layers, ROWS, (Pipeline(ROWS // 2, 2, stages),))
 
 
 def tensor_group(layers: int) -> Plan:
-    run = LayerRun(0, layers, 2, 1, (ROWS,), sequence_parallel=True)
+    run = LayerRun(0, layers, Strategy(2, 1, sequence_parallel=True), (ROWS,))
     return Plan(layers, ROWS, (Pipeline(1, ROWS, (Stage(DEVICES, (run,)),)),))
 
 

@@ -144,7 +144,7 @@ def steps(plan: Plan, model: Model) -> Iterator[Step]:
     """Yield what a case runs, by name."""
     for rank in range(len(plan.devices)):
         yield f"rank {rank}", partial(run_rank, plan, model, rank)
-    degrees = {run.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
+    degrees = {run.strategy.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
     for degree in sorted(degrees):
         for kind in model.kinds:
             if degree == 1 or (model.divided_kind(kind) or kind).is_tensor_parallel:

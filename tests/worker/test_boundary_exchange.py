@@ -19,8 +19,9 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.boundaries import BoundaryMessages, boundary_messages
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Network
-from trainwright.plan import LayerRun, RankOrder
+from trainwright.plan import LayerRun
 from trainwright.rank_layout import RankLayout, boundary_transfers
+from trainwright.strategy import RankOrder, Strategy
 from trainwright_worker.executor import boundary_exchange
 from trainwright_worker.executor.boundary_exchange import BoundaryReceiver, BoundarySender, BoundarySpec
 from trainwright_worker.executor.plan_ranks import Ranks, RunRanks
@@ -39,7 +40,7 @@ def runs(draw: st.DrawFn, first_rank: int, rows: int) -> RunRanks:
     ranks = tuple(draw(st.permutations(range(first_rank, first_rank + tensor * data))))
     order = draw(st.sampled_from(RankOrder))
     own = {rank: draw(st.sampled_from(NODES)) for rank in ranks}
-    return RunRanks(ranks, tensor, data, order, split, LayerRun(0, 1, tensor, data, split, order), own)
+    return RunRanks(ranks, tensor, data, order, split, LayerRun(0, 1, Strategy(tensor, data, order), split), own)
 
 
 @st.composite

@@ -14,6 +14,7 @@ from trainwright.cluster import Device, Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright_worker import trial
 from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
@@ -43,7 +44,7 @@ def test_kinds_without_tensor_parallelism_take_full_time_on_every_rank() -> None
 
 def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
     """Return what emulated pacing reads of a rank's stage, on a single node; `runs` states each layer's properties."""
-    devices = tuple(Device("node", slot) for slot in range(runs[0][0].tensor * runs[0][0].data))
+    devices = tuple(Device("node", slot) for slot in range(runs[0][0].strategy.tensor * runs[0][0].strategy.data))
     plan = Plan(4, 2, (Pipeline(1, 2, (Stage(devices, tuple(run for run, _ in runs)),)),))
     meshes = PlanRanks.of(plan).pipelines[0][0].runs
     made = tuple(
@@ -55,7 +56,7 @@ def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
                 is_sequence_parallel="parts" in words and run.first + place in BLOCKS,
                 scatters_boundary="parts" in words and run.first + place == BLOCKS[0],
                 gathers_boundary="parts" in words and run.first + place == BLOCKS[-1],
-                is_recomputed=run.recompute,
+                is_recomputed=run.strategy.recompute,
                 overlaps_reduction="reduces" in words,
             )
             for place in range(run.count)
@@ -79,7 +80,7 @@ LOOKED_UP, PLACED = seconds(MODEL.divided_kind(EMBEDDING), tensor=2)
 
 
 def test_pass_without_communication_is_one_chunk() -> None:
-    pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), []))
+    pace = pace_of((LayerRun(0, 4, Strategy(1, 1), (2,)), []))
     assert pace.forward == pytest.approx((E + 2 * B + H,))
     assert pace.backward == pace.last_backward == pytest.approx((2 * (E + 2 * B + H),))
     assert pace.update == (1e-5,)
@@ -87,7 +88,7 @@ def test_pass_without_communication_is_one_chunk() -> None:
 
 def test_tensor_parallel_pass_is_split_at_collectives() -> None:
     """The embedding sums what ranks looked up; the loss ends when statistics of the logits are gathered."""
-    pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), []))
+    pace = pace_of((LayerRun(0, 4, Strategy(2, 1), (2,)), []))
     a, b = seconds(BLOCK, tensor=2)
     assert pytest.approx(LOOKED_UP + PLACED) == E
     assert PROJECTED < H
@@ -97,7 +98,7 @@ def test_tensor_parallel_pass_is_split_at_collectives() -> None:
 
 def test_sequence_parallel_segment_has_a_collective_at_both_ends() -> None:
     """Between two segments two communications follow each other; a boundary's gradients are gathered last."""
-    pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), ["parts"]))
+    pace = pace_of((LayerRun(0, 4, Strategy(2, 1), (2,)), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     block = (a, 0, b, 0)
     assert pace.forward == pytest.approx((LOOKED_UP, PLACED, *block, *block, PROJECTED, 0))
@@ -105,7 +106,7 @@ def test_sequence_parallel_segment_has_a_collective_at_both_ends() -> None:
 
 
 def test_sequence_parallel_recompute_repeats_collectives() -> None:
-    pace = pace_of((LayerRun(0, 4, 2, 1, (2,), recompute=True), ["parts"]))
+    pace = pace_of((LayerRun(0, 4, Strategy(2, 1, recompute=True), (2,)), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     again = (a, 0, b, 0, 2 * b, 0, 2 * a)
     assert pace.forward == pytest.approx((LOOKED_UP, PLACED, a, 0, b, 0, a, 0, b, 0, PROJECTED, 0))
@@ -114,12 +115,12 @@ def test_sequence_parallel_recompute_repeats_collectives() -> None:
 
 
 def test_recomputed_layers_compute_twice_in_the_backward() -> None:
-    pace = pace_of((LayerRun(0, 4, 1, 1, (2,), recompute=True), []))
+    pace = pace_of((LayerRun(0, 4, Strategy(1, 1, recompute=True), (2,)), []))
     assert pace.backward == pytest.approx((3 * (E + 2 * B + H),))
 
 
 def test_pass_is_split_where_rows_are_redistributed() -> None:
-    pace = pace_of((LayerRun(0, 2, 1, 2, (1, 1)), []), (LayerRun(2, 2, 2, 1, (2,)), []))
+    pace = pace_of((LayerRun(0, 2, Strategy(1, 2), (1, 1)), []), (LayerRun(2, 2, Strategy(2, 1), (2,)), []))
     one = sum(seconds(EMBEDDING, rows=1)) + sum(seconds(BLOCK, rows=1))
     a, b = seconds(BLOCK, tensor=2)
     assert pace.forward == pytest.approx((one, a, b, PROJECTED, 0))
@@ -127,14 +128,16 @@ def test_pass_is_split_where_rows_are_redistributed() -> None:
 
 
 def test_pass_is_split_where_weights_are_gathered_and_gradients_reduced() -> None:
-    pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), ["gathers", "reduces"]))
+    pace = pace_of((LayerRun(0, 4, Strategy(1, 1), (2,)), ["gathers", "reduces"]))
     assert pace.forward == pytest.approx((0, E, B, B, H))
     assert pace.backward == pytest.approx((0, 2 * H, 2 * B, 2 * B, 2 * E))
     assert pace.last_backward == pytest.approx((0, 2 * H, 0, 2 * B, 0, 2 * B, 0, 2 * E, 0))
 
 
 def test_a_real_device_has_no_pace() -> None:
-    assert EmulatedStagePace.of(None, MODEL, stage((LayerRun(0, 4, 1, 1, (2,)), [])), 0) == EmulatedStagePace()
+    assert (
+        EmulatedStagePace.of(None, MODEL, stage((LayerRun(0, 4, Strategy(1, 1), (2,)), [])), 0) == EmulatedStagePace()
+    )
 
 
 class Clock:

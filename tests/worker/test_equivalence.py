@@ -14,8 +14,9 @@ from plan_cases import GPT, OTHERS, case, combinations_of, model_of, runs_of
 
 from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import divides_boundary
+from trainwright.strategy import Sharding, Strategy
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
 
@@ -47,7 +48,7 @@ def sharing_out(shardings: tuple[Sharding, ...], tensor: int) -> dict:
     """Return pipelines of one stage whose two replicas shard all weights, the tied one included."""
     layers, size = GPT["gpt"]["layers"] + 2, 2 * tensor
     pipelines = tuple(
-        Pipeline(1, 3, (Stage(devices, (LayerRun(0, layers, tensor, 2, (2, 1), sharding=sharding),)),))
+        Pipeline(1, 3, (Stage(devices, (LayerRun(0, layers, Strategy(tensor, 2, sharding=sharding), (2, 1)),)),))
         for number, sharding in enumerate(shardings)
         for devices in [tuple(Device("node", size * number + slot) for slot in range(size))]
     )

@@ -15,7 +15,8 @@ from recorded_calls import Call, Record, Wait, recording
 from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 from trainwright_worker.executor import gradient_reduction
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import Weight
@@ -31,7 +32,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 def plan_of(*shardings: Sharding) -> Plan:
     """Return pipelines of one stage with two replicas, and two micro-batches."""
     pipelines = tuple(
-        Pipeline(2, 2, (Stage(devices, (LayerRun(0, LAYERS, 1, 2, (1, 1), sharding=sharding),)),))
+        Pipeline(2, 2, (Stage(devices, (LayerRun(0, LAYERS, Strategy(1, 2, sharding=sharding), (1, 1)),)),))
         for number, sharding in enumerate(shardings)
         for devices in [(Device("node", 2 * number), Device("node", 2 * number + 1))]
     )

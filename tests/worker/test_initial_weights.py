@@ -17,7 +17,8 @@ from trainwright.cluster import Device
 from trainwright.families import T5, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 from trainwright_worker import initial_weights
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
@@ -149,7 +150,7 @@ def test_construction_needs_no_more_memory_than_an_iteration(
     model = MODELS[name]
     layers = len(model.layers)
     devices = tuple(Device("node", slot) for slot in range(RANKS))
-    run = LayerRun(0, layers, 1, RANKS, (1,) * RANKS, sharding=sharding)
+    run = LayerRun(0, layers, Strategy(1, RANKS, sharding=sharding), (1,) * RANKS)
     plan = Plan(layers, RANKS, (Pipeline(1, RANKS, (Stage(devices, (run,)),)),))
     beats: list[str] = []
     with AllocationTracker([]) as construction:

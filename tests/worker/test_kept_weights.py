@@ -6,7 +6,8 @@ import pytest
 
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 from trainwright.worker_api import TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 
@@ -20,7 +21,7 @@ def plan(make, *kept: bool) -> Plan:
     """Return a plan of one stage with as many layer runs, which keep their weights or do not."""
     size = LAYERS // len(kept)
     runs = (
-        LayerRun(number * size, size, 1, DEVICES, (1, 1), sharding=Sharding.ZERO3, keep_gathered_weights=keep)
+        LayerRun(number * size, size, Strategy(1, DEVICES, sharding=Sharding.ZERO3, keep_gathered_weights=keep), (1, 1))
         for number, keep in enumerate(kept)
     )
     stage = Stage(gang_devices(make.gang(DEVICES)), tuple(runs))

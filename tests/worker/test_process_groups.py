@@ -10,7 +10,8 @@ from random_plans import random_plan
 from trainwright.cluster import Device
 from trainwright.families import T5, Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 from trainwright_worker.executor.parameter_groups import parameter_groups, tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import required_groups
@@ -32,7 +33,7 @@ def mesh_of(*stages: Stage) -> PlanRanks:
 
 
 def run(first: int, count: int, sharding: Sharding) -> LayerRun:
-    return LayerRun(first, count, 2, 2, (3, 2), sharding=sharding)
+    return LayerRun(first, count, Strategy(2, 2, sharding=sharding), (3, 2))
 
 
 def pipelines_of(*stages: tuple[Stage, ...]) -> PlanRanks:
@@ -83,8 +84,8 @@ def test_every_slice_of_a_shared_weight_sums_each_row_once(plan: Plan) -> None:
 )
 def test_shared_weight_groups_are_by_tensor_index_or_slice(second, groups) -> None:
     tensor, rows = second
-    last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
-    mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)
+    last = stage(tensor, 4, LayerRun(1, 5, Strategy(tensor, 1), rows))
+    mesh = mesh_of(stage(4, 0, LayerRun(0, 1, Strategy(2, 2), (3, 3))), last)
     assert tied_parameter_groups(mesh, MODEL)[0].reduction_groups() == groups
 
 
@@ -107,21 +108,21 @@ def test_shared_weight_is_reduced_in_shards_when_all_owners_shard_it(shardings, 
 def test_shared_weight_of_several_stages_is_reduced_whole() -> None:
     ends = (stage(4, 0, run(0, 3, Sharding.ZERO1)), stage(4, 4, run(3, 3, Sharding.ZERO1)))
     assert tied_parameter_groups(pipelines_of(ends), MODEL)[0].sharding_runs == ()
-    arranged_anew = (stage(4, 0, run(0, 3, Sharding.ZERO1), LayerRun(3, 3, 1, 4, (2, 1, 1, 1))),)
+    arranged_anew = (stage(4, 0, run(0, 3, Sharding.ZERO1), LayerRun(3, 3, Strategy(1, 4), (2, 1, 1, 1))),)
     assert tied_parameter_groups(pipelines_of(arranged_anew), MODEL)[0].sharding_runs == ()
 
 
 def test_replicated_weight_in_divided_layers_is_reduced_over_all_ranks() -> None:
     model = Model.of(T5(1, 32, 4, 16, 64))
-    mesh = mesh_of(stage(2, 0, LayerRun(0, len(model.layers), 2, 1, (4,))))
+    mesh = mesh_of(stage(2, 0, LayerRun(0, len(model.layers), Strategy(2, 1), (4,))))
     found = {shared.name: shared for shared in tied_parameter_groups(mesh, model)}
     assert found["encoder_position_biases"].reduction_groups() == ((0, 1),)
     assert found["token_embedding"].reduction_groups() == ((0,), (1,))
 
 
 def test_layers_are_reduced_one_by_one_when_a_pipeline_shards_their_gradients() -> None:
-    plain = LayerRun(0, 6, 1, 2, (2, 2))
-    sharded = LayerRun(0, 6, 1, 2, (2, 2), sharding=Sharding.ZERO2)
+    plain = LayerRun(0, 6, Strategy(1, 2), (2, 2))
+    sharded = LayerRun(0, 6, Strategy(1, 2, sharding=Sharding.ZERO2), (2, 2))
     pipelines = tuple(Pipeline(1, 4, (stage(2, 2 * place, run),)) for place, run in enumerate((plain, sharded)))
     assert len(parameter_groups(PlanRanks.of(Plan(6, 8, pipelines)))) == 6
     assert len(parameter_groups(PlanRanks.of(Plan(6, 8, (pipelines[0], Pipeline(1, 4, (stage(2, 2, plain),))))))) == 1

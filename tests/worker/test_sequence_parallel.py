@@ -12,6 +12,7 @@ from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import GangNode, TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 from trainwright_worker.layers import tensor_parallel
@@ -83,7 +84,9 @@ def test_g_reduce_scatters_results_and_all_gathers_gradients() -> None:
 def two_ranks_plan(make, *, sequence_parallel: bool = True, backwards: bool = False, recompute: bool = False) -> Plan:
     """Return a plan with tensor parallelism on both devices of a node; `backwards`: tensor indices differ from group indices."""
     devices = gang_devices(make.gang(DEVICES))[:: -1 if backwards else 1]
-    run = LayerRun(0, len(MODEL.layers), DEVICES, 1, (ROWS,), recompute=recompute, sequence_parallel=sequence_parallel)
+    run = LayerRun(
+        0, len(MODEL.layers), Strategy(DEVICES, 1, recompute=recompute, sequence_parallel=sequence_parallel), (ROWS,)
+    )
     return Plan(len(MODEL.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage(devices, (run,)),)),))
 
 
@@ -130,8 +133,8 @@ def test_messages_between_stages_of_one_tensor_degree_take_slices(worker, make) 
 
     def plan(tensor: int, micro_batches: int) -> Plan:
         runs = (
-            LayerRun(0, 3, 2, 1, (rows,), recompute=True, sequence_parallel=True),
-            LayerRun(3, 3, tensor, 2 // tensor, (tensor,) * (2 // tensor), sequence_parallel=tensor > 1),
+            LayerRun(0, 3, Strategy(2, 1, recompute=True, sequence_parallel=True), (rows,)),
+            LayerRun(3, 3, Strategy(tensor, 2 // tensor, sequence_parallel=tensor > 1), (tensor,) * (2 // tensor)),
         )
         stages = Stage(devices[:2], runs[:1]), Stage(devices[2:], runs[1:])
         return Plan(layers, rows * micro_batches, (Pipeline(micro_batches, rows, stages),), Schedule.GPIPE)

@@ -11,8 +11,9 @@ import torch
 
 from trainwright import documents
 from trainwright.cluster import Emulation
-from trainwright.plan import Pipeline, Plan, Sharding, Stage
+from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.report import chrome_trace, measured_timeline
+from trainwright.strategy import Sharding
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline, at_most, outermost
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask
 from trainwright_worker import trial
@@ -34,9 +35,9 @@ def of(rank: RankTimeline, *actions: Action) -> list[Moment]:
 
 
 def with_runs(plan: Plan, **fields) -> Plan:
-    """Return the plan with the given fields replaced in all of its layer runs."""
+    """Return the plan with the given fields of the strategy replaced in all of its layer runs."""
     stages = tuple(
-        Stage(stage.devices, tuple(replace(run, **fields) for run in stage.layers))
+        Stage(stage.devices, tuple(run.with_strategy(**fields) for run in stage.layers))
         for stage in plan.pipelines[0].stages
     )
     return replace(plan, pipelines=(Pipeline(2, 4, stages),))

@@ -12,8 +12,9 @@ from trainwright.cost.network import Load, Nic
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
-from trainwright.plan import LayerRun, Sharding
+from trainwright.plan import LayerRun
 from trainwright.rank_layout import RankLayout
+from trainwright.strategy import Sharding
 
 ReductionCost = tuple[float, float, Load]
 """Seconds, the latency included in them, and the busy seconds of every NIC."""
@@ -54,7 +55,7 @@ class BucketOwner:
     def bucket_key(self) -> tuple[object, ...]:
         """Key that layers of one bucket share."""
         run = self.run
-        return self.key, run.tensor, run.data, run.order, run.sharding
+        return self.key, run.strategy.tensor, run.strategy.data, run.strategy.order, run.strategy.sharding
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def buckets(plan_times: PlanTimes) -> tuple[Bucket, ...]:
         name = tuple(holder.bucket_key for holder in current)
         if name in found:
             values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
-        is_scattered = first not in plan_times.mixed_sharding_layers and current[0].run.sharding is not Sharding.NONE
+        is_scattered = (
+            first not in plan_times.mixed_sharding_layers and current[0].run.strategy.sharding is not Sharding.NONE
+        )
         found[name] = Bucket(tuple(current), values, is_scattered)
     return tuple(found.values())
 
@@ -99,7 +102,7 @@ def _by_first_layer(index: int, plan_times: PlanTimes) -> dict[int, BucketOwner]
 
 def _values(run: LayerRun, first: int, end: int, plan_times: PlanTimes) -> int:
     """Return the parameters of a run's layers on one rank: each tied weight once, none if it is reduced separately."""
-    context, tensor = plan_times.context, run.tensor
+    context, tensor = plan_times.context, run.strategy.tensor
     total = 0
     for kind, count in context.kind_counts(first, end):
         total += count * context.parameters_per_rank(kind, tensor)
@@ -150,7 +153,7 @@ class _ReductionBuilder:
                 if self.plan_times.overlaps_gradient_sync(run):
                     values = _values(run, run.first, run.end, self.plan_times)
                     collective = self.context.collectives.all_reduce(layout.data_groups)
-                    sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
+                    sum_up = _all_reduce if run.strategy.sharding is Sharding.NONE else _reduce_scatter
                     work = work.concurrent_with(sum_up(collective, values * self.context.gradient_dtype.num_bytes)[2])
             if any(worker.unfinished_reduce_seconds > 0 for worker in stage.workers):
                 self.last_reduction_of_stage[key] = (len(self.reductions),)
@@ -161,7 +164,7 @@ class _ReductionBuilder:
         num_bytes = self.context.gradient_dtype.num_bytes
         if bucket.is_reduce_scattered:
             for holder, values in zip(bucket.holders, bucket.values, strict=True):
-                if holder.run.data > 1 and not self.plan_times.overlaps_gradient_sync(holder.run):
+                if holder.run.strategy.data > 1 and not self.plan_times.overlaps_gradient_sync(holder.run):
                     collective = self.context.collectives.all_reduce(holder.layout.data_groups)
                     self._add((holder.key,), _reduce_scatter(collective, values * num_bytes))
             if len(bucket.holders) > 1:
@@ -192,7 +195,7 @@ class _ReductionBuilder:
         holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
         layouts = [runs[0].layout for runs in holding]
         tensors = {one.tensor for one in layouts}
-        if all(one.is_divided or one.run.tensor == 1 for runs in holding for one in runs) and not (
+        if all(one.is_divided or one.run.strategy.tensor == 1 for runs in holding for one in runs) and not (
             len(tensors) == 1 and all(map(have_same_data_groups, holding))
         ):
             self._add(tuple(owners), self._sliced_cost(holding), shared=True)
@@ -208,14 +211,14 @@ class _ReductionBuilder:
 
     def _sliced_cost(self, holding: Sequence[Sequence[TiedWeightOwner]]) -> ReductionCost:
         """Return the cost of one ring per finest slice of a divided tied weight, over the ranks of all stages that own it."""
-        slices = lcm(*(one.run.tensor for runs in holding for one in runs))
-        message = max(one.values * one.run.tensor for runs in holding for one in runs) / slices
+        slices = lcm(*(one.run.strategy.tensor for runs in holding for one in runs))
+        message = max(one.values * one.run.strategy.tensor for runs in holding for one in runs) / slices
         rounds: dict[int, list[Nodes]] = {}
-        round_count = slices // min(one.run.tensor for runs in holding for one in runs)
+        round_count = slices // min(one.run.strategy.tensor for runs in holding for one in runs)
         for number in range(slices):
             nodes: list[str] = []
             for runs in holding:
-                groups = (one.layout.by_index.data_groups[number * one.run.tensor // slices] for one in runs)
+                groups = (one.layout.by_index.data_groups[number * one.run.strategy.tensor // slices] for one in runs)
                 members = runs[0].layout.members
                 nodes.extend(members[index] for index in sorted(set(chain.from_iterable(groups))))
             rounds.setdefault(number % round_count, []).append(tuple(nodes))

@@ -18,8 +18,9 @@ from trainwright.cost.memory_terms import (
 from trainwright.cost.sequence_parallelism import WHOLE_SIDES, DividedSides
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind, Split
-from trainwright.plan import Sharding, Stage
+from trainwright.plan import Stage
 from trainwright.rank_layout import RankLayout
+from trainwright.strategy import Sharding
 
 FUSED_LOSS_COPIES = 2
 """Logits and their gradient in the model's number format, which a fused loss holds."""
@@ -106,7 +107,7 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
             state.gradients + state.unreduced,
             round(state.optimizer),
             round(activations),
-            gathered + (loss_bytes(context, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
+            gathered + (loss_bytes(context, stage.layers[-1].strategy.tensor, rows[-1]) if is_last else 0),
             context.runtime.constant_bytes_of(accelerator),
         )
     return tuple(map(found.__getitem__, kinds))
@@ -128,10 +129,10 @@ def _state_bytes(
             range(run.first, run.end)
         )
         kinds = () if accumulates else context.kind_counts(run.first, run.end)
-        largest = max((context.parameters_per_rank(kind, run.tensor) for kind, _ in kinds), default=0)
-        shard = shard_values(values, run.data)
+        largest = max((context.parameters_per_rank(kind, run.strategy.tensor) for kind, _ in kinds), default=0)
+        shard = shard_values(values, run.strategy.data)
         states.append(
-            state_bytes(values, shard, run.sharding, per_value, accumulates=accumulates, largest_layer=largest)
+            state_bytes(values, shard, run.strategy.sharding, per_value, accumulates=accumulates, largest_layer=largest)
         )
     weights, gradients, optimizer, unreduced = zip(*states, strict=True)
     return StateBytes(sum(weights), sum(gradients), sum(optimizer), max(unreduced))
@@ -141,15 +142,15 @@ def _gathered_bytes(stage: Stage, context: CostContext) -> int:
     """Return the bytes of gathered weights, among layers with sharded weights: those that stay so, and two layers of others."""
     kept, values = 0, list[int]()
     for run in stage.layers:
-        if run.sharding is not Sharding.ZERO3 or run.data == 1:
+        if run.strategy.sharding is not Sharding.ZERO3 or run.strategy.data == 1:
             values += [0] * run.count
-        elif run.keep_gathered_weights:
+        elif run.strategy.keep_gathered_weights:
             counts = context.kind_counts(run.first, run.end)
-            kept += sum(count * context.parameters_per_rank(kind, run.tensor) for kind, count in counts)
+            kept += sum(count * context.parameters_per_rank(kind, run.strategy.tensor) for kind, count in counts)
             values += [0] * run.count
         else:
             kinds = map(context.model.kind_of, range(run.first, run.end))
-            values += [context.parameters_per_rank(kind, run.tensor) for kind in kinds]
+            values += [context.parameters_per_rank(kind, run.strategy.tensor) for kind in kinds]
     return kept * context.value_bytes.weight + gathered_bytes(values, context.value_bytes)
 
 
@@ -181,12 +182,16 @@ def _activation_bytes(
         saved = largest = 0.0
         for kind, number in context.kind_counts(run.first, run.end):
             is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
-            size = context.layer_cost(accelerator, kind, run.tensor, count, is_sequence_parallel).activation_bytes
+            size = context.layer_cost(
+                accelerator, kind, run.strategy.tensor, count, is_sequence_parallel
+            ).activation_bytes
             saved += number * size
             largest = max(largest, size)
-        by_layer = context.sequence_parallelism.input_row_bytes(run.tensor, sequence_parallel=run.sequence_parallel)
+        by_layer = context.sequence_parallelism.input_row_bytes(
+            run.strategy.tensor, sequence_parallel=run.strategy.sequence_parallel
+        )
         inputs = count * sum(by_layer[run.first : run.end])
-        one = activation_bytes(saved, inputs, largest, recompute=run.recompute)
+        one = activation_bytes(saved, inputs, largest, recompute=run.strategy.recompute)
         per_micro_batch += one.per_micro_batch
         largest_recomputed = max(largest_recomputed, one.once)
     return InFlightBytes(per_micro_batch + buffers.per_micro_batch, largest_recomputed + buffers.once)
@@ -196,7 +201,7 @@ def _boundary_buffer_bytes(
     stage: Stage, rows: Sequence[int], context: CostContext, divided_sides: DividedSides
 ) -> InFlightBytes[float]:
     first, last = stage.layers[0], stage.layers[-1]
-    entering = rows[0] * context.row_bytes[stage.first] / (first.tensor if divided_sides.before else 1)
-    leaving = rows[-1] * context.row_bytes[stage.end] / (last.tensor if divided_sides.after else 1)
+    entering = rows[0] * context.row_bytes[stage.first] / (first.strategy.tensor if divided_sides.before else 1)
+    leaving = rows[-1] * context.row_bytes[stage.end] / (last.strategy.tensor if divided_sides.after else 1)
     gathered = context.sequence_parallelism.gathered_output_row_bytes(last, stays_divided=divided_sides.after)
     return boundary_buffer_bytes(entering, leaving, rows[-1] * gathered)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Schedule
+from trainwright.strategy import Sharding
 from trainwright.training import Optimizer
 
 Values = TypeVar("Values", int, float, NDArray[np.float64])

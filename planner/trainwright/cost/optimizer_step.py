@@ -10,7 +10,7 @@ from trainwright.cost.network import Nic
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.time_terms import update_seconds
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
     """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them."""
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
     for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
-        updates_shards = run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1
+        updates_shards = run.strategy.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.strategy.data > 1
         if updates_shards and not plan_times.gathers_for_passes(run):
             collective = context.collectives.all_reduce(layout.data_groups)
             total += collective.all_gather_seconds(values * context.model.dtype.num_bytes)
@@ -134,6 +134,8 @@ def stage_update_seconds(plan_times: PlanTimes, key: StageKey, accelerator: str)
     for run, values in zip(plan_times.stages[key].stage.layers, held.by_run, strict=True):
         seconds, counted = update_seconds(accelerator, run, plan_times.context)
         each = seconds / counted if counted else 0.0
-        total += (values * each if counted else seconds) / (1 if run.sharding is Sharding.NONE else run.data)
+        total += (values * each if counted else seconds) / (
+            1 if run.strategy.sharding is Sharding.NONE else run.strategy.data
+        )
         slowest = max(slowest, each)
     return total + held.unsharded * slowest

@@ -9,8 +9,9 @@ from trainwright.cost.collectives import Collective, ConcurrentRings, Nodes
 from trainwright.cost.context import CostContext
 from trainwright.cost.sequence_parallelism import DividedSides
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
-from trainwright.plan import LayerRun, Plan, Sharding
+from trainwright.plan import LayerRun, Plan
 from trainwright.rank_layout import RankLayout, node_layouts
+from trainwright.strategy import Sharding
 
 StageKey = tuple[int, int]
 """(pipeline, stage)."""
@@ -111,7 +112,7 @@ class PlanLayout:
         if len(self.plan.pipelines) > 1:
             for pipeline in self.plan.pipelines:
                 for run in (run for stage in pipeline.stages for run in stage.layers):
-                    way = run.tensor, run.data, run.sharding is Sharding.NONE
+                    way = run.strategy.tensor, run.strategy.data, run.strategy.sharding is Sharding.NONE
                     for layer in range(run.first, run.end):
                         shardings.setdefault(layer, set()).add(way)
         return frozenset(layer for layer, found in shardings.items() if len(found) > 1)
@@ -124,9 +125,11 @@ class PlanLayout:
 
     def gathers_for_passes(self, run: LayerRun) -> bool:
         """Return whether a run's replicas all-gather weights for passes: under zero3 for all, else for forwards alone."""
-        if run.data == 1:
+        if run.strategy.data == 1:
             return False
-        return run.sharding is Sharding.ZERO3 or (run.sharding is Sharding.ZERO2 and self.syncs_every_micro_batch)
+        return run.strategy.sharding is Sharding.ZERO3 or (
+            run.strategy.sharding is Sharding.ZERO2 and self.syncs_every_micro_batch
+        )
 
     def overlaps_gradient_sync(self, run: LayerRun) -> bool:
         """Return whether the run's gradients are reduced during the last backward.
@@ -134,9 +137,9 @@ class PlanLayout:
         They are not if pipelines split them differently, nor if several pipelines, which end at different times, reduce
         unsharded gradients together.
         """
-        if run.data == 1 or not self.mixed_sharding_layers.isdisjoint(range(run.first, run.end)):
+        if run.strategy.data == 1 or not self.mixed_sharding_layers.isdisjoint(range(run.first, run.end)):
             return False
-        if run.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
+        if run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
             return True
         alone = len(self.plan.pipelines) == 1
-        return self.context.runtime.overlaps_gradients and (alone or run.sharding is Sharding.ZERO1)
+        return self.context.runtime.overlaps_gradients and (alone or run.strategy.sharding is Sharding.ZERO1)

@@ -62,7 +62,7 @@ class SequenceParallelism:
 
     def divides(self, kind: LayerKind, run: LayerRun) -> bool:
         """Return whether tensor groups divide the activations of a run's layer of this kind."""
-        return run.sequence_parallel and self._allows(kind, run.tensor)
+        return run.strategy.sequence_parallel and self._allows(kind, run.strategy.tensor)
 
     def _allows(self, kind: LayerKind, tensor: int) -> bool:
         key = (kind.name, tensor)
@@ -127,9 +127,9 @@ class SequenceParallelism:
 
     def gathered_output_row_bytes(self, last: LayerRun, *, stays_divided: bool) -> float:
         """Return the bytes of a rank's slice of one row of a stage's output; 0 unless it is saved and sent whole."""
-        if last.recompute or stays_divided or not self.divides(self.model.kind_of(last.end - 1), last):
+        if last.strategy.recompute or stays_divided or not self.divides(self.model.kind_of(last.end - 1), last):
             return 0.0
-        return self.row_bytes[last.end] / last.tensor
+        return self.row_bytes[last.end] / last.strategy.tensor
 
     def chosen_gathered_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[cut]` these bytes in the plans that searches make, without recompute, at one tensor degree."""
@@ -138,11 +138,13 @@ class SequenceParallelism:
 
     def series_ends(self, run: LayerRun) -> SeriesEnds:
         """Return the ends of series of sequence-parallel layers within a run."""
-        if not run.sequence_parallel or run.tensor == 1:
+        if not run.strategy.sequence_parallel or run.strategy.tensor == 1:
             return NO_SERIES
-        key = (run.first, run.end, run.tensor)
+        key = (run.first, run.end, run.strategy.tensor)
         if key not in self._series_ends:
-            divided = [self._allows(self.model.kind_of(layer), run.tensor) for layer in range(run.first, run.end)]
+            divided = [
+                self._allows(self.model.kind_of(layer), run.strategy.tensor) for layer in range(run.first, run.end)
+            ]
             changes = [run.first + place for place in range(1, len(divided)) if divided[place - 1] != divided[place]]
             self._series_ends[key] = SeriesEnds(
                 divided[0],

@@ -24,8 +24,9 @@ from trainwright.cost.time_terms import (
     with_recompute,
 )
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Sharding, Stage
+from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import RankLayout
+from trainwright.strategy import Sharding
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
@@ -48,12 +49,12 @@ class _RunCosts:
 
     def gather_seconds(self, kind: str, *, is_first_pass: bool) -> float:
         """Return the seconds of gathering a layer's weights for a forward; 0 if they are not sharded or still gathered."""
-        is_gathered = self.run.keep_gathered_weights and not is_first_pass
+        is_gathered = self.run.strategy.keep_gathered_weights and not is_first_pass
         return 0.0 if is_gathered else self.all_gather_seconds.get(kind, 0.0)
 
     def backward_gather_seconds(self, kind: str) -> float:
         """Return the seconds of gathering a layer's weights for a backward, which zero2 has kept since the forward."""
-        return self.gather_seconds(kind, is_first_pass=False) if self.run.sharding is Sharding.ZERO3 else 0.0
+        return self.gather_seconds(kind, is_first_pass=False) if self.run.strategy.sharding is Sharding.ZERO3 else 0.0
 
 
 _TermsByKind = dict[str, LayerTerms[float]]
@@ -108,7 +109,7 @@ class _StageTimesBuilder:
         if self.plan_layout.gathers_for_passes(run):
             collective = context.collectives.under_load(layout.data_groups, self.plan_layout.all_gather_rings)
             sizes = {
-                kind.name: context.parameters_per_rank(kind, run.tensor) * context.model.dtype.num_bytes
+                kind.name: context.parameters_per_rank(kind, run.strategy.tensor) * context.model.dtype.num_bytes
                 for kind, _ in kinds
             }
             gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
@@ -138,7 +139,7 @@ class _StageTimesBuilder:
             forward_sharding = overlapped_pass_seconds(
                 list(self._forward_passes(taken, is_first=False)), self._slowdown
             )[0]
-            if any(part.run.keep_gathered_weights for part in self.run_costs):
+            if any(part.run.strategy.keep_gathered_weights for part in self.run_costs):
                 first = overlapped_pass_seconds(list(self._forward_passes(taken, is_first=True)), self._slowdown)[0]
                 first_gather = first - forward_sharding
             forward_sharding -= forward_compute + forward_sync
@@ -160,7 +161,7 @@ class _StageTimesBuilder:
 
     def _reduces_always(self, part: _RunCosts) -> bool:
         """Return whether gradients are reduced in the backward of every micro-batch."""
-        shards = part.run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
+        shards = part.run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
         always = (shards and self.context.runtime.reduces_every_micro_batch) or self.plan_layout.syncs_every_micro_batch
         return always and bool(part.reduce_seconds)
 
@@ -172,14 +173,14 @@ class _StageTimesBuilder:
         found = [
             layer_terms(
                 kind,
-                TensorGroupClass(accelerators, run.tensor, collective),
+                TensorGroupClass(accelerators, run.strategy.tensor, collective),
                 rows,
                 self.context,
                 sequence_parallel=self.context.sequence_parallelism.divides(kind, run),
             )
             for rows, accelerators, collective in group
         ]
-        if run.recompute:
+        if run.strategy.recompute:
             found = [with_recompute(terms) for terms in found]
         return found[0] if len(found) == 1 else slowest_terms(found)
 
@@ -235,7 +236,7 @@ class _StageTimesBuilder:
             for name, one in seconds.items():
                 gather = part.backward_gather_seconds(name)
                 reduce = part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0
-                waits = reduce > 0 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
+                waits = reduce > 0 and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.end]))
 
@@ -244,16 +245,18 @@ class _StageTimesBuilder:
 
         The gradients of a tied weight are reduced with its first layer, or separately.
         """
-        values = self.context.parameters_per_rank(kind, run.tensor)
+        values = self.context.parameters_per_rank(kind, run.strategy.tensor)
         name = kind.shared_weight
         if name is not None and (
             name in self.plan_layout.reduced_separately
             or self.context.model.kind_of(self.context.first_layer_with_tied_weight[name]) is not kind
         ):
-            values -= self.context.tied_parameters_per_rank(kind, run.tensor)
+            values -= self.context.tied_parameters_per_rank(kind, run.strategy.tensor)
         message = values * self.context.gradient_dtype.num_bytes
         return (
-            collective.seconds(message) if run.sharding is Sharding.NONE else collective.reduce_scatter_seconds(message)
+            collective.seconds(message)
+            if run.strategy.sharding is Sharding.NONE
+            else collective.reduce_scatter_seconds(message)
         )
 
 
@@ -298,7 +301,7 @@ class PlanTimes(PlanLayout):
 
 def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:
     """Return whether collectives of a pass leave their nodes, so that those of other stages slow them down."""
-    groups = layout.tensor_groups if run.tensor > 1 else ()
-    if run.sharding is Sharding.ZERO3 and run.data > 1:
+    groups = layout.tensor_groups if run.strategy.tensor > 1 else ()
+    if run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1:
         groups += layout.data_groups
     return any(len(set(nodes)) > 1 for nodes in groups)

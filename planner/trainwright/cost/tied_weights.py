@@ -39,9 +39,11 @@ def tied_weight_owners(
             name = kind.shared_weight
             if name is not None and (name not in found or found[name][-1].run is not run):
                 is_divided = (
-                    run.tensor > 1 and not kind.is_tensor_parallel and context.is_tensor_sharded(kind, run.tensor)
+                    run.strategy.tensor > 1
+                    and not kind.is_tensor_parallel
+                    and context.is_tensor_sharded(kind, run.strategy.tensor)
                 )
-                values = context.tied_parameters_per_rank(kind, run.tensor)
+                values = context.tied_parameters_per_rank(kind, run.strategy.tensor)
                 found.setdefault(name, []).append(TiedWeightOwner(run, one, values, is_divided))
     return found
 
@@ -54,7 +56,10 @@ def have_same_data_groups(runs: Sequence[TiedWeightOwner]) -> bool:
 def are_sharded_identically(runs: Sequence[TiedWeightOwner]) -> bool:
     """Return whether all runs shard the weight identically; if not, every rank of the stage stores it unsharded."""
     first = runs[0]
-    return all(first.layout.is_equivalent(one.layout) and one.run.sharding is first.run.sharding for one in runs[1:])
+    return all(
+        first.layout.is_equivalent(one.layout) and one.run.strategy.sharding is first.run.strategy.sharding
+        for one in runs[1:]
+    )
 
 
 def _by_division(runs: Sequence[TiedWeightOwner]) -> list[list[TiedWeightOwner]]:
@@ -86,7 +91,7 @@ class ResidentParameters(NamedTuple):
             for one in runs if is_whole else runs[1:]:
                 duplicates[one.run.first] = duplicates.get(one.run.first, 0) + one.values
         values = (
-            context.resident_parameters(run.first, run.end, run.tensor) - duplicates.get(run.first, 0)
+            context.resident_parameters(run.first, run.end, run.strategy.tensor) - duplicates.get(run.first, 0)
             for run in stage.layers
         )
         return cls(tuple(values), whole)

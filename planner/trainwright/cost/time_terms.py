@@ -17,7 +17,8 @@ from trainwright.cost.collectives import Collective
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Sharding
+from trainwright.plan import LayerRun
+from trainwright.strategy import Sharding
 
 Numbers = TypeVar("Numbers", float, Array)
 
@@ -172,8 +173,8 @@ def update_seconds(accelerator: str, run: LayerRun, context: CostContext) -> tup
     """
     seconds, values = 0.0, 0
     for kind, number in context.kind_counts(run.first, run.end):
-        seconds += number * context.layer_cost(accelerator, kind, run.tensor, min(run.rows)).update_seconds
-        values += number * context.parameters_per_rank(kind, run.tensor)
+        seconds += number * context.layer_cost(accelerator, kind, run.strategy.tensor, min(run.rows)).update_seconds
+        values += number * context.parameters_per_rank(kind, run.strategy.tensor)
     return seconds, values
 
 

@@ -11,7 +11,7 @@ from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
 from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
 from trainwright.layer import Dtype
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 
 FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
 _LOADED_DIVIDED: Final = 'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh["tp"])'

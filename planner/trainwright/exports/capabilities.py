@@ -15,7 +15,8 @@ from trainwright.exports.uniform_shape import (
 )
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Pipeline, Plan, Schedule, Sharding, Stage, format_degrees, format_range, split_rows
+from trainwright.plan import Pipeline, Plan, Schedule, Stage, format_degrees, format_range, split_rows
+from trainwright.strategy import Sharding
 from trainwright.training import Optimizer
 
 EVERY_SHARDING = frozenset(Sharding)
@@ -139,7 +140,7 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
     stages, runs = plan.stages, [run for stage in plan.stages for run in stage.layers]
     if len(plan.pipelines) > 1:
         yield f"{len(plan.pipelines)} pipelines: every replica goes through the same stages"
-    if len({(run.tensor, run.data) for run in runs}) > 1:
+    if len({(run.strategy.tensor, run.strategy.data) for run in runs}) > 1:
         yield f"degrees by stage ({_named(map(format_degrees, stages))}): all stages share them"
     elif mixes_orders(plan):
         yield "tensor groups that differ between the layers of a stage: they are the same for all layers"
@@ -149,7 +150,7 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
     shardings = {sharding_of(run) for run in runs}
     if len(shardings) > 1:
         yield f"sharding by layer ({_named(sorted(shardings))}): all layers share it"
-    if len({run.sequence_parallel for run in runs if run.tensor > 1}) > 1:
+    if len({run.strategy.sequence_parallel for run in runs if run.strategy.tensor > 1}) > 1:
         yield "sequence parallelism of some layers: it is for all or none"
     if recomputed_blocks(plan) is None:
         yield f"recompute of chosen layers ({_named(map(_recomputed, stages))}): all blocks alike, or the first of each stage"
@@ -159,9 +160,13 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     """Say which features of a plan a trainer lacks."""
     runs = [run for stage in plan.stages for run in stage.layers]
     stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
-    tensor = max(run.tensor for run in runs)
+    tensor = max(run.strategy.tensor for run in runs)
     yield from _missing_stages(plan, stages, tensor, capabilities)
-    refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
+    refused = [
+        run
+        for run in runs
+        if sharding_of(run) not in capabilities.shardings_of(stages, run.strategy.tensor, run.strategy.data)
+    ]
     if refused:
         sharding, where = sharding_of(refused[0]), capabilities.missing_shardings
         if sharding is Sharding.NONE and stages > 1 and sharding not in capabilities.pipelined_shardings:
@@ -169,7 +174,7 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
         yield f"{_sharding(sharding)} {where}"
     if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
         yield "sequence parallelism: it has none"
-    if any(run.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):
+    if any(run.strategy.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):
         yield "weights that stay gathered for later passes: they are gathered for every pass"
     count = recomputed_blocks(plan)
     if count is not None and not capabilities.can_recompute(plan, count):
@@ -212,4 +217,4 @@ def _named(parts: Iterable[str]) -> str:
 
 
 def _recomputed(stage: Stage) -> str:
-    return f"{sum(run.count for run in stage.layers if run.recompute)} of {stage.end - stage.first}"
+    return f"{sum(run.count for run in stage.layers if run.strategy.recompute)} of {stage.end - stage.first}"

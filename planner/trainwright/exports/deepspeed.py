@@ -15,7 +15,7 @@ from trainwright.exports.target import ExportFile, ExportOrder, comment, counted
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright.training import Optimizer
 
 STAGES = {sharding: number for number, sharding in enumerate(Sharding)}

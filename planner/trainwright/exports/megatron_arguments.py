@@ -16,7 +16,7 @@ from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportOrder,
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 
 STRATEGIES: Final = {Sharding.ZERO2: "optim_grads", Sharding.ZERO3: "optim_grads_params"}
 """Megatron-FSDP's names of what is sharded."""

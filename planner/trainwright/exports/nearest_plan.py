@@ -11,7 +11,8 @@ from math import exp, log, log2
 from trainwright.cluster import Device
 from trainwright.exports.capabilities import Capabilities, is_expressible
 from trainwright.exports.uniform_shape import UniformShape, divides_sequence, ranks
-from trainwright.plan import Plan, Schedule, Sharding, split_rows
+from trainwright.plan import Plan, Schedule, split_rows
+from trainwright.strategy import Sharding
 
 IDLE_WEIGHT = 8.0
 """Distance of idle devices: that of a degree that is doubled for an eighth of the plan's computation."""
@@ -71,24 +72,24 @@ class _Original:
                     power[device] = 0.0
                     depth[device] = stage.first + stage.end
                 for run in stage.layers:
-                    for group, rows in zip(run.tensor_groups(stage.devices), run.rows, strict=True):
+                    for group, rows in zip(run.strategy.tensor_groups(stage.devices), run.rows, strict=True):
                         for device in group:
-                            power[device] += run.count * rows * pipeline.micro_batches / run.tensor
+                            power[device] += run.count * rows * pipeline.micro_batches / run.strategy.tensor
         devices = tuple(sorted(ranks(plan), key=depth.__getitem__))
         runs = [run for stage in plan.stages for run in stage.layers]
         weights = [run.count for run in runs]
-        used = {run.tensor for run in runs}
+        used = {run.strategy.tensor for run in runs}
         return cls(
             plan=plan,
             devices=devices,
             powers=tuple(power[device] for device in devices),
             stages=max(len(pipeline.stages) for pipeline in plan.pipelines),
-            tensor=_mean([run.tensor for run in runs], weights),
-            data=_mean([run.data for run in runs], weights) * len(plan.pipelines),
-            rows=_mean([sum(run.rows) / run.data for run in runs], weights),
+            tensor=_mean([run.strategy.tensor for run in runs], weights),
+            data=_mean([run.strategy.data for run in runs], weights) * len(plan.pipelines),
+            rows=_mean([sum(run.rows) / run.strategy.data for run in runs], weights),
             degrees=tuple(degree for degree in range(1, max(used) + 1) if any(one % degree == 0 for one in used)),
-            sharding=max((run.sharding for run in runs), key=tuple(Sharding).index),
-            recomputed=max(sum(run.count for run in stage.layers if run.recompute) for stage in plan.stages),
+            sharding=max((run.strategy.sharding for run in runs), key=tuple(Sharding).index),
+            recomputed=max(sum(run.count for run in stage.layers if run.strategy.recompute) for stage in plan.stages),
             sequence_parallel=any(map(divides_sequence, runs)),
         )
 

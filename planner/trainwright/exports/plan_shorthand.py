@@ -9,7 +9,8 @@ from trainwright.cluster import Device
 from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misunderstood, words_of
 from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.plan import Plan, Schedule, Sharding, check_tensor_degree, split_rows
+from trainwright.plan import Plan, Schedule, check_tensor_degree, split_rows
+from trainwright.strategy import Sharding
 
 __all__ = ["WORDS", "is_shorthand", "plan_of_shorthand"]
 

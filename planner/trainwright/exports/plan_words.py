@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.layer import Dtype
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 
 WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
 MOST_DIGITS: Final = 9

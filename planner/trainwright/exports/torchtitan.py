@@ -14,8 +14,9 @@ from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Schedule
 from trainwright.runtime import Kernels, SelectiveRecompute
+from trainwright.strategy import Sharding
 
 RECIPE = "trainwright_recipe"
 _NEEDED = ': "${HF_ASSETS:?must be the folder of the tokenizer}"  # torchtitan has none of its own\n'

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ class UniformShape:
             LayerRun(
                 start,
                 stop - start,
-                self.tensor,
-                self.data,
+                Strategy(
+                    self.tensor,
+                    self.data,
+                    sharding=self.sharding,
+                    recompute=recompute,
+                    sequence_parallel=self.sequence_parallel,
+                ),
                 (self.rows,) * self.data,
-                sharding=self.sharding,
-                recompute=recompute,
-                sequence_parallel=self.sequence_parallel,
             )
             for start, stop, recompute in ((first, inner[0], False), (*inner, True), (inner[1], end, False))
             if stop > start
@@ -94,7 +97,7 @@ def ranks(plan: Plan) -> tuple[Device, ...]:
     return tuple(
         device
         for stage in plan.stages
-        for device in RankOrder.TENSOR_INNER.members(stage.layers[0].tensor_groups(stage.devices))
+        for device in RankOrder.TENSOR_INNER.members(stage.layers[0].strategy.tensor_groups(stage.devices))
     )
 
 
@@ -106,7 +109,8 @@ def blocks_by_stage(plan: Plan) -> tuple[range, ...]:
 def recomputed_blocks(plan: Plan) -> int | None:
     """Return the first blocks of every stage that are recomputed; None if stages do not have that in common."""
     recomputed = [
-        [layer for run in stage.layers if run.recompute for layer in range(run.first, run.end)] for stage in plan.stages
+        [layer for run in stage.layers if run.strategy.recompute for layer in range(run.first, run.end)]
+        for stage in plan.stages
     ]
     count = max(map(len, recomputed))
     is_common = all(found == [*blocks[:count]] for found, blocks in zip(recomputed, blocks_by_stage(plan), strict=True))
@@ -123,8 +127,8 @@ def shape_of(plan: Plan) -> UniformShape | None:
         return None
     return UniformShape(
         ends=tuple(stage.end for stage in plan.stages),
-        tensor=head.tensor,
-        data=head.data,
+        tensor=head.strategy.tensor,
+        data=head.strategy.data,
         rows=head.rows[0],
         micro_batches=plan.pipelines[0].micro_batches,
         sharding=sharding_of(head),
@@ -136,23 +140,23 @@ def shape_of(plan: Plan) -> UniformShape | None:
 
 
 def _strategy(run: LayerRun) -> tuple[int, int, tuple[int, ...], Sharding, bool]:
-    return run.tensor, run.data, run.rows, sharding_of(run), divides_sequence(run)
+    return run.strategy.tensor, run.strategy.data, run.rows, sharding_of(run), divides_sequence(run)
 
 
 def divides_sequence(run: LayerRun) -> bool:
     """Return whether the run is sequence parallel, which it is not without tensor groups."""
-    return run.sequence_parallel and run.tensor > 1
+    return run.strategy.sequence_parallel and run.strategy.tensor > 1
 
 
 def sharding_of(run: LayerRun) -> Sharding:
     """Return the sharding, which is none where there are no replicas to share anything."""
-    return run.sharding if run.data > 1 else Sharding.NONE
+    return run.strategy.sharding if run.strategy.data > 1 else Sharding.NONE
 
 
 def mixes_orders(plan: Plan) -> bool:
     """Return whether layers of a stage have other tensor groups than its first layer."""
     return any(
-        run.tensor_groups(stage.devices) != stage.layers[0].tensor_groups(stage.devices)
+        run.strategy.tensor_groups(stage.devices) != stage.layers[0].strategy.tensor_groups(stage.devices)
         for stage in plan.stages
         for run in stage.layers
     )

@@ -9,8 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_batches, format_degrees, format_range
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, format_batches, format_degrees, format_range
 from trainwright.report.remark import Remark
+from trainwright.strategy import Sharding
 
 DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
 BATCHES = "batches: rows of a micro-batch on one replica × micro-batches"
@@ -35,7 +36,9 @@ def _degrees(pipeline: Pipeline) -> str:
     told = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
     if len(told) > MOST_DIFFERENT:
         runs = runs_of(pipeline)
-        told = [f"dp{format_range(run.data for run in runs)} tp{format_range(run.tensor for run in runs)}"]
+        told = [
+            f"dp{format_range(run.strategy.data for run in runs)} tp{format_range(run.strategy.tensor for run in runs)}"
+        ]
     return f"pp{len(pipeline.stages)} {' | '.join(told)}"
 
 
@@ -80,7 +83,7 @@ def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
     if detail is Detail.STAGES:
         return (format_degrees(stage) + _rows(stage.layers),)
     words = [
-        strategy(run) if detail is Detail.STRATEGIES else f"dp{run.data} tp{run.tensor}{_rows([run])}"
+        strategy(run) if detail is Detail.STRATEGIES else f"dp{run.strategy.data} tp{run.strategy.tensor}{_rows([run])}"
         for run in stage.layers
     ]
     counts = [run.count for run in stage.layers]
@@ -122,14 +125,14 @@ def _short(name: str) -> str:
 def strategy(run: LayerRun) -> str:
     """Format `dp4 tp1`, then what is not the default: `rows 3 2 2 1`, `zero3 kept`, `recompute`."""
     spelt = " ".join(map(str, run.rows))
-    rows = spelt if run.data <= MOST_ROWS else format_range(run.rows)
+    rows = spelt if run.strategy.data <= MOST_ROWS else format_range(run.rows)
     odd = [
         *([f"rows {rows}"] if len(set(run.rows)) > 1 else []),
-        *([str(run.sharding)] if run.sharding is not Sharding.NONE else []),
-        *(["kept"] if run.keep_gathered_weights else []),
-        *(["recompute"] if run.recompute else []),
+        *([str(run.strategy.sharding)] if run.strategy.sharding is not Sharding.NONE else []),
+        *(["kept"] if run.strategy.keep_gathered_weights else []),
+        *(["recompute"] if run.strategy.recompute else []),
     ]
-    return " ".join([f"dp{run.data} tp{run.tensor}", *odd])
+    return " ".join([f"dp{run.strategy.data} tp{run.strategy.tensor}", *odd])
 
 
 def strategies(stage: Stage) -> str:
@@ -163,9 +166,9 @@ def savings(plan: Plan) -> str:
     runs = [run for pipeline in plan.pipelines for run in runs_of(pipeline)]
     whole = sum(run.count for run in runs)
     kinds = [kind for kind in Sharding if kind is not Sharding.NONE]
-    counts = [(str(kind), sum(run.count for run in runs if run.sharding is kind)) for kind in kinds]
-    counts.append(("kept", sum(run.count for run in runs if run.keep_gathered_weights)))
-    counts.append(("recompute", sum(run.count for run in runs if run.recompute)))
+    counts = [(str(kind), sum(run.count for run in runs if run.strategy.sharding is kind)) for kind in kinds]
+    counts.append(("kept", sum(run.count for run in runs if run.strategy.keep_gathered_weights)))
+    counts.append(("recompute", sum(run.count for run in runs if run.strategy.recompute)))
     return ", ".join(name if count == whole else f"{name} {count}/{whole}" for name, count in counts if count)
 
 

@@ -14,9 +14,10 @@ from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, plan_kind
-from trainwright.plan import Pipeline, Plan, Sharding, Stage
+from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.strategy import Sharding
 
 _NODE = attrgetter("node")
 
@@ -191,11 +192,13 @@ def _shape_without_savings(plan: Plan) -> Hashable:
 
 def _savings(pipeline: Pipeline) -> tuple[Sharding, bool]:
     runs = [run for stage in pipeline.stages for run in stage.layers]
-    return max((run.sharding for run in runs), key=_STRENGTH.index), any(run.recompute for run in runs)
+    return max((run.strategy.sharding for run in runs), key=_STRENGTH.index), any(
+        run.strategy.recompute for run in runs
+    )
 
 
 def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({(run.data, run.tensor) for run in stage.layers}))
+    return tuple(sorted({(run.strategy.data, run.strategy.tensor) for run in stage.layers}))
 
 
 def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainwright.document_kind import document
-from trainwright.plan import LayerRun, RankOrder, Sharding
+from trainwright.plan import LayerRun
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class NearestDegrees:
         if rows % self.data:
             raise ValueError(f"{rows} rows cannot be shared evenly by {self.data} replicas")
         parts = (rows // self.data,) * self.data
-        return LayerRun(self.first, self.count, self.tensor, self.data, parts, self.order, self.sharding)
+        return LayerRun(self.first, self.count, Strategy(self.tensor, self.data, self.order, self.sharding), parts)
 
 
 @document("SpanSpecs")

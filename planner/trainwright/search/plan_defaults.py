@@ -12,7 +12,7 @@ def run_with_sequence_parallel(run: LayerRun, context: CostContext) -> LayerRun:
     """Return the run, sequence parallel exactly if the runtime chooses that for its tensor degree."""
     if _is_as_chosen(run, context):
         return run
-    return replace(run, sequence_parallel=not run.sequence_parallel)
+    return run.with_strategy(sequence_parallel=not run.strategy.sequence_parallel)
 
 
 def stage_with_sequence_parallel(stage: Stage, context: CostContext) -> Stage:
@@ -30,4 +30,4 @@ def with_sequence_parallel(plan: Plan, context: CostContext) -> Plan:
 
 
 def _is_as_chosen(run: LayerRun, context: CostContext) -> bool:
-    return run.sequence_parallel == context.sequence_parallelism.chosen_at(run.tensor)
+    return run.strategy.sequence_parallel == context.sequence_parallelism.chosen_at(run.strategy.tensor)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from trainwright.plan import LayerRun, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Plan, Stage
 from trainwright.search.candidates import DeviceSymmetry, candidate_if_feasible, fastest_first
 from trainwright.search.problem import Candidate, Problem, Search, SearchControl, SearchProgress
+from trainwright.strategy import Sharding
 
 MAX_CANDIDATES, MAX_STAGES = 4, 32
 """Candidates that are changed, the best ones, and stages of each that are tried one by one."""
@@ -78,22 +79,28 @@ def gathering_in_every_pass(plan: Plan) -> Plan:
 
 
 def _not_sequence_parallel(run: LayerRun) -> LayerRun:
-    return replace(run, sequence_parallel=False) if run.sequence_parallel and run.tensor > 1 else run
+    return (
+        run.with_strategy(sequence_parallel=False)
+        if run.strategy.sequence_parallel and run.strategy.tensor > 1
+        else run
+    )
 
 
 def _gathered_in_every_pass(run: LayerRun) -> LayerRun:
-    return replace(run, keep_gathered_weights=False) if run.keep_gathered_weights else run
+    return run.with_strategy(keep_gathered_weights=False) if run.strategy.keep_gathered_weights else run
 
 
 def _kept(run: LayerRun) -> LayerRun:
-    gathers = run.sharding is Sharding.ZERO3 and run.data > 1 and not run.keep_gathered_weights
-    return replace(run, keep_gathered_weights=True) if gathers else run
+    gathers = (
+        run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1 and not run.strategy.keep_gathered_weights
+    )
+    return run.with_strategy(keep_gathered_weights=True) if gathers else run
 
 
 def _sharded_and_kept(run: LayerRun) -> LayerRun:
     """Gather weights during the next iteration's first forward, which hides that, not after the update."""
-    gathers = run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1
-    return replace(run, sharding=Sharding.ZERO3, keep_gathered_weights=True) if gathers else run
+    gathers = run.strategy.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.strategy.data > 1
+    return run.with_strategy(sharding=Sharding.ZERO3, keep_gathered_weights=True) if gathers else run
 
 
 def _changed_stage(stage: Stage, change: RunChange) -> Stage:

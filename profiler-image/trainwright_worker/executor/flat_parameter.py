@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.process_groups import all_gather_single
 from trainwright_worker.initial_weights import NormalWeight, part_start

@@ -170,7 +170,7 @@ class LayerPasses:
 
     @staticmethod
     def _reshard_weights(layer: RankLayer, *, is_last_pass: bool) -> None:
-        if layer.run.run.keep_gathered_weights and not is_last_pass:
+        if layer.run.run.strategy.keep_gathered_weights and not is_last_pass:
             return
         for use in layer.parameter_uses:
             use.flat_parameter.reshard()

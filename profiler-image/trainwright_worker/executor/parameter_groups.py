@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import lcm
 
 from trainwright.model import Model
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
 
 

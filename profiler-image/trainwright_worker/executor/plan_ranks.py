@@ -13,8 +13,9 @@ from operator import attrgetter
 
 from trainwright.cluster import Device
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
+from trainwright.plan import LayerRun, Pipeline, Plan
 from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers, divides_boundary
+from trainwright.strategy import Sharding
 
 Ranks = tuple[int, ...]
 
@@ -37,7 +38,7 @@ class RunRanks(RankLayout[int]):
     @property
     def sharding(self) -> Sharding:
         """Sharding over replicas; none if there is only one."""
-        return self.run.sharding if self.data > 1 else Sharding.NONE
+        return self.run.strategy.sharding if self.data > 1 else Sharding.NONE
 
     @property
     def ranks(self) -> Ranks:
@@ -184,6 +185,9 @@ def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tupl
     for stage_index, stage in enumerate(pipeline.stages):
         ranks = tuple(rank_of[device] for device in stage.devices)
         node_of = {rank: device.node for rank, device in zip(ranks, stage.devices, strict=True)}
-        runs = tuple(RunRanks(ranks, run.tensor, run.data, run.order, run.rows, run, node_of) for run in stage.layers)
+        runs = tuple(
+            RunRanks(ranks, run.strategy.tensor, run.strategy.data, run.strategy.order, run.rows, run, node_of)
+            for run in stage.layers
+        )
         stages.append(StageRanks(number, stage_index, runs))
     return tuple(stages)

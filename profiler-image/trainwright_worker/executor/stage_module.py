@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright.model import Model
-from trainwright.plan import Sharding
+from trainwright.strategy import Sharding
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
 from trainwright_worker.executor.gradient_reduction import Reduction, TiedPart, make_reduction, make_tied_reduction
 from trainwright_worker.executor.optimizer import SquaredNorm
@@ -86,7 +86,7 @@ class RankLayer:
 
     @property
     def is_recomputed(self) -> bool:
-        return self.run.run.recompute
+        return self.run.run.strategy.recompute
 
     @property
     def has_sharded_weights(self) -> bool:
@@ -219,7 +219,7 @@ class StageBuilder:
             is_divided = self.model.divided_kind(self.model.kind_of(layer)) is not None
             shared = shared_weights.setdefault(run.tensor_division if is_divided else None, {})
             module = self.family.make(layer, seed=seed, shard=shard, shared=shared)
-            if run.run.sequence_parallel and self._supports_sequence_parallel(layer, module):
+            if run.run.strategy.sequence_parallel and self._supports_sequence_parallel(layer, module):
                 module.shard = replace(shard, sequence_parallel=True)
             modules[layer] = module
         return modules

@@ -16,12 +16,13 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.outside.plain_text import plain_text
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import Gang, GangNode, TrialTask
 from trainwright_operator.api.frameworks import FrameworkSpec
 from trainwright_operator.flow.gangs.framework_log import StepLog, check_framework, states_out_of_memory
 
 DEVICES = (Device("a", 1), Device("a", 0), Device("b", 3))
-RUN = LayerRun(0, 4, 1, 3, (1, 1, 1))
+RUN = LayerRun(0, 4, Strategy(1, 3), (1, 1, 1))
 PLAN = Plan(4, 3, (Pipeline(1, 3, (Stage(DEVICES, (RUN,)),)),))
 MODEL = Model.of(Gpt(layers=2, hidden_size=8, heads=2, sequence_length=100, vocabulary_size=64), Dtype.FLOAT32)
 

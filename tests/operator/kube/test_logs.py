@@ -15,6 +15,7 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import Gang, GangNode, TrialReport, TrialSeriesTask, TrialTask
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.kube.client import Api
@@ -23,7 +24,7 @@ from trainwright_operator.settings import Settings
 from trainwright_worker.gang import report_writer
 
 MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
-PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, 1, 1, (4,)),)),)),))
+PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, Strategy(1, 1), (4,)),)),)),))
 GANG = Gang((GangNode("n1", (0,), "t4"),))
 MANY = 500
 PLAN_UID = World().snapshot().plan.uid

@@ -63,7 +63,7 @@ def test_too_large_layers_are_stored_reported_and_avoided() -> None:
         for stage in plan.pipelines[0].stages:
             if any(device.node == "n2" for device in stage.devices):
                 blocks = [run for run in stage.layers if run.first <= 4 and run.end > 1]
-                assert all(max(run.rows) < {1: 2, 2: 4}.get(run.tensor, 1000) for run in blocks)
+                assert all(max(run.rows) < {1: 2, 2: 4}.get(run.strategy.tensor, 1000) for run in blocks)
 
 
 def test_process_bytes_of_profiles_become_the_runtimes() -> None:
@@ -131,7 +131,7 @@ def test_layer_is_divided_when_it_only_fits_divided() -> None:
     world.run()
     assert world.succeeded == "True"
     runs = [run for plan in plans_of(world) for stage in plan.pipelines[0].stages for run in stage.layers]
-    assert {run.tensor for run in runs} <= {2, 4}
+    assert {run.strategy.tensor for run in runs} <= {2, 4}
 
 
 def test_condition_omits_memory_when_all_layers_fit() -> None:

@@ -41,7 +41,9 @@ def change_plan(world: World, name: str, plan: Plan) -> None:
 
 
 def with_every_run(plan: Plan, **changes: Any) -> Plan:
-    return plan.map_stages(lambda stage: replace(stage, layers=tuple(replace(run, **changes) for run in stage.layers)))
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(**changes) for run in stage.layers))
+    )
 
 
 def plan_of(world: World, name: str) -> Plan:
@@ -57,7 +59,7 @@ def measured_again(world: World) -> set[str]:
 
 def test_results_with_former_digests_count() -> None:
     world = world_in_flight()
-    assert any(run.sequence_parallel for stage in plan_of(world, "candidate-2").stages for run in stage.layers)
+    assert any(run.strategy.sequence_parallel for stage in plan_of(world, "candidate-2").stages for run in stage.layers)
     assert measured_again(world) == {"baseline-2"}
 
 
@@ -84,7 +86,7 @@ def test_a_new_result_of_a_sequence_parallel_plan_does_not_count_for_the_plan_wi
     world = world_in_flight()
     world.run()
     tried = plan_of(world, "baseline-2")
-    assert any(run.sequence_parallel for stage in tried.stages for run in stage.layers)
+    assert any(run.strategy.sequence_parallel for stage in tried.stages for run in stage.layers)
     change_plan(world, "baseline-2", with_every_run(tried, sequence_parallel=False))
     world.created.clear()
     world.change(**IN_FLIGHT["spec"])

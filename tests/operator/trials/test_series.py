@@ -12,6 +12,7 @@ from property_tests import examples
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role
@@ -113,7 +114,9 @@ def test_running_series_continues_when_its_length_is_edited() -> None:
 
 
 def plan_on(*devices: Device) -> Plan:
-    return Plan(6, 8, (Pipeline(4, 2, (Stage(devices, (LayerRun(0, 6, 1, len(devices), (1,) * len(devices)),)),)),))
+    return Plan(
+        6, 8, (Pipeline(4, 2, (Stage(devices, (LayerRun(0, 6, Strategy(1, len(devices)), (1,) * len(devices)),)),)),)
+    )
 
 
 def test_gang_holds_the_devices_of_all_its_trials() -> None:

@@ -15,6 +15,7 @@ from trainwright import documents
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 from trainwright.worker_api import (
     MAX_REPORT_BYTES,
@@ -128,7 +129,7 @@ def test_timeline_requested_later_repeats_no_measurement() -> None:
 
 def wide(devices: int, name: str) -> Plan:
     used = tuple(Device(f"{name}-{number // 8}", number % 8) for number in range(devices))
-    stages = tuple(Stage((device,), (LayerRun(layer, 1, 1, 1, (1,)),)) for layer, device in enumerate(used))
+    stages = tuple(Stage((device,), (LayerRun(layer, 1, Strategy(1, 1), (1,)),)) for layer, device in enumerate(used))
     return Plan(devices, 8, (Pipeline(8, 1, stages),))
 
 

@@ -18,10 +18,11 @@ from trainwright.documents import dumps, parse
 from trainwright.families import T5, Custom, CustomKind, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Sharding, Stage
+from trainwright.plan import Plan, Stage
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, Search, SearchControl, run
 from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.operator_shardings import SpanSpecs
+from trainwright.strategy import Sharding
 from trainwright.training import RequestedDtype, Training
 
 MakeCluster = Callable[..., Cluster]
@@ -118,7 +119,9 @@ def test_weight_update_is_sharded_when_there_are_replicas(make_problem: MakeProb
     for candidate in run("alpa", make_problem(make_cluster((("fast", 4),)), layers=6)):
         for stage in stages_of(candidate.plan):
             for layers in stage.layers:
-                assert candidate.operators or (layers.data > 1) == (layers.sharding is not Sharding.NONE)
+                assert candidate.operators or (layers.strategy.data > 1) == (
+                    layers.strategy.sharding is not Sharding.NONE
+                )
 
 
 def test_models_with_more_layers_than_clusters_are_cut_between_clusters(
@@ -154,7 +157,7 @@ def test_custom_model_may_begin_without_a_matmul(planner: str) -> None:
     )
     family = Custom("encoder:encoder", kinds, ("Embedding", "Block", "Block", "Block", "Block", "Head"))
     best = run(planner, sheet_problem(family, {"p3.8xlarge": 1}, 16))[0]
-    assert {part.tensor for stage in stages_of(best.plan) for part in stage.layers} == {1}
+    assert {part.strategy.tensor for stage in stages_of(best.plan) for part in stage.layers} == {1}
 
 
 def test_candidates_carry_the_operator_shardings_of_their_stages() -> None:

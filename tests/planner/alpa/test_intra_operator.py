@@ -16,13 +16,14 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, WeightedObjective
 from trainwright.search.alpa.intra.intra_operator import SpanIlp
 from trainwright.search.operator_shardings import SpanSpecs
+from trainwright.strategy import RankOrder, Sharding
 
 V100 = "Tesla-V100-SXM2-16GB"
 NVLINK = LogicalMesh((V100,), (1, 8), (1e-5, 1e-5), (0.0, 1e-11))
@@ -60,7 +61,7 @@ def test_small_batch_gives_megatron_sharding():
     (run,) = specs.degrees
     assert (run.first, run.count, run.tensor, run.data, run.exact) == (1, 3, 8, 1, True)
     assert specs.exact
-    assert run.layer_run(1).tensor == 8
+    assert run.layer_run(1).strategy.tensor == 8
 
 
 def test_large_batch_is_sharded_with_its_weight_updates():
@@ -327,7 +328,7 @@ def test_plans_of_plain_degrees_cost_the_same_as_the_cost_model(family, rows):
     cost, layers = IntraOperator(asked).spans(mesh, rows), len(asked.model.layers)
     specs = cost.specs(0, layers)
     assert specs.exact
-    runs = tuple(replace(one.layer_run(rows), sharding=Sharding.ZERO1) for one in specs.degrees)
+    runs = tuple(one.layer_run(rows).with_strategy(sharding=Sharding.ZERO1) for one in specs.degrees)
     stage = Stage(tuple(Device(node.name, slot) for slot in range(8)), runs)
     plan = Plan(layers, 64, (Pipeline(64 // rows, rows, (stage,)),))
     told = estimate_with_context(plan, asked.cost_context)

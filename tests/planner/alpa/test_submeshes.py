@@ -15,7 +15,7 @@ from property_tests import examples
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import estimate_with_context, memory_by_device
-from trainwright.plan import Pipeline, Plan, Sharding, Stage
+from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
@@ -37,6 +37,7 @@ from trainwright.search.alpa.submeshes import (
     place_submeshes,
     submeshes,
 )
+from trainwright.strategy import Sharding
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -191,7 +192,9 @@ def test_single_stage_costs_equal_the_exact_estimate(
         exact = estimate_with_context(plan, even.cost_context).iteration_seconds
         seconds = count * found.amortised_seconds(count)[option, 0, last]
         (run,) = found.strategy(option, 0, last).runs
-        beside = run.data > 1 and (overlaps_gradients or run.sharding in {Sharding.ZERO2, Sharding.ZERO3})
+        beside = run.strategy.data > 1 and (
+            overlaps_gradients or run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
+        )
         assert seconds == pytest.approx(exact, rel=0.06 if beside else 0.002)
         kept = found.activation_bytes[option, 0, last] * min(1, count)
         needed = found.state_bytes[option, 0, last] + kept
@@ -230,7 +233,7 @@ def test_limits_and_rows_exclude_options(even: Problem) -> None:
         if found is None:
             return set()
         runs = [found.strategy(option, 0, 1).runs[0] for option in range(len(found.seconds))]
-        return {(run.tensor, run.data) for run in runs}
+        return {(run.strategy.tensor, run.strategy.data) for run in runs}
 
     assert degrees(even, 4) == {(1, 4), (2, 2), (4, 1)}
     assert degrees(even, 2) == {(2, 2), (4, 1)}

@@ -18,7 +18,7 @@ def problem(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cl
 
 
 def degrees(plan: Plan) -> set[int]:
-    return {run.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
+    return {run.strategy.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
 
 
 def test_alternatives_have_every_tensor_degree_with_equal_rows_or_rows_per_replica(

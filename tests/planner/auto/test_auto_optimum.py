@@ -24,7 +24,7 @@ MOST_PLANS = 700
 def mixes_degrees(plan: Plan) -> bool:
     """Return whether layers of one stage differ in degrees or rows, which enumeration leaves out."""
     return any(
-        len({(run.tensor, run.rows) for run in stage.layers}) > 1
+        len({(run.strategy.tensor, run.rows) for run in stage.layers}) > 1
         for pipeline in plan.pipelines
         for stage in pipeline.stages
     )

@@ -132,8 +132,8 @@ def test_plans_keep_to_the_limits(
 def _keeps_to(plan: Plan, limits: Limits) -> bool:
     runs = [run for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers]
     return (
-        max(run.tensor for run in runs) <= (limits.max_tensor_degree or 1)
-        and max(run.data for run in runs) <= (limits.max_data_degree or 1)
+        max(run.strategy.tensor for run in runs) <= (limits.max_tensor_degree or 1)
+        and max(run.strategy.data for run in runs) <= (limits.max_data_degree or 1)
         and max(len(pipeline.stages) for pipeline in plan.pipelines) <= (limits.max_pipeline_degree or 1)
         and not set(plan.nodes) & set(limits.spare)
     )

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright.cluster import Cluster, Link, Port
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.search import Candidate, Limits, Objective, Preference, Problem, run
 from trainwright.search.candidates import DeviceSymmetry, candidate_of
 from trainwright.search.preference.candidate_order import add_distinct_complexities, order_by_preference, with_even_rows
 from trainwright.search.preference.link_noise import MAX_GAP_TOLERANCES, MAX_WIDTH_TOLERANCES, snap_links
 from trainwright.search.preference.simplicity import Complexity, order_by_complexity
+from trainwright.strategy import Sharding, Strategy
 
 MakeProblem = Callable[..., Problem]
 MakeCluster = Callable[..., Cluster]
@@ -112,12 +113,12 @@ def test_simplicity_counts_stages_types_and_degrees(make_problem: MakeProblem, m
         2,
         6,
         (
-            Stage((a, b), (LayerRun(0, 4, 1, 2, (4, 2)),)),
-            Stage((c, d), (LayerRun(4, 9, 2, 1, (6,), recompute=True),)),
-            Stage((g, h), (LayerRun(13, 1, 2, 1, (6,), recompute=True),)),
+            Stage((a, b), (LayerRun(0, 4, Strategy(1, 2), (4, 2)),)),
+            Stage((c, d), (LayerRun(4, 9, Strategy(2, 1, recompute=True), (6,)),)),
+            Stage((g, h), (LayerRun(13, 1, Strategy(2, 1, recompute=True), (6,)),)),
         ),
     )
-    second = Pipeline(1, 4, (Stage((e, f), (LayerRun(0, 14, 1, 2, (2, 2), sharding=Sharding.ZERO1),)),))
+    second = Pipeline(1, 4, (Stage((e, f), (LayerRun(0, 14, Strategy(1, 2, sharding=Sharding.ZERO1), (2, 2)),)),))
     plan = Plan(14, 16, (first, second))
     found = Complexity.of(plan, problem.cluster)
     assert found == Complexity(
@@ -143,7 +144,7 @@ def test_evening_rows_changes_only_rows(problem: Problem, make_plan: MakePlan) -
     assert with_even_rows(with_rows(plain, 1, (5, 3))) == plain
     assert with_even_rows(plain) is plain
     in_three = Plan(
-        14, 16, (Pipeline(2, 8, (Stage(problem.cluster.devices[:3], (LayerRun(0, 14, 1, 3, (2, 5, 1)),)),)),)
+        14, 16, (Pipeline(2, 8, (Stage(problem.cluster.devices[:3], (LayerRun(0, 14, Strategy(1, 3), (2, 5, 1)),)),)),)
     )
     assert with_even_rows(in_three).pipelines[0].stages[0].layers[0].rows == (3, 3, 2)
 

@@ -80,7 +80,9 @@ def test_memory_balanced_starts_fit_and_keep_the_limits(seed: int) -> None:
             (pipeline,) = plan.pipelines
             assert len(pipeline.stages) <= (limits.max_pipeline_degree or 1000)
             assert all(
-                run.tensor <= (limits.max_tensor_degree or 16) for stage in pipeline.stages for run in stage.layers
+                run.strategy.tensor <= (limits.max_tensor_degree or 16)
+                for stage in pipeline.stages
+                for run in stage.layers
             )
 
 

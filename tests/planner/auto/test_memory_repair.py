@@ -17,7 +17,7 @@ from trainwright.search.auto.local_search import repair_memory
 
 def recomputed(plan: Plan) -> list[int]:
     """Return the number of recomputed layers of each stage."""
-    return [sum(run.count for run in stage.layers if run.recompute) for stage in plan.pipelines[0].stages]
+    return [sum(run.count for run in stage.layers if run.strategy.recompute) for stage in plan.pipelines[0].stages]
 
 
 def with_one_less(plan: Plan, number: int) -> Plan:

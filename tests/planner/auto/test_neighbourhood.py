@@ -9,7 +9,7 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan, Schedule
 from trainwright.search import Problem
 from trainwright.search.auto.layer_rebalancing import stage_configs, with_stage_configs
 from trainwright.search.auto.neighbourhood import NEIGHBOURHOODS, EditablePipeline, Move, editable_pipelines
@@ -24,6 +24,7 @@ from trainwright.search.auto.neighbourhood.strategy_moves import (
     change_sharding,
     save_memory,
 )
+from trainwright.strategy import Sharding
 
 Moves = Callable[[Sequence[EditablePipeline]], Iterator[Move]]
 
@@ -148,7 +149,7 @@ def test_stage_on_two_nodes_interleaves_their_devices(taken_apart: list[Editable
 
 def test_sharding_changes_in_all_stages_or_one(taken_apart: list[EditablePipeline]) -> None:
     found = {
-        tuple(stage.layers[0].sharding for stage in other.pipelines[0].stages)
+        tuple(stage.layers[0].strategy.sharding for stage in other.pipelines[0].stages)
         for other in made(change_sharding, taken_apart)
     }
     none, zero3 = Sharding.NONE, Sharding.ZERO3
@@ -158,7 +159,9 @@ def test_sharding_changes_in_all_stages_or_one(taken_apart: list[EditablePipelin
 def test_recompute_is_switched_off(taken_apart: list[EditablePipeline]) -> None:
     found = made(save_memory, taken_apart)
     assert found
-    assert not any(run.recompute for other in found for stage in other.pipelines[0].stages for run in stage.layers)
+    assert not any(
+        run.strategy.recompute for other in found for stage in other.pipelines[0].stages for run in stage.layers
+    )
 
 
 def test_schedule_changes_only_with_several_micro_batches(
@@ -174,7 +177,7 @@ def test_schedule_changes_only_with_several_micro_batches(
 def test_layers_at_a_border_take_the_strategy_of_their_neighbours(taken_apart: list[EditablePipeline]) -> None:
     """The first layer is computed again: then none is, or two, or three."""
     counts = [
-        sum(run.count for run in other.pipelines[0].stages[0].layers if run.recompute)
+        sum(run.count for run in other.pipelines[0].stages[0].layers if run.strategy.recompute)
         for other in made(change_strategy_boundaries, taken_apart)
     ]
     assert sorted(counts) == [0, 2, 3]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainwright.cluster import Device
-from trainwright.plan import RankOrder
 from trainwright.search.auto.layer_rebalancing import LayerStrategy, StageConfig, scale_rows
+from trainwright.strategy import RankOrder
 
 DEVICES = tuple(Device(f"node-{node}", slot) for node in (1, 2, 3) for slot in (0, 1))
 

@@ -10,9 +10,10 @@ import pytest
 from trainwright import documents
 from trainwright.calibration import DeviceMemory, Evidence, FailedTrial, Trial, Trials, fit
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio, Runtime
+from trainwright.strategy import Sharding
 
 TRUTH = Runtime(
     compute_ratios=(ComputeRatio("emulated-fast", 1.35), ComputeRatio("emulated-slow", 1.6)),
@@ -315,7 +316,7 @@ def test_plans_that_ran_out_of_memory_are_bounds(plans, setting):
 def _sharded(plan: Plan, sharding: Sharding) -> Plan:
     pipeline = plan.pipelines[0]
     stages = tuple(
-        replace(stage, layers=tuple(replace(run, sharding=sharding) for run in stage.layers))
+        replace(stage, layers=tuple(run.with_strategy(sharding=sharding) for run in stage.layers))
         for stage in pipeline.stages
     )
     return replace(plan, pipelines=(replace(pipeline, stages=stages),))
@@ -325,7 +326,7 @@ def test_overlapping_plans_determine_the_overlap_slowdown(plans, setting):
     overlapping = [
         _sharded(plan, sharding)
         for plan in plans[::2]
-        if plan.pipelines[0].stages[0].layers[0].data > 1
+        if plan.pipelines[0].stages[0].layers[0].strategy.data > 1
         for sharding in (Sharding.ZERO2, Sharding.ZERO3)
     ]
     truth = Runtime(overlap_slowdown_ratio=1.6)

@@ -231,7 +231,9 @@ def test_shown_plans_keep_the_limits(files: Path) -> None:
         assert set(plan.nodes) <= {"node-1", "node-2"}
         for pipeline in plan.pipelines:
             assert len(pipeline.stages) <= 4
-            assert all(run.tensor == 1 and run.data <= 2 for stage in pipeline.stages for run in stage.layers)
+            assert all(
+                run.strategy.tensor == 1 and run.strategy.data <= 2 for stage in pipeline.stages for run in stage.layers
+            )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from trainwright.cli import app
 from trainwright.cluster import Accelerator, Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.work_bound import work_bound_seconds
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.report import (
     ComparisonRow,
     Explanation,
@@ -32,6 +32,7 @@ from trainwright.report.units import seconds
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Problem, run
 from trainwright.search.candidates import candidate_of, fitting_candidate
+from trainwright.strategy import Sharding, Strategy
 
 MODEL = """
 gpt: {layers: 6, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -90,15 +91,15 @@ def unequal(problem: Problem) -> Plan:
         2,
         6,
         (
-            Stage(devices[:2], (LayerRun(0, 4, 1, 2, (4, 2)),)),
+            Stage(devices[:2], (LayerRun(0, 4, Strategy(1, 2), (4, 2)),)),
             Stage(
                 devices[2:4],
-                (LayerRun(4, 2, 2, 1, (6,), recompute=True), LayerRun(6, 1, 1, 2, (3, 3))),
+                (LayerRun(4, 2, Strategy(2, 1, recompute=True), (6,)), LayerRun(6, 1, Strategy(1, 2), (3, 3))),
             ),
-            Stage(devices[4:5], (LayerRun(7, 1, 1, 1, (6,)),)),
+            Stage(devices[4:5], (LayerRun(7, 1, Strategy(1, 1), (6,)),)),
         ),
     )
-    second = Pipeline(1, 4, (Stage(devices[6:8], (LayerRun(0, 8, 1, 2, (2, 2), sharding=Sharding.ZERO1),)),))
+    second = Pipeline(1, 4, (Stage(devices[6:8], (LayerRun(0, 8, Strategy(1, 2, sharding=Sharding.ZERO1), (2, 2)),)),))
     return Plan(8, 16, (first, second))
 
 
@@ -120,7 +121,7 @@ def test_stages_that_differ_in_their_accelerators_alone_take_a_line_each(problem
     fast, slow = problem.cluster.devices[:3], problem.cluster.devices[4:7]
 
     def plan(*devices: Device) -> Plan:
-        runs = [LayerRun(2 * number, 2, 1, 1, (1,)) for number in range(len(devices))]
+        runs = [LayerRun(2 * number, 2, Strategy(1, 1), (1,)) for number in range(len(devices))]
         stages = tuple(Stage((device,), (run,)) for device, run in zip(devices, runs, strict=True))
         return Plan(2 * len(devices), 1, (Pipeline(1, 1, stages),))
 
@@ -140,7 +141,9 @@ def test_summary_stays_short_when_many_stages_differ(problem: Problem) -> None:
     stages, used = [], 0
     for number, size in enumerate(sizes):
         count = 4 if number == 4 else 1
-        stages.append(Stage(devices[used : used + size], (LayerRun(number, count, 1, size, (4 // size,) * size),)))
+        stages.append(
+            Stage(devices[used : used + size], (LayerRun(number, count, Strategy(1, size), (4 // size,) * size),))
+        )
         used += size
     plan = Plan(8, 16, (Pipeline(4, 4, tuple(stages)),))
     assert degrees(plan) == "pp5 dp1–2 tp1"

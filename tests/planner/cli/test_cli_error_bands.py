@@ -12,7 +12,8 @@ from trainwright import error_bands
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.error_bands import ErrorBand, error_band, plan_kind, scarce_runs
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
 
 
 def make_plan(tensor: int = 1, data: int = 1, stages: int = 1, sharding: Sharding = Sharding.NONE) -> Plan:
@@ -20,7 +21,7 @@ def make_plan(tensor: int = 1, data: int = 1, stages: int = 1, sharding: Shardin
     made = [
         Stage(
             tuple(Device("node", stage * width + slot) for slot in range(width)),
-            (LayerRun(stage, 1, tensor, data, (1,) * data, sharding=sharding),),
+            (LayerRun(stage, 1, Strategy(tensor, data, sharding=sharding), (1,) * data),),
         )
         for stage in range(stages)
     ]

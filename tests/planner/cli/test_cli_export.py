@@ -20,6 +20,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Problem
 from trainwright.search.candidates import candidate_of
+from trainwright.strategy import Strategy
 
 MODEL = """
 gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -47,7 +48,7 @@ def folder(tmp_path: Path, problem: Problem) -> Path:
 
 def stage(first: int, count: int, *devices: Device) -> Stage:
     data = len(devices)
-    return Stage(devices, (LayerRun(first, count, 1, data, (4 // data,) * data),))
+    return Stage(devices, (LayerRun(first, count, Strategy(1, data), (4 // data,) * data),))
 
 
 def export(folder: Path, *options: str) -> Result:
@@ -84,7 +85,7 @@ def test_export_with_the_model_alone_writes_its_sizes(folder: Path) -> None:
 
 def test_export_says_of_its_arguments_only_what_is_predicted(folder: Path, problem: Problem) -> None:
     two = problem.devices[:2]
-    replicas = Plan(14, 16, (Pipeline(4, 4, (Stage(two, (LayerRun(0, 14, 1, 2, (2, 2)),)),)),))
+    replicas = Plan(14, 16, (Pipeline(4, 4, (Stage(two, (LayerRun(0, 14, Strategy(1, 2), (2, 2)),)),)),))
     (folder / "plan.json").write_text(documents.dumps(replicas))
     reasons = {
         ("--model", "model.yaml"): "the last backward\n",

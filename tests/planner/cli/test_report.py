@@ -12,13 +12,14 @@ from rich.console import Console
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.report import Explanation, timeline
 from trainwright.report.comparison import runner_up
 from trainwright.report.iteration_chart import Activity, Span, letters, stage_tracks
 from trainwright.report.plan_summary import BATCHES, DEGREES, format_run_lengths, legend
 from trainwright.report.tables import add_row, breakdown_table, new_table, plans_table
 from trainwright.search import SEARCHES, Candidate, Problem, run
+from trainwright.strategy import Sharding, Strategy
 
 
 @pytest.mark.parametrize("planner", list(SEARCHES))
@@ -63,7 +64,7 @@ def _plan_of_runs(problem: Problem, *runs: tuple[int, int, Sharding]) -> Plan:
     found, first = [], 0
     for count, tensor, sharding in runs:
         data = 4 // tensor
-        found.append(LayerRun(first, count, tensor, data, split_rows(4, data), sharding=sharding))
+        found.append(LayerRun(first, count, Strategy(tensor, data, sharding=sharding), split_rows(4, data)))
         first += count
     return Plan(first, 4, (Pipeline(1, 4, (Stage(problem.devices[:4], tuple(found)),)),))
 

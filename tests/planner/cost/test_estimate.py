@@ -19,6 +19,7 @@ from trainwright.cost.schedule_replay import Replay
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
+from trainwright.strategy import Strategy
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -149,8 +150,8 @@ def test_uneven_rows_balance_unequal_replicas(problem: Problem, make_plan: MakeP
 def test_stages_of_different_degrees_send_overlapping_rows(problem: Problem) -> None:
     devices = problem.cluster.devices
     stages = (
-        Stage(devices[:4], (LayerRun(0, 7, 2, 2, (3, 1)),)),
-        Stage(devices[4:7], (LayerRun(7, 7, 1, 3, (2, 1, 1)),)),
+        Stage(devices[:4], (LayerRun(0, 7, Strategy(2, 2), (3, 1)),)),
+        Stage(devices[4:7], (LayerRun(7, 7, Strategy(1, 3), (2, 1, 1)),)),
     )
     plan = Plan(14, 16, (Pipeline(4, 4, stages),))
     found = cost(problem, plan)
@@ -160,7 +161,7 @@ def test_stages_of_different_degrees_send_overlapping_rows(problem: Problem) -> 
 
 def test_recomputing_trades_memory_for_time(problem: Problem, make_plan: MakePlan) -> None:
     kept = make_plan(problem, [7, 7], rows=2)
-    again = edit(kept, recompute=True)
+    again = edit(kept, strategy=kept.stages[0].layers[0].strategy.replace(recompute=True))
     assert cost(problem, again).iteration_seconds > cost(problem, kept).iteration_seconds
     before, after = cost(problem, kept).memory_by_device[0][1], cost(problem, again).memory_by_device[0][1]
     assert after < before
@@ -213,7 +214,8 @@ def test_plan_with_unknown_devices_or_layers_is_refused(
 def shorter(plan: Plan) -> Pipeline:
     pipeline = plan.pipelines[0]
     return replace(
-        pipeline, stages=(pipeline.stages[0], replace(pipeline.stages[1], layers=(LayerRun(7, 6, 1, 1, (1,)),)))
+        pipeline,
+        stages=(pipeline.stages[0], replace(pipeline.stages[1], layers=(LayerRun(7, 6, Strategy(1, 1), (1,)),))),
     )
 
 
@@ -226,7 +228,9 @@ def elsewhere(plan: Plan, device: Device) -> Plan:
 
 
 def test_a_tensor_degree_that_does_not_divide_the_heads_is_refused(problem: Problem) -> None:
-    plan = Plan(14, 16, (Pipeline(16, 1, (Stage(problem.cluster.devices[:3], (LayerRun(0, 14, 3, 1, (1,)),)),)),))
+    plan = Plan(
+        14, 16, (Pipeline(16, 1, (Stage(problem.cluster.devices[:3], (LayerRun(0, 14, Strategy(3, 1), (1,)),)),)),)
+    )
     with pytest.raises(ValueError, match="tensor degree 3 does not divide the model"):
         cost(problem, plan)
 

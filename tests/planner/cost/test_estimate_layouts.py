@@ -19,9 +19,10 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions, slice_rounds
 from trainwright.cost.network import Network
 from trainwright.cost.stage_times import PlanTimes
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
 from trainwright.search import Problem
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -122,7 +123,7 @@ def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
 
 def test_stage_of_two_layouts_synchronises_and_pays_for_redistribution(problem: Problem) -> None:
     devices = problem.cluster.devices[:2]
-    runs = (LayerRun(0, 7, 2, 1, (2,)), LayerRun(7, 7, 1, 2, (1, 1)))
+    runs = (LayerRun(0, 7, Strategy(2, 1), (2,)), LayerRun(7, 7, Strategy(1, 2), (1, 1)))
     plan = Plan(14, 16, (Pipeline(8, 2, (Stage(devices, runs),)),))
     found = estimate_with_context(plan, problem.cost_context)
     assert sum(astuple(found.breakdown)) == pytest.approx(found.iteration_seconds)
@@ -140,7 +141,7 @@ def test_stage_of_two_layouts_synchronises_and_pays_for_redistribution(problem: 
 def test_slowest_replica_of_each_run_counts(problem: Problem) -> None:
     """On a fast and a slow device, with the rows the other way round in the second run."""
     devices = (Device("node-1", 0), Device("node-4", 0))
-    runs = (LayerRun(0, 7, 1, 2, (3, 1)), LayerRun(7, 7, 1, 2, (1, 3)))
+    runs = (LayerRun(0, 7, Strategy(1, 2), (3, 1)), LayerRun(7, 7, Strategy(1, 2), (1, 3)))
     found = estimate_with_context(Plan(14, 16, (Pipeline(4, 4, (Stage(devices, runs),)),)), problem.cost_context)
     compute = 0.0
     for layers, rows in ((range(7), (3, 1)), (range(7, 14), (1, 3))):
@@ -185,7 +186,7 @@ def two_pipelines(problem: Problem, tensors: tuple[int, int] = (1, 1), **run: ob
     pipelines = []
     for index, (tensor, share) in enumerate(zip(tensors, (12, 4), strict=True)):
         data = 4 // tensor
-        one = LayerRun(0, 14, tensor, data, (4 // data,) * data, **run)  # type: ignore[arg-type]
+        one = LayerRun(0, 14, Strategy(tensor, data, **run), (4 // data,) * data)  # type: ignore[arg-type]
         pipelines.append(Pipeline(share // 4, 4, (Stage(devices[4 * index : 4 * index + 4], (one,)),)))
     return Plan(14, 16, tuple(pipelines))
 
@@ -232,7 +233,7 @@ def test_pipelines_of_different_sharding_hold_whole_gradients(problem: Problem) 
 
     def held(*data: int) -> int:
         pipelines = tuple(
-            Pipeline(1, 4, (Stage(devices[4 * i : 4 * i + one], (LayerRun(0, 14, 1, one, (4 // one,) * one, sharding=Sharding.ZERO2),)),))
+            Pipeline(1, 4, (Stage(devices[4 * i : 4 * i + one], (LayerRun(0, 14, Strategy(1, one, sharding=Sharding.ZERO2), (4 // one,) * one),)),))
             for i, one in enumerate(data)
         )  # fmt: skip
         found = estimate_with_context(Plan(14, 4 * len(data), pipelines), problem.cost_context)
@@ -262,7 +263,7 @@ def test_layers_with_equal_owners_share_a_message(problem: Problem) -> None:
 def runs(*counts: int) -> list[LayerRun]:
     found, first = [], 0
     for count in counts:
-        found.append(LayerRun(first, count, 1, 1, (1,)))
+        found.append(LayerRun(first, count, Strategy(1, 1), (1,)))
         first += count
     return found
 
@@ -293,12 +294,8 @@ def plans(draw: st.DrawFn, devices: tuple[Device, ...]) -> Plan:
                         LayerRun(
                             low,
                             high - low,
-                            tensor,
-                            data,
+                            Strategy(tensor, data, order, draw(st.sampled_from(Sharding)), draw(st.booleans())),
                             split,
-                            order,
-                            draw(st.sampled_from(Sharding)),
-                            draw(st.booleans()),
                         )
                     )
             made.append(Stage(part[number * size : (number + 1) * size], tuple(layers)))
@@ -315,7 +312,7 @@ def test_estimate_is_above_its_lower_bound_and_its_parts_add_up(
 ) -> None:
     setting = replace(problem.cost_context, runtime=replace(problem.runtime, overlaps_gradients=overlaps_gradients))
     plan = data.draw(plans(problem.cluster.devices))
-    assume(all(run.tensor <= 4 for p in plan.pipelines for s in p.stages for run in s.layers))
+    assume(all(run.strategy.tensor <= 4 for p in plan.pipelines for s in p.stages for run in s.layers))
     found = estimate_with_context(plan, setting)
     assert lower_bound_seconds(plan, setting) <= found.iteration_seconds * (1 + 1e-9)
     assert sum(astuple(found.breakdown)) == pytest.approx(found.iteration_seconds)

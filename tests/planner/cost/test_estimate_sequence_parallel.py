@@ -19,6 +19,7 @@ from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
 
 NAME = "NVIDIA-A100-SXM4-80GB"
 CLUSTER = Cluster((Accelerator(NAME, 80 * 2**30),), (Node("node", NAME, 8, Port(1e-5, 1e10), Port(1e-5, 1e10)),), ())
@@ -33,7 +34,7 @@ def context_of(model: Model) -> CostContext:
 def plan_of(model: Model, ends: Sequence[int], *, tensor: int = 4, recompute: bool = False) -> Plan:
     stages, first = [], 0
     for number, end in enumerate(ends):
-        run = LayerRun(first, end - first, tensor, 1, (ROWS,), recompute=recompute)
+        run = LayerRun(first, end - first, Strategy(tensor, 1, recompute=recompute), (ROWS,))
         stages.append(Stage(CLUSTER.devices[number * tensor : (number + 1) * tensor], (run,)))
         first = end
     return Plan(len(model.layers), 4 * ROWS, (Pipeline(4, ROWS, tuple(stages)),))
@@ -41,7 +42,7 @@ def plan_of(model: Model, ends: Sequence[int], *, tensor: int = 4, recompute: bo
 
 def in_sequence_parallel(plan: Plan) -> Plan:
     return plan.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(sequence_parallel=True) for run in stage.layers))
     )
 
 
@@ -131,7 +132,7 @@ def test_plans_that_do_not_state_it_mean_none() -> None:
     assert documents.loads(written, Plan) == plan
     divided = in_sequence_parallel(plan)
     assert documents.loads(documents.dumps(divided), Plan) == divided
-    assert divided.stages[0].layers[0].sequence_parallel
+    assert divided.stages[0].layers[0].strategy.sequence_parallel
 
 
 @pytest.mark.parametrize(

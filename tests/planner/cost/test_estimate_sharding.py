@@ -14,10 +14,11 @@ from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.time_terms import LayerPass, overlapped_pass_seconds
 from trainwright.layer import Dtype
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio, ProcessBytes, Runtime
 from trainwright.search import Problem
+from trainwright.strategy import Sharding
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -36,7 +37,9 @@ def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
 def keeping(plan: Plan) -> Plan:
     """Return the plan under ZeRO-3 with weights that stay gathered."""
     return sharded(plan, Sharding.ZERO3).map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, keep_gathered_weights=True) for run in stage.layers))
+        lambda stage: replace(
+            stage, layers=tuple(run.with_strategy(keep_gathered_weights=True) for run in stage.layers)
+        )
     )
 
 
@@ -69,7 +72,7 @@ def test_weights_that_stay_gathered_take_the_memory_of_whole_layers(problem: Pro
 def sharded(plan: Plan, sharding: Sharding, *, recompute: bool = False) -> Plan:
     pipeline = plan.pipelines[0]
     stages = tuple(
-        replace(s, layers=tuple(replace(run, sharding=sharding, recompute=recompute) for run in s.layers))
+        replace(s, layers=tuple(run.with_strategy(sharding=sharding, recompute=recompute) for run in s.layers))
         for s in pipeline.stages
     )
     return replace(plan, pipelines=(replace(pipeline, stages=stages),))

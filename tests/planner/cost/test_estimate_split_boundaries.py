@@ -17,10 +17,10 @@ from trainwright.cost.boundary_terms import SharedNics
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.context import CostContext
 from trainwright.cost.network import Network
-from trainwright.plan import RankOrder
 from trainwright.rank_layout import RankLayout
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run
+from trainwright.strategy import RankOrder
 
 CARD, INSIDE = Port(0.5, 2.0), Port(0.25, 8.0)
 CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, INSIDE) for name in "ab"))

@@ -13,6 +13,7 @@ from trainwright.cost.pipeline_replay import replay_merged
 from trainwright.cost.schedule_replay import BACKWARD, FORWARD, BoundaryChannel, PassDurations, ReplayTrace
 from trainwright.plan import LayerRun, Schedule
 from trainwright.rank_layout import RankLayout
+from trainwright.strategy import Strategy
 
 Queues = tuple[tuple[int, float], ...]
 
@@ -96,7 +97,7 @@ EMULATED = fabric_of(Accelerator("emulated-card", 1, Emulation(1.0, 0.0, 1.0)))
 
 
 def seats(node: str, tensor: int = 1) -> RankLayout[str]:
-    run = LayerRun(0, 1, tensor=tensor, data=2 // tensor, rows=(1,) * (2 // tensor))
+    run = LayerRun(0, 1, Strategy(tensor, 2 // tensor), (1,) * (2 // tensor))
     return RankLayout.of((node, node), run)
 
 

@@ -15,7 +15,7 @@ from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.pipeline_replay import StageReplayTimes, interleaved_times
 from trainwright.layer import Dtype
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan, Schedule
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.auto.device_lines import device_lines
@@ -27,6 +27,7 @@ from trainwright.search.auto.stage_sites import StageSites
 from trainwright.search.degrees import Degrees
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.search.uniform.stage_tables import megatron_placement
+from trainwright.strategy import Sharding
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -50,7 +51,7 @@ def quick(problem: Problem) -> Problem:
 
 def sharded(plan: Plan, sharding: Sharding) -> Plan:
     return plan.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, sharding=sharding) for run in stage.layers))
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(sharding=sharding) for run in stage.layers))
     )
 
 

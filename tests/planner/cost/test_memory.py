@@ -18,12 +18,13 @@ from trainwright.cost.memory import MemoryParts, loss_bytes
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import Problem
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.uniform.plan_space import UniformPlanSpace
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MakeProblem = Callable[..., Problem]
 TOKENS, HIDDEN, VOCABULARY = 64, 124, 1000
@@ -74,14 +75,14 @@ def parameters(name: str, tensor: int, vocabulary_ranks: int) -> int:
 
 def division(run: LayerRun, *, divides: bool) -> tuple[object, ...]:
     """Return a key that is equal for runs in which each rank has the same slice of a divided vocabulary."""
-    order = run.order if run.tensor > 1 and run.data > 1 else None
-    return (run.tensor, order) if divides else ()
+    order = run.strategy.order if run.strategy.tensor > 1 and run.strategy.data > 1 else None
+    return (run.strategy.tensor, order) if divides else ()
 
 
 def divided_as(run: LayerRun) -> tuple[object, ...]:
     """Return a key that is equal for runs that shard a weight alike; otherwise every rank keeps it unsharded."""
-    order = run.order if run.tensor > 1 and run.data > 1 else None
-    return run.tensor, run.rows, order, run.sharding
+    order = run.strategy.order if run.strategy.tensor > 1 and run.strategy.data > 1 else None
+    return run.strategy.tensor, run.rows, order, run.strategy.sharding
 
 
 def divided_in_different_ways(holders: list[LayerRun], *, divides: bool) -> set[tuple[object, ...]]:
@@ -109,29 +110,35 @@ def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, di
     tied_seen, whole_layer = set(unsharded), 0
     rows_of_run = []
     for run in stage.layers:
-        ranks = run.tensor if divides else 1
-        replica = index // run.tensor if run.order is RankOrder.TENSOR_INNER else index % run.data
+        ranks = run.strategy.tensor if divides else 1
+        replica = (
+            index // run.strategy.tensor if run.strategy.order is RankOrder.TENSOR_INNER else index % run.strategy.data
+        )
         rows = run.rows[replica]
         rows_of_run.append(rows)
         held, biggest = 0, 0
         for layer in range(run.first, run.end):
-            own = parameters(names[layer], run.tensor, ranks)
+            own = parameters(names[layer], run.strategy.tensor, ranks)
             biggest = max(biggest, own)
-            gathered.append(own if run.sharding is Sharding.ZERO3 and run.data > 1 else 0)
+            gathered.append(own if run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1 else 0)
             held += own
             if names[layer] in {"embedding", "head"}:
                 held -= VOCABULARY * HIDDEN // ranks if division(run, divides=divides) in tied_seen else 0
                 tied_seen.add(division(run, divides=divides))
-            saved = KEPT[names[layer]] * rows // (run.tensor if names[layer] == "block" else ranks)
+            saved = KEPT[names[layer]] * rows // (run.strategy.tensor if names[layer] == "block" else ranks)
             saved *= setting.runtime.activation_ratio
-            if run.recompute:
+            if run.strategy.recompute:
                 activations += kept * (rows * ROW * size if layer > 0 else 0)
                 recomputed = max(recomputed, saved)
             else:
                 activations += kept * saved
-        part = held if run.sharding is Sharding.NONE else -(-held // run.data)
-        weights += size * (part if run.sharding is Sharding.ZERO3 else held)
-        at_once = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and pipeline.micro_batches == 1
+        part = held if run.strategy.sharding is Sharding.NONE else -(-held // run.strategy.data)
+        weights += size * (part if run.strategy.sharding is Sharding.ZERO3 else held)
+        at_once = (
+            run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
+            and run.strategy.data > 1
+            and pipeline.micro_batches == 1
+        )
         gradients += gradient_size * (part if at_once else held)
         whole_layer = max(whole_layer, min(held - part, biggest) if at_once else 0)
         optimizer += part * (8 + (0 if size == 4 else 4))
@@ -172,12 +179,14 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
                     LayerRun(
                         low,
                         high - low,
-                        size // data,
-                        data,
+                        Strategy(
+                            size // data,
+                            data,
+                            draw(st.sampled_from(RankOrder)),
+                            sharding=draw(st.sampled_from(Sharding)),
+                            recompute=draw(st.booleans()),
+                        ),
                         rows,
-                        draw(st.sampled_from(RankOrder)),
-                        sharding=draw(st.sampled_from(Sharding)),
-                        recompute=draw(st.booleans()),
                     )
                 )
         made.append(Stage(problem.cluster.devices[number * size : (number + 1) * size], tuple(runs)))
@@ -235,7 +244,10 @@ def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: P
 
 def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> None:
     devices = divided.cluster.devices
-    stages = (Stage(devices[:4], (LayerRun(0, 7, 4, 1, (2,)),)), Stage(devices[4:], (LayerRun(7, 7, 4, 1, (2,)),)))
+    stages = (
+        Stage(devices[:4], (LayerRun(0, 7, Strategy(4, 1), (2,)),)),
+        Stage(devices[4:], (LayerRun(7, 7, Strategy(4, 1), (2,)),)),
+    )
     plan = with_sequence_parallel(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
     found = estimate_with_context(plan, divided.cost_context)
     needed = UniformPlanSpace.of(divided).tables.required_bytes("emulated-fast", 4, 2, np.array([2.0, 1.0]))
@@ -248,10 +260,10 @@ def test_boundary_that_stays_divided_takes_a_slice(divided: Problem) -> None:
 
     def activations(micro_batches: int, tensor: int, *, recompute: bool = False) -> int:
         data = 4 // tensor
-        first = LayerRun(0, 7, 4, 1, (rows,), recompute=recompute)
+        first = LayerRun(0, 7, Strategy(4, 1, recompute=recompute), (rows,))
         stages = (
             Stage(devices[:4], (first,)),
-            Stage(devices[4:], (LayerRun(7, 7, tensor, data, (rows // data,) * data),)),
+            Stage(devices[4:], (LayerRun(7, 7, Strategy(tensor, data), (rows // data,) * data),)),
         )
         plan = Plan(14, rows * micro_batches, (Pipeline(micro_batches, rows, stages),))
         return estimate_with_context(with_sequence_parallel(plan, setting), setting).memory_parts[0].activations_bytes
@@ -272,7 +284,7 @@ def test_boundary_that_stays_divided_takes_a_slice(divided: Problem) -> None:
 def test_gradients_of_a_sharded_vocabulary_are_reduced_in_shards(problem: Problem, divided: Problem) -> None:
     """The tied weight over its owners, the rest of its layers among the replicas."""
     devices = problem.cluster.devices
-    runs = LayerRun(0, 7, 2, 2, (1, 1)), LayerRun(7, 7, 2, 2, (1, 1))
+    runs = LayerRun(0, 7, Strategy(2, 2), (1, 1)), LayerRun(7, 7, Strategy(2, 2), (1, 1))
     plan = Plan(14, 16, (Pipeline(8, 2, (Stage(devices[:4], runs[:1]), Stage(devices[4:], runs[1:]))),))
     whole, parts = (
         [sync for sync in gradient_reductions(PlanTimes(plan, one.cost_context)) if sync.is_tied_weight]
@@ -285,7 +297,9 @@ def test_gradients_of_a_sharded_vocabulary_are_reduced_in_shards(problem: Proble
 
 def test_adam_in_half_precision_takes_sixteen_bytes_a_parameter(problem: Problem) -> None:
     """2 for the weight, 2 for the gradient, 4 for the master weight, 8 for Adam (ZeRO, Section 3.1); 16 in float32 too."""
-    one = Plan(14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, 1, 1, (1,)),)),)),))
+    one = Plan(
+        14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, Strategy(1, 1), (1,)),)),)),)
+    )
     for dtype in Dtype:
         setting = replace(
             problem.cost_context, model=replace(problem.model, dtype=dtype), runtime=Runtime(gradient_dtype=dtype)
@@ -296,13 +310,17 @@ def test_adam_in_half_precision_takes_sixteen_bytes_a_parameter(problem: Problem
 
 
 def test_momentum_takes_four_bytes_fewer(problem: Problem) -> None:
-    one = Plan(14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, 1, 1, (1,)),)),)),))
+    one = Plan(
+        14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, Strategy(1, 1), (1,)),)),)),)
+    )
     adam, sgd = (estimate_with_context(one, replace(problem.cost_context, optimizer=name)) for name in ("adam", "sgd"))
     assert adam.peak_memory_bytes - sgd.peak_memory_bytes == 4 * problem.model.parameters
 
 
 def test_a_plan_that_lacks_one_byte_is_infeasible_and_one_that_fits_to_the_byte_is_not(problem: Problem) -> None:
-    plan = Plan(14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, 1, 1, (1,)),)),)),))
+    plan = Plan(
+        14, 1, (Pipeline(1, 1, (Stage(problem.cluster.devices[:1], (LayerRun(0, 14, Strategy(1, 1), (1,)),)),)),)
+    )
     needed = estimate_with_context(plan, problem.cost_context).peak_memory_bytes
     for spare, feasible in ((0, True), (-1, False)):
         devices = tuple(replace(a, memory_bytes=needed + spare) for a in problem.cluster.accelerators)

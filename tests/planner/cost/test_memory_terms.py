@@ -60,7 +60,7 @@ def table_bytes(problem: Problem) -> dict[str, float]:
         kept = options.state_bytes + IN_FLIGHT * options.activation_bytes
         found[one.__name__] = float(kept[0, 0, CUT])
     group = GroupTables(problem, layer_sequence(problem.model), StageGroupCosts((device,), problem.cost_context), 1)
-    whole = next(number for number, run in enumerate(group.runs) if not run.recompute)
+    whole = next(number for number, run in enumerate(group.runs) if not run.strategy.recompute)
     choices = StageTable(group, IN_FLIGHT).choices(0, CUT, 1.0, np.inf)
     found["galvatron"] = float(choices.forward_bytes[:, whole].sum()) + problem.runtime.constant_bytes_of(accelerator)
     return found

@@ -18,9 +18,10 @@ from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MODEL = Model.of(Gpt(4, 64, 4, 32, 500), Dtype.FLOAT16)
 LAYERS = len(MODEL.layers)
@@ -88,12 +89,14 @@ def plans(draw: st.DrawFn) -> Plan:
                         LayerRun(
                             low,
                             high - low,
-                            size // data,
-                            data,
+                            Strategy(
+                                size // data,
+                                data,
+                                draw(st.sampled_from(RankOrder)),
+                                draw(st.sampled_from(Sharding)),
+                                draw(st.booleans()),
+                            ),
                             (rows // data,) * data if data != 2 else draw(st.sampled_from([(2, 2), (1, 3)])),
-                            draw(st.sampled_from(RankOrder)),
-                            draw(st.sampled_from(Sharding)),
-                            draw(st.booleans()),
                         )
                     )
             made.append(Stage(tuple(part[number * size : (number + 1) * size]), tuple(runs)))

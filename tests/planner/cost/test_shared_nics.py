@@ -12,9 +12,10 @@ from trainwright.cost.stage_times import PlanTimes
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MODEL = Model.of(Gpt(4, 96, 12, 32, 500), Dtype.FLOAT32)
 NETWORK, INSIDE = 1e6, 1e7
@@ -42,7 +43,7 @@ def paces(*stages: Stage, micro_batches: int = 1, rows: int = 4) -> PlanTimes:
 
 def stage(devices: tuple[Device, ...], first: int, count: int, tensor: int, **run: object) -> Stage:
     data = len(devices) // tensor
-    return Stage(devices, (LayerRun(first, count, tensor, data, (4 // data,) * data, **run),))  # type: ignore[arg-type]
+    return Stage(devices, (LayerRun(first, count, Strategy(tensor, data, **run), (4 // data,) * data),))  # type: ignore[arg-type]
 
 
 def reduced(rings: int) -> float:
@@ -75,7 +76,7 @@ def test_tensor_groups_inside_a_node_use_no_nic() -> None:
 def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
     """The first run has one ring over the NICs at a time, the second two, and there are never three."""
     devices = (A[0], B[0], A[1], B[1])
-    runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
+    runs = (LayerRun(0, 3, Strategy(4, 1), (4,)), LayerRun(3, 3, Strategy(2, 2), (2, 2)))
     found = paces(Stage(devices, runs))
     assert [seats.tensor_groups for seats in found.layouts[0, 0]] == [
         (("a", "b", "a", "b"),),
@@ -104,7 +105,7 @@ def test_all_gathers_of_two_stages_share_nics(*, sharing: bool) -> None:
 def test_pipelines_of_any_tensor_degrees_reduce_every_slice_once(tensors: tuple[int, int]) -> None:
     """Each value crosses the NICs between two pipelines once per direction, under any sharding."""
     stages = [
-        Stage(devices[:tensor], (LayerRun(0, 6, tensor, 1, (4,)),))
+        Stage(devices[:tensor], (LayerRun(0, 6, Strategy(tensor, 1), (4,)),))
         for devices, tensor in zip((A, B), tensors, strict=True)
     ]
     plan = Plan(6, 8, tuple(Pipeline(1, 4, (one,)) for one in stages))
@@ -117,7 +118,7 @@ def test_pipelines_of_any_tensor_degrees_reduce_every_slice_once(tensors: tuple[
 def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
     """Return a plan of one single-stage pipeline per node, whose replicas take these rows."""
     stages = [
-        Stage(devices[: len(one)], (LayerRun(0, 6, 1, len(one), one, sharding=sharding),))
+        Stage(devices[: len(one)], (LayerRun(0, 6, Strategy(1, len(one), sharding=sharding), one),))
         for devices, one in zip((A, B), rows, strict=True)
     ]
     return Plan(6, 2 * sum(rows[0]), tuple(Pipeline(1, sum(rows[0]), (one,)) for one in stages))

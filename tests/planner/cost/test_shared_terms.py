@@ -57,7 +57,7 @@ def seconds_by_user(
         (block,) = node_blocks(problem)
         alpa = DegreeOptions(problem, spans, RepresentativeDevices(problem)).options(Submesh(((block, 1),)), ROWS, 1)
         assert alpa is not None
-        tensor_2 = [alpa.strategy(option, 0, -1).runs[0].tensor == 2 for option in range(len(alpa.seconds))]
+        tensor_2 = [alpa.strategy(option, 0, -1).runs[0].strategy.tensor == 2 for option in range(len(alpa.seconds))]
         return {
             "exact": estimate_with_context(plan, context).iteration_seconds,
             "amp": amp_model.estimate_seconds(plan, context),

@@ -10,8 +10,9 @@ from rings import all_reduce_seconds
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Breakdown, Estimate, estimate_with_context
 from trainwright.cost.network import Network
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.search import Problem
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -32,7 +33,7 @@ def of_one_stage(problem: Problem, *runs: tuple[int, int, RankOrder, Sharding]) 
     made, first = [], 0
     for count, tensor, order, sharding in runs:
         data = RANKS // tensor
-        made.append(LayerRun(first, count, tensor, data, split_rows(ROWS, data), order, sharding=sharding))
+        made.append(LayerRun(first, count, Strategy(tensor, data, order, sharding=sharding), split_rows(ROWS, data)))
         first += count
     return estimate_with_context(
         Plan(first, ROWS, (Pipeline(1, ROWS, (Stage(problem.cluster.devices, tuple(made)),)),)), problem.cost_context

@@ -27,6 +27,7 @@ from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.auto.computing import ComputeEstimate
 from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.strategy import Strategy
 
 seeds = st.integers(0, 2**32)
 
@@ -156,7 +157,7 @@ def test_one_device_that_only_computes_reaches_the_work_bound(make_problem: Call
     )
     setting = CostContext(drawn.model, cluster, Profiles(layers), runtime=Runtime(constant_seconds=0.25))
     count = len(drawn.model.layers)
-    stage = Stage(cluster.devices, (LayerRun(0, count, 1, 1, (2,)),))
+    stage = Stage(cluster.devices, (LayerRun(0, count, Strategy(1, 1), (2,)),))
     plan = Plan(count, 6, (Pipeline(3, 2, (stage,)),))
     seconds = estimate_with_context(plan, setting).iteration_seconds
     assert work_bound_seconds(setting, [node.name], 6) == pytest.approx(seconds, rel=1e-8)

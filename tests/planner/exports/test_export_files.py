@@ -25,8 +25,9 @@ from trainwright.exports.torchtitan import module_names
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.runtime import Runtime
+from trainwright.strategy import Sharding
 
 BERT = Model.of(
     Bert(layers=4, hidden_size=64, heads=4, sequence_length=32, intermediate_size=256, next_sentence=False),

@@ -26,7 +26,8 @@ from trainwright.exports.uniform_shape import ranks
 from trainwright.families import T5, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.strategy import RankOrder, Sharding, Strategy
 from trainwright.training import Optimizer
 
 FEW = Capabilities(
@@ -81,9 +82,11 @@ def test_a_launcher_loses_nothing(plan: Plan) -> None:
 DEVICES = tuple(Device(f"node-{number // 2}", number % 2) for number in range(4))
 
 
-def stage(first: int, count: int, devices: tuple[Device, ...], **strategy: object) -> Stage:
-    given_strategy = {"tensor": 1, "data": len(devices), "rows": (4 // len(devices),) * len(devices), **strategy}
-    return Stage(devices, (LayerRun(first, count, **given_strategy),))
+def stage(
+    first: int, count: int, devices: tuple[Device, ...], rows: tuple[int, ...] | None = None, **strategy: object
+) -> Stage:
+    chosen = Strategy(**{"tensor": 1, "data": len(devices), **strategy})
+    return Stage(devices, (LayerRun(first, count, chosen, rows or (4 // chosen.data,) * chosen.data),))
 
 
 def two_stages(first: Stage, second: Stage) -> Plan:
@@ -91,7 +94,7 @@ def two_stages(first: Stage, second: Stage) -> Plan:
 
 
 def tensor_stage(first: int, devices: tuple[Device, ...], *, sequence_parallel: bool = False) -> Stage:
-    return stage(first, 3, devices, tensor=2, data=1, rows=(4,), sequence_parallel=sequence_parallel)
+    return stage(first, 3, devices, tensor=2, data=1, sequence_parallel=sequence_parallel)
 
 
 EVEN = two_stages(stage(0, 3, DEVICES[:2]), stage(3, 3, DEVICES[2:]))
@@ -127,11 +130,11 @@ def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> Non
         ("deepspeed", two_stages(stage(0, 2, DEVICES[:2]), stage(2, 4, DEVICES[2:])), "stages of chosen sizes (2 4 layers)"),
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2]), tensor_stage(3, DEVICES[2:])), "tensor degree 2"),
         ("deepspeed", two_stages(tensor_stage(0, DEVICES[:2], sequence_parallel=True), tensor_stage(3, DEVICES[2:], sequence_parallel=True)), "sequence parallelism"),
-        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO2),))), "zero2"),
-        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
+        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO2),))), "zero2"),
+        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO3),))), "zero3"),
         ("torchtitan", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES[:2], sharding=Sharding.ZERO1),)),)), "zero1"),
         ("torchtitan", Plan(6, 4, (Pipeline(1, 4, EVEN.stages),)), "fewer micro-batches (1) than stages (2)"),
-        ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
+        ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO3),))), "zero3"),
         ("accelerate", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES, tensor=2, data=2, rows=(2, 2)),)),)), "replicas without sharding"),
     ],
 )  # fmt: skip
@@ -153,9 +156,9 @@ def test_stages_are_no_loss_but_where_the_trainer_cannot_tie_their_weights() -> 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO2, Sharding.ZERO3])
 def test_stages_of_torchtitan_that_shard_more_become_zero1(sharding: Sharding) -> None:
-    plan = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=sharding),)))
+    plan = EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=sharding),)))
     assert nearest_plan(plan, TARGETS["torchtitan"].capabilities) == plan.map_stages(
-        lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))
+        lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO1),))
     )
 
 
@@ -172,7 +175,7 @@ def test_megatron_has_no_stages_of_a_t5() -> None:
 def test_replicas_of_deepspeed_stages_in_bfloat16_share_the_state_of_the_optimizer(dtype: Dtype) -> None:
     model = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32), dtype)
     capabilities = TARGETS["deepspeed"].capabilities.of(model, "adam")
-    sharded = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),)))
+    sharded = EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO1),)))
     is_shared = dtype is Dtype.BFLOAT16
     found = ("replicas without sharding of several stages in this number format",) if is_shared else ()
     assert losses(EVEN, capabilities) == found
@@ -192,14 +195,14 @@ def test_replicas_of_deepspeed_stages_in_bfloat16_share_the_state_of_the_optimiz
 )
 def test_megatron_shards_no_state_of_sgd(name: str, optimizer: Optimizer, loss: tuple[str, ...]) -> None:
     model = Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=128), Dtype.BFLOAT16)
-    plan = EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),)))
+    plan = EVEN.map_stages(lambda one: Stage(one.devices, (one.layers[0].with_strategy(sharding=Sharding.ZERO1),)))
     capabilities = TARGETS[name].capabilities.of(model, optimizer)
     assert losses(plan, capabilities) == loss
     assert nearest_plan(plan, capabilities) == (EVEN if loss else plan)
 
 
 def test_ranks_keep_the_tensor_groups_of_a_plan_with_the_data_degree_innermost() -> None:
-    run = LayerRun(0, 6, 2, 2, (2, 2), RankOrder.DATA_INNER)
+    run = LayerRun(0, 6, Strategy(2, 2, RankOrder.DATA_INNER), (2, 2))
     plan = Plan(6, 8, (Pipeline(2, 4, (Stage(DEVICES, (run,)),)),))
     assert ranks(plan) == (DEVICES[0], DEVICES[2], DEVICES[1], DEVICES[3])
     assert is_expressible(plan, TARGETS["megatron"].capabilities)

@@ -15,8 +15,8 @@ from trainwright.exports import TARGETS, ExportOrder, UniformShape
 from trainwright.families import Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
+from trainwright.strategy import Sharding
 
 ONE_STAGE = replace(SHAPE, ends=(6,), devices=(Device("a", 0), Device("a", 1)))
 

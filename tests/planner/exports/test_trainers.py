@@ -21,7 +21,8 @@ from trainwright.exports.launch import launch_script
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Schedule
+from trainwright.strategy import Sharding
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PACKAGES = {

@@ -10,7 +10,7 @@ import pytest
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.galvatron.galvatron_model import (
@@ -23,6 +23,7 @@ from trainwright.search.galvatron.galvatron_model import (
     stages_seconds,
 )
 from trainwright.search.galvatron.pipeline_solutions import GroupTablesCache
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def of_one_stage(problem, *runs, micro_batches=1):
 
 def run(problem, *, data=4, tensor=1, micro_batches=1, first=0, count=None, **kind):
     rows = problem.global_batch_size // micro_batches // data
-    return LayerRun(first, count or len(problem.model.layers) - first, tensor, data, (rows,) * data, **kind)
+    return LayerRun(first, count or len(problem.model.layers) - first, Strategy(tensor, data, **kind), (rows,) * data)
 
 
 def test_equation_8_sums_all_stages_and_repeats_the_longest():
@@ -127,7 +128,7 @@ def test_only_a_layout_change_moves_rows(even):
     assert group.transformation_seconds(100.0, data, tensor) == pytest.approx(1e-4 + 6 * 100 / 1e9)
     assert group.transformation_seconds(100.0, tensor, data) == pytest.approx(1e-4 + 6 * 100 / 1e9)
     # Divided sequences are gathered first, or the gradient's last.
-    gather, divided = 3 / 4 * 8 * 100 / 1e9 + 3 * 1e-4, replace(tensor, sequence_parallel=True)
+    gather, divided = 3 / 4 * 8 * 100 / 1e9 + 3 * 1e-4, tensor.with_strategy(sequence_parallel=True)
     for pair in ((data, divided), (divided, data)):
         assert group.transformation_seconds(100.0, *pair) == pytest.approx(1e-4 + 6 * 100 / 1e9 + gather)
     plan = of_one_stage(even, run(even, count=3), run(even, data=1, tensor=4, first=3))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from trainwright.answer.batch_size import best_batch_size
-from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, NoFeasiblePlan, SearchControl
 from trainwright.search.galvatron.balanced_partition import PartitionTables, best_partition
@@ -27,6 +26,7 @@ from trainwright.search.galvatron.search import (
     galvatron_bmw,
 )
 from trainwright.search.registry import SEARCH_MODULES, load_search
+from trainwright.strategy import Sharding
 
 MIB = 2**20
 searches = pytest.mark.parametrize("search", [galvatron_base, galvatron_bmw])
@@ -145,9 +145,12 @@ def test_more_memory_is_never_slower_by_equation_8(tight, explore):
 def test_memory_is_saved_only_when_it_is_tight(tight, search):
     speeds = (("fast", 4),)
     loose = search(tight(1024 * MIB, speeds), SearchControl(), 1)[0]
-    assert not any(run.recompute for run in runs(loose))
+    assert not any(run.strategy.recompute for run in runs(loose))
     scarce = search(tight(int(0.7 * loose_peak(search, tight, speeds)), speeds), SearchControl(), 1)[0]
-    assert any(run.recompute or run.sharding is Sharding.ZERO3 or run.tensor > 1 for run in runs(scarce))
+    assert any(
+        run.strategy.recompute or run.strategy.sharding is Sharding.ZERO3 or run.strategy.tensor > 1
+        for run in runs(scarce)
+    )
 
 
 @searches
@@ -170,7 +173,7 @@ def test_limits_are_kept(tight, search):
     problem = replace(tight(1024 * MIB), limits=Limits(max_tensor_degree=1, max_data_degree=2, max_pipeline_degree=2))
     for candidate in search(problem, SearchControl(), None):
         assert len(candidate.plan.pipelines[0].stages) <= 2
-        assert all(run.tensor == 1 and run.data <= 2 for run in runs(candidate))
+        assert all(run.strategy.tensor == 1 and run.strategy.data <= 2 for run in runs(candidate))
 
 
 @searches

@@ -8,25 +8,29 @@ import pytest
 
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 
 A, B, C, D = (Device("n", slot) for slot in range(4))
 
 
 def stage(first: int, count: int, *devices: Device, rows: tuple[int, ...] = (2,), tensor: int = 1) -> Stage:
-    return Stage(devices, (LayerRun(first, count, tensor, len(rows), rows),))
+    return Stage(devices, (LayerRun(first, count, Strategy(tensor, len(rows)), rows),))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LayerRun(0, 0, 1, 1, (1,)), "needs first >= 0 and count >= 1, got first 0, count 0"),
-        (lambda: LayerRun(0, 3, 0, 1, (1,)), r"layers 0…2: degrees must be at least 1, got tensor 0"),
-        (lambda: LayerRun(0, 3, 1, 2, (1,)), "one part for each of the 2 data replicas, got 1 parts"),
-        (lambda: LayerRun(0, 3, 1, 2, (1, 0)), r"every data replica needs at least one row, got rows \[1, 0\]"),
+        (lambda: LayerRun(0, 0, Strategy(1, 1), (1,)), "needs first >= 0 and count >= 1, got first 0, count 0"),
+        (lambda: LayerRun(0, 3, Strategy(0, 1), (1,)), r"degrees must be at least 1, got tensor 0"),
+        (lambda: LayerRun(0, 3, Strategy(1, 2), (1,)), "one part for each of the 2 data replicas, got 1 parts"),
+        (
+            lambda: LayerRun(0, 3, Strategy(1, 2), (1, 0)),
+            r"every data replica needs at least one row, got rows \[1, 0\]",
+        ),
         (lambda: stage(0, 2, A, B), "tensor 1 × data 1 = 1, but the stage has 2 devices"),
         (lambda: Stage((), ()), "at least one device and at least one layer run"),
         (
-            lambda: Stage((A,), (LayerRun(0, 2, 1, 1, (1,)), LayerRun(3, 1, 1, 1, (1,)))),
+            lambda: Stage((A,), (LayerRun(0, 2, Strategy(1, 1), (1,)), LayerRun(3, 1, Strategy(1, 1), (1,)))),
             "layer 2 must follow, got 3",
         ),
         (
@@ -48,9 +52,9 @@ def test_plan_that_cannot_run_is_refused(make: Callable[[], object], message: st
 
 
 def test_tensor_groups_are_consecutive_and_data_groups_hold_equal_shards() -> None:
-    run = LayerRun(0, 1, 2, 2, (1, 1))
-    assert run.tensor_groups((A, B, C, D)) == ((A, B), (C, D))
-    assert run.data_groups((A, B, C, D)) == ((A, C), (B, D))
+    run = LayerRun(0, 1, Strategy(2, 2), (1, 1))
+    assert run.strategy.tensor_groups((A, B, C, D)) == ((A, B), (C, D))
+    assert run.strategy.data_groups((A, B, C, D)) == ((A, C), (B, D))
 
 
 def test_plan_summary_is_one_line() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import random_plan
 
-from trainwright.plan import LayerRun, Plan, RankOrder, Sharding
+from trainwright.plan import LayerRun, Plan
 from trainwright.rank_layout import (
     WHOLE,
     RankLayout,
@@ -21,6 +21,7 @@ from trainwright.rank_layout import (
     relayout_transfers,
     row_overlaps,
 )
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 plans = st.integers(0, 10**6).map(lambda seed: random_plan(seed, layers=6, tensor_degrees=(1, 2, 4, 8), devices=16))
 StageLayouts = list[RankLayout[int]]
@@ -119,12 +120,12 @@ def test_groups_partition_the_ranks_of_a_run(plan: Plan) -> None:
 
 def test_order_determines_which_degree_uses_adjacent_ranks() -> None:
     for order, replicas in ((RankOrder.TENSOR_INNER, ((0, 1), (2, 3))), (RankOrder.DATA_INNER, ((0, 2), (1, 3)))):
-        assert RankLayout.of((0, 1, 2, 3), LayerRun(0, 1, 2, 2, (1, 1), order)).tensor_groups == replicas
+        assert RankLayout.of((0, 1, 2, 3), LayerRun(0, 1, Strategy(2, 2, order), (1, 1))).tensor_groups == replicas
 
 
 def test_uneven_rows_are_split_at_every_boundary() -> None:
-    source = RankLayout.of((0, 1), LayerRun(0, 1, 1, 2, (3, 3)))
-    target = RankLayout.of((2, 3), LayerRun(1, 1, 1, 2, (4, 2)))
+    source = RankLayout.of((0, 1), LayerRun(0, 1, Strategy(1, 2), (3, 3)))
+    target = RankLayout.of((2, 3), LayerRun(1, 1, Strategy(1, 2), (4, 2)))
     assert transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
 
 
@@ -240,5 +241,5 @@ def test_messages_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str
     ],
 )
 def test_replicas_shard_the_state_by_their_sharding(sharding, weights, optimizer) -> None:
-    layout = RankLayout.of(tuple("abcdef"), LayerRun(0, 1, 2, 3, (1, 1, 1), RankOrder.DATA_INNER))
+    layout = RankLayout.of(tuple("abcdef"), LayerRun(0, 1, Strategy(2, 3, RankOrder.DATA_INNER), (1, 1, 1)))
     assert layout.shard(4, sharding) == StateShard((1, 2), weights, optimizer)

@@ -22,6 +22,7 @@ from trainwright.report import chrome_trace, measured_timeline
 from trainwright.report.iteration_chart import Activity
 from trainwright.report.measured_timeline import spans
 from trainwright.search import Problem
+from trainwright.strategy import Strategy
 from trainwright.throughput import flops_per_row, throughput, tokens_per_row
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 from trainwright.worker_api import REPORT_MARKER, RankMemory, TrialReport, TrialSeriesReport
@@ -41,7 +42,7 @@ def test_model_flops_equal_the_usual_formula() -> None:
 def test_utilisation_uses_peaks_of_all_devices_in_the_models_format() -> None:
     cluster = cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})
     model = Model.of(Gpt(24, 1024, 16, 512, 50_000), Dtype.FLOAT16)
-    half = LayerRun(0, 13, 1, 4, (1, 1, 1, 1))
+    half = LayerRun(0, 13, Strategy(1, 4), (1, 1, 1, 1))
     stages = (
         Stage(cluster.devices[:4], (half,)),
         Stage(cluster.devices[4:], (replace(half, first=13),)),

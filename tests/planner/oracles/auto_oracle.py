@@ -10,9 +10,10 @@ from itertools import chain, combinations, groupby, permutations, product
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.network import node_classes
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Problem
+from trainwright.strategy import Sharding, Strategy
 
 Places = tuple[tuple[Device, ...], ...]
 """The devices of a pipeline, stage by stage."""
@@ -179,7 +180,7 @@ def _runs(first: int, choices: tuple[Choice, ...]) -> tuple[LayerRun, ...]:
     found = []
     for (tensor, rows, sharding, recompute), alike in groupby(choices):
         count = len(list(alike))
-        found.append(LayerRun(first, count, tensor, len(rows), rows, sharding=sharding, recompute=recompute))
+        found.append(LayerRun(first, count, Strategy(tensor, len(rows), sharding=sharding, recompute=recompute), rows))
         first += count
     return tuple(found)
 

@@ -15,7 +15,8 @@ from trainwright.exports import UniformShape
 from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule, Sharding
+from trainwright.plan import Schedule
+from trainwright.strategy import Sharding
 
 SHAPE = UniformShape(
     ends=(2, 5, 6),

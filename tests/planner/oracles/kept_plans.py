@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 
 @st.composite
@@ -30,11 +31,8 @@ def plans(draw: st.DrawFn, devices: tuple[Device, ...], layers: int, batch: int)
                 LayerRun(
                     start,
                     stop - start,
-                    tensor,
-                    size // tensor,
+                    Strategy(tensor, size // tensor, draw(st.sampled_from(RankOrder)), draw(st.sampled_from(Sharding))),
                     rows,
-                    draw(st.sampled_from(RankOrder)),
-                    draw(st.sampled_from(Sharding)),
                 )
             )
         stages.append(Stage(tuple(shuffled[at : at + size]), tuple(runs)))

@@ -8,8 +8,9 @@ from itertools import permutations
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.network import node_classes
-from trainwright.plan import LayerRun, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Plan, Stage
 from trainwright.search import Problem
+from trainwright.strategy import RankOrder, Sharding
 
 UNITS = 2 * 2 * 3 * 4
 """Equal slices of a layer's parameters: every degree and share in these tests is a whole number of them."""
@@ -24,16 +25,18 @@ def held_units(plan: Plan, setting: CostContext) -> dict[Device, set[Unit]]:
     for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
         for index, device in enumerate(stage.devices):
             for name, flag, divided, run_ in named_values(stage, setting):
-                inner = run_.order is RankOrder.TENSOR_INNER
-                replica, part = divmod(index, run_.tensor) if inner else (index % run_.data, index // run_.data)
+                inner = run_.strategy.order is RankOrder.TENSOR_INNER
+                replica, part = (
+                    divmod(index, run_.strategy.tensor) if inner else (index % run_.strategy.data, index // run_.data)
+                )
                 for state, shards in (
-                    ("weights", run_.sharding is Sharding.ZERO3),
-                    ("optimizer", run_.sharding is not Sharding.NONE),
+                    ("weights", run_.strategy.sharding is Sharding.ZERO3),
+                    ("optimizer", run_.strategy.sharding is not Sharding.NONE),
                 ):
-                    size = UNITS // run_.tensor if divided else UNITS
+                    size = UNITS // run_.strategy.tensor if divided else UNITS
                     start = part * size if divided else 0
                     if shards:
-                        size //= run_.data
+                        size //= run_.strategy.data
                         start += replica * size
                     held = found.setdefault(device, set())
                     held |= {(state, name, flag, unit) for unit in range(start, start + size)}
@@ -52,7 +55,7 @@ def named_values(stage: Stage, setting: CostContext) -> list[tuple[str, bool, bo
                 found.append((f"layer {layer}", True, True, run_))
             if kind.shared_weight and kind.shared_weight not in owned:
                 owned.add(kind.shared_weight)
-                found.append((kind.shared_weight, False, setting.is_tensor_sharded(kind, run_.tensor), run_))
+                found.append((kind.shared_weight, False, setting.is_tensor_sharded(kind, run_.strategy.tensor), run_))
     return found
 
 

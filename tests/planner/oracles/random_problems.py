@@ -9,9 +9,10 @@ from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.families import Bert, Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
+from trainwright.strategy import Sharding, Strategy
 
 ACCELERATORS = {"NVIDIA-A100-SXM4-40GB": 40, "Tesla-T4": 15, "Tesla-V100-SXM2-16GB": 16}
 
@@ -87,7 +88,7 @@ def _pipeline(problem: Problem, devices: list[Device], rows: int, pick: random.R
             width = pick.randint(1, end - layer) if mixed else end - layer
             if mixed:
                 sharding, again = pick.choice(list(Sharding)), pick.random() < 0.3
-            runs.append(LayerRun(layer, width, tensor, data, split, sharding=sharding, recompute=again))
+            runs.append(LayerRun(layer, width, Strategy(tensor, data, sharding=sharding, recompute=again), split))
             layer += width
         found.append(Stage(tuple(devices[low:high]), tuple(runs)))
     return Pipeline(rows // size, size, tuple(found))

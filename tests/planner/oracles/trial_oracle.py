@@ -63,7 +63,11 @@ def true_seconds(plans: Sequence[Plan], setting: CostContext, error: Error, draw
 
     def residual(plan: Plan) -> float:
         degrees = tuple(
-            (len(one.stages), one.micro_batches, frozenset((r.tensor, r.data) for s in one.stages for r in s.layers))
+            (
+                len(one.stages),
+                one.micro_batches,
+                frozenset((r.strategy.tensor, r.strategy.data) for s in one.stages for r in s.layers),
+            )
             for one in plan.pipelines
         )
         return shared.setdefault(degrees, draw.normal(0, error.alike)) + draw.normal(0, error.own)

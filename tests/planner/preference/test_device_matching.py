@@ -14,9 +14,10 @@ from property_tests import examples
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search import Limits, Problem
 from trainwright.search.preference.state_migration import match_devices, migration_bytes
+from trainwright.strategy import Sharding, Strategy
 
 MakeProblem = Callable[..., Problem]
 MakeCluster = Callable[..., Cluster]
@@ -67,7 +68,7 @@ def test_excluded_nodes_get_no_role(make_problem: MakeProblem, make_plan: MakePl
 def test_many_sharded_nodes_are_matched_together(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     problem = make_problem(make_cluster((("fast", 1),) * 200), layers=2, batch=200)
     devices = list(problem.cluster.devices)
-    run_ = LayerRun(0, 4, 1, 200, (1,) * 200, sharding=Sharding.ZERO3)
+    run_ = LayerRun(0, 4, Strategy(1, 200, sharding=Sharding.ZERO3), (1,) * 200)
 
     def plan(order: list[Device]) -> Plan:
         return Plan(4, 200, (Pipeline(1, 200, (Stage(tuple(order), (run_,)),)),))

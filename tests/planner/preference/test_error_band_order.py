@@ -10,12 +10,12 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, Candidate, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of, fastest_first
 from trainwright.search.preference.error_band_order import TOLERANCE, order_over_band
 from trainwright.search.preference.simplicity import Complexity
+from trainwright.strategy import Sharding
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def candidates(problem: Problem) -> list[Candidate]:
     sharded = [
         plan.map_stages(
             lambda stage, sharding=sharding: replace(  # type: ignore[misc]
-                stage, layers=tuple(replace(run, sharding=sharding) for run in stage.layers)
+                stage, layers=tuple(run.with_strategy(sharding=sharding) for run in stage.layers)
             )
         )
         for plan in plans

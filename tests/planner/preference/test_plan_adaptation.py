@@ -16,6 +16,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search import Limits, Problem
 from trainwright.search.preference.plan_adaptation import adapt_plan, split_in_proportion
+from trainwright.strategy import Strategy
 
 MakeProblem = Callable[..., Problem]
 MakePlan = Callable[..., Plan]
@@ -62,7 +63,9 @@ def test_rows_of_lost_replicas_go_to_the_others(make_problem: MakeProblem, make_
 def test_rows_of_a_lost_pipeline_go_to_the_others(make_problem: MakeProblem) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
-    pipelines = tuple(Pipeline(2, 4, (Stage(devices[n : n + 4], (LayerRun(0, 14, 1, 4, (1,) * 4),)),)) for n in (0, 4))
+    pipelines = tuple(
+        Pipeline(2, 4, (Stage(devices[n : n + 4], (LayerRun(0, 14, Strategy(1, 4), (1,) * 4),)),)) for n in (0, 4)
+    )
     less = replace(problem, limits=Limits(use_nodes=("node-1", "node-2")))
     found = adapt_plan(Plan(14, 16, pipelines), less)
     assert found == [Plan(14, 16, (replace(pipelines[0], micro_batches=4),))]
@@ -73,7 +76,7 @@ def test_a_new_node_becomes_replicas_a_stage_or_a_pipeline(make_problem: MakePro
     old = make_plan(problem, (14,), data=2, rows=4, devices=problem.cluster.devices[:2])
     found = adapt_plan(old, replace(problem, limits=Limits(use_nodes=("node-1", "node-2"))))
     assert found[0] == old
-    assert any(stage.layers[0].data == 4 for plan in found for stage in plan.pipelines[0].stages)
+    assert any(stage.layers[0].strategy.data == 4 for plan in found for stage in plan.pipelines[0].stages)
     assert any(len(plan.pipelines[0].stages) == 2 for plan in found)
     assert any(len(plan.pipelines) == 2 for plan in found)
 
@@ -89,7 +92,9 @@ def test_adapted_plans_keep_the_limits_after_any_loss(data: st.DataObject, make_
     found = adapt_plan(old, left)
     for plan in found:
         check_is_for(plan, left)
-        most = max(run_.data for pipeline in plan.pipelines for stage in pipeline.stages for run_ in stage.layers)
+        most = max(
+            run_.strategy.data for pipeline in plan.pipelines for stage in pipeline.stages for run_ in stage.layers
+        )
         assert most <= (limits.max_data_degree or most)
     assert len(set(found)) == len(found)
     if set(old.devices) <= set(left.devices) and limits.max_data_degree is None:

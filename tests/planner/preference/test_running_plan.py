@@ -47,7 +47,7 @@ def test_plan_that_still_runs_has_its_time(problem: Problem, slow: Plan) -> None
 def test_plan_in_words_alone_leaves_sequence_parallelism_to_the_runtime(problem: Problem, make_plan: MakePlan) -> None:
     chosen = make_plan(problem, (4, 4, 3, 3), tensor=2)
     plan = chosen.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(sequence_parallel=True) for run in stage.layers))
     )
     assert with_sequence_parallel(plan, problem.cost_context) == chosen != plan
     as_is, in_words = (

@@ -14,6 +14,7 @@ from trainwright.cluster import Cluster
 from trainwright.plan import LayerRun, Plan, Stage
 from trainwright.search import Problem
 from trainwright.search.uniform import amp_model
+from trainwright.strategy import Strategy
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]
@@ -75,7 +76,7 @@ def test_amp_pipelines_are_costed_separately(
     assert eq5(quick, 1e3) > eq5(late, 1e9)
     assert amp_model.estimate_seconds(far, apart.cost_context) == pytest.approx(eq5(quick, 1e3) + held * 4 / 1e3)
     # The last stage serves both replicas of the first at once, but messages are sent per pipeline.
-    merged = Stage(fast[1:], (LayerRun(7, 7, 1, 1, (2,)),))
+    merged = Stage(fast[1:], (LayerRun(7, 7, Strategy(1, 1), (2,)),))
     plan = replace(
         crossed, pipelines=(replace(crossed.pipelines[0], stages=(straight.pipelines[0].stages[0], merged)),)
     )

@@ -82,8 +82,8 @@ def test_degree_limits_are_respected(problem: Problem, planner: str, degree: str
             most["pipeline"] = max(most["pipeline"], len(pipeline.stages))
             for stage in pipeline.stages:
                 for layers in stage.layers:
-                    most["tensor"] = max(most["tensor"], layers.tensor)
-                    most["data"] = max(most["data"], layers.data)
+                    most["tensor"] = max(most["tensor"], layers.strategy.tensor)
+                    most["data"] = max(most["data"], layers.strategy.data)
     assert 1 <= most.pop(degree) <= 2
     assert max(most.values()) > 2  # the limit is what kept it
 

@@ -44,8 +44,8 @@ def test_plans_are_sequence_parallel_as_the_runtime_chooses(
 ) -> None:
     problem = problem_of(family, sequence_parallel=is_chosen)
     candidates = run(planner, problem)
-    runs = [one for candidate in candidates for one in candidate.plan.stages[0].layers if one.tensor == 4]
-    assert {one.sequence_parallel for one in runs} == {expected}
+    runs = [one for candidate in candidates for one in candidate.plan.stages[0].layers if one.strategy.tensor == 4]
+    assert {one.strategy.sequence_parallel for one in runs} == {expected}
     for candidate in candidates:
         assert candidate.estimate == estimate_with_context(candidate.plan, problem.cost_context)
 
@@ -54,7 +54,7 @@ def test_plan_to_keep_is_found_whatever_it_says_of_sequence_parallelism() -> Non
     problem = problem_of(Gpt(4, 512, 8, 512, 1000))
     (best, *_) = run("megatron", problem)
     without = best.plan.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(one, sequence_parallel=False) for one in stage.layers))
+        lambda stage: replace(stage, layers=tuple(one.with_strategy(sequence_parallel=False) for one in stage.layers))
     )
     assert without != best.plan
     keeping = replace(problem, preference=Preference(0.1, without))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Accelerator
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Plan, Schedule, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Plan, Schedule, Stage, split_rows
 from trainwright.search import Candidate, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape, with_other_kinds
 from trainwright.search.preference.error_band_order import TOLERANCE
+from trainwright.strategy import Sharding
 
 MakePlan = Callable[..., Plan]
 
@@ -24,7 +25,7 @@ def with_runs(plan: Plan, **changes: object) -> Plan:
     """Return the plan with changed first layer runs, split off the rest of their stages where they have several layers."""
 
     def split(run: LayerRun) -> tuple[LayerRun, ...]:
-        first = replace(run, count=1, **changes)  # type: ignore[arg-type]
+        first = replace(run.with_strategy(**changes), count=1)
         return (first,) if run.count == 1 else (first, replace(run, first=run.first + 1, count=run.count - 1))
 
     return plan.map_stages(
@@ -38,8 +39,8 @@ def with_degrees(plan: Plan, *tensor: int) -> Plan:
     rows = plan.pipelines[0].micro_batch_size
 
     def changed(run: LayerRun, tensor: int) -> LayerRun:
-        data = run.tensor * run.data // tensor
-        return replace(run, tensor=tensor, data=data, rows=split_rows(rows, data))
+        data = run.strategy.tensor * run.strategy.data // tensor
+        return replace(run, strategy=run.strategy.replace(tensor=tensor, data=data), rows=split_rows(rows, data))
 
     return plan.map_stages(
         lambda stage: replace(stage, layers=tuple(changed(run, degree[stage]) for run in stage.layers))
@@ -52,7 +53,11 @@ def with_mixed_degrees(plan: Plan, tensor: tuple[int, int]) -> Plan:
     def changed(stage: Stage) -> Stage:
         (run,) = stage.layers
         first, others = (
-            replace(run, tensor=degree, data=2 // degree, rows=split_rows(sum(run.rows), 2 // degree))
+            replace(
+                run,
+                strategy=run.strategy.replace(tensor=degree, data=2 // degree),
+                rows=split_rows(sum(run.rows), 2 // degree),
+            )
             for degree in tensor
         )
         return replace(

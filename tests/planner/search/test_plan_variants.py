@@ -13,13 +13,14 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Preference, Problem, SearchControl
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
 from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_variants import VariantSearch, fastest_variant
 from trainwright.search.preference.candidate_order import order_by_preference
+from trainwright.strategy import Sharding, Strategy
 
 MakeProblem = Callable[..., Problem]
 
@@ -38,7 +39,8 @@ def plan(problem: Problem, make_plan: Callable[..., Plan]) -> Plan:
 def sharded(plan: Plan, sharding: Sharding, *, keep: bool = False) -> Plan:
     return plan.map_stages(
         lambda stage: replace(
-            stage, layers=tuple(replace(run, sharding=sharding, keep_gathered_weights=keep) for run in stage.layers)
+            stage,
+            layers=tuple(run.with_strategy(sharding=sharding, keep_gathered_weights=keep) for run in stage.layers),
         )
     )
 
@@ -56,7 +58,7 @@ def kept_stages(problem: Problem, plan: Plan) -> list[bool]:
     assert found == replace(candidate_of(problem, found.plan), price_per_hour=before.price_per_hour)
     assert found.estimate.feasible
     assert found.estimate.iteration_seconds <= before.estimate.iteration_seconds
-    return [stage.layers[0].keep_gathered_weights for stage in found.plan.stages]
+    return [stage.layers[0].strategy.keep_gathered_weights for stage in found.plan.stages]
 
 
 def test_all_stages_keep_weights_that_fit(problem: Problem, plan: Plan) -> None:
@@ -111,7 +113,7 @@ def test_adapted_plan_keeps_weights_only_where_they_fit(problem: Problem, plan: 
     running = sharded(plan, Sharding.ZERO3, keep=True)
     assert fitting_candidate(tight, running) is None
     (found, *_) = order_by_preference([], replace(tight, preference=Preference(keep=running)))
-    assert [stage.layers[0].keep_gathered_weights for stage in found.plan.stages] == [False, True]
+    assert [stage.layers[0].strategy.keep_gathered_weights for stage in found.plan.stages] == [False, True]
     (found, *_) = order_by_preference([], replace(problem, preference=Preference(keep=running)))
     assert found.plan == running
 
@@ -123,8 +125,8 @@ def test_runs_and_candidates_that_become_alike_are_one(problem: Problem, make_pl
         lambda stage: replace(
             stage,
             layers=(
-                replace(first, count=6, sharding=Sharding.ZERO2),
-                replace(first, first=6, count=8, sharding=Sharding.ZERO3),
+                replace(first.with_strategy(sharding=Sharding.ZERO2), count=6),
+                replace(first.with_strategy(sharding=Sharding.ZERO3), first=6, count=8),
             ),
         )
     )
@@ -148,7 +150,14 @@ def test_sequences_are_divided_unless_short_stages_gather_them_again(
     stages = tuple(
         Stage(
             cluster.devices[2 * number : 2 * number + (2 if end - first != 6 else 1)],
-            (LayerRun(first, end - first, 2 if end - first != 6 else 1, 1, (1,), sequence_parallel=end - first != 6),),
+            (
+                LayerRun(
+                    first,
+                    end - first,
+                    Strategy(2 if end - first != 6 else 1, 1, sequence_parallel=end - first != 6),
+                    (1,),
+                ),
+            ),
         )
         for number, (first, end) in enumerate(zip((0, *ends), ends, strict=False))
     )
@@ -156,4 +165,4 @@ def test_sequences_are_divided_unless_short_stages_gather_them_again(
     found = fastest_variant(before, problem)
     assert (found.plan == before.plan) == is_divided
     assert (found.estimate.iteration_seconds == before.estimate.iteration_seconds) == is_divided
-    assert any(run.sequence_parallel for stage in found.plan.stages for run in stage.layers) == is_divided
+    assert any(run.strategy.sequence_parallel for stage in found.plan.stages for run in stage.layers) == is_divided

@@ -166,8 +166,8 @@ def test_megatron_takes_the_smallest_model_parallel_degree_of_every_micro_batch_
     for candidate in run("megatron", mixed):
         pipeline = candidate.plan.pipelines[0]
         layers = pipeline.stages[0].layers[0]
-        assert layers.tensor <= 4
-        smallest.setdefault(layers.rows[0], set()).add(layers.tensor * len(pipeline.stages))
+        assert layers.strategy.tensor <= 4
+        smallest.setdefault(layers.rows[0], set()).add(layers.strategy.tensor * len(pipeline.stages))
         blocks = [stage.end - stage.first for stage in pipeline.stages]
         blocks[0] -= 1
         blocks[-1] -= 1
@@ -180,7 +180,8 @@ def test_megatron_uses_more_stages_when_memory_is_scarce(make_problem: MakeProbl
     roomy, tight = (make_problem(make_cluster(memory=size * 2**20)) for size in (64, 24))
     shallow, deep = (
         min(
-            len(c.plan.pipelines[0].stages) * c.plan.pipelines[0].stages[0].layers[0].tensor for c in run("megatron", p)
+            len(c.plan.pipelines[0].stages) * c.plan.pipelines[0].stages[0].layers[0].strategy.tensor
+            for c in run("megatron", p)
         )
         for p in (roomy, tight)
     )
@@ -190,14 +191,14 @@ def test_megatron_uses_more_stages_when_memory_is_scarce(make_problem: MakeProbl
 def test_the_largest_tensor_degree_is_kept(make_problem: MakeProblem) -> None:
     for planner in SEARCHES:
         for candidate in run(planner, make_problem(max_tensor_degree=1)):
-            assert all(stage.layers[0].tensor == 1 for stage in candidate.plan.pipelines[0].stages)
+            assert all(stage.layers[0].strategy.tensor == 1 for stage in candidate.plan.pipelines[0].stages)
 
 
 def test_a_degree_without_profiles_is_left_out(make_problem: MakeProblem) -> None:
     problem = make_problem()
     some = tuple(p for p in problem.profiles.layers if (p.accelerator, p.tensor_degree) != ("emulated-slow", 2))
     candidates = run("amp", replace(problem, profiles=Profiles(some)))
-    degrees = {c.plan.pipelines[0].stages[0].layers[0].tensor for c in candidates}
+    degrees = {c.plan.pipelines[0].stages[0].layers[0].strategy.tensor for c in candidates}
     assert degrees == {1, 4}
 
 

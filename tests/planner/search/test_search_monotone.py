@@ -212,7 +212,7 @@ def test_polish_never_slows_a_plan_and_keeps_its_degrees(larger: Problem, pick: 
     assert after.estimate.iteration_seconds <= before.estimate.iteration_seconds
     assert after.plan.devices == before.plan.devices
     for new, old in zip(after.plan.pipelines[0].stages, before.plan.pipelines[0].stages, strict=True):
-        assert (new.layers[0].tensor, new.layers[0].rows) == (old.layers[0].tensor, old.layers[0].rows)
+        assert (new.layers[0].strategy.tensor, new.layers[0].rows) == (old.layers[0].tensor, old.layers[0].rows)
     if tries == 0:
         assert after == before
 
@@ -243,6 +243,6 @@ def test_best_plans_are_no_slower_than_equation_5(larger: Problem) -> None:
     for candidate in found:
         first = candidate.plan.pipelines[0].stages
         run_ = first[0].layers[0]
-        choice = (len(first), run_.data, run_.tensor), run_.rows[0]
+        choice = (len(first), run_.strategy.data, run_.strategy.tensor), run_.rows[0]
         assert candidate.estimate.iteration_seconds <= by_choice[choice]
     assert found[0].estimate.iteration_seconds < min(by_choice.values())

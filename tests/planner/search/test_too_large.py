@@ -18,6 +18,7 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.search import SEARCHES, Problem, SearchControl, run
+from trainwright.strategy import Strategy
 
 MODEL = Model.of(Gpt(4, 64, 4, 64, 512))
 LINKS = tuple(Link(one, other, 1e-4, 1e8) for one in ("n1", "n2") for other in ("n1", "n2"))
@@ -52,11 +53,11 @@ def computed(plan: Plan) -> Iterator[tuple[str, str, int, int]]:
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for run_ in stage.layers:
-                groups = run_.tensor_groups(stage.devices)
+                groups = run_.strategy.tensor_groups(stage.devices)
                 for group, rows in zip(groups, run_.rows, strict=True):
                     for layer in range(run_.first, run_.end):
                         kind = MODEL.kind_of(layer)
-                        degree = run_.tensor if kind.is_tensor_parallel else 1
+                        degree = run_.strategy.tensor if kind.is_tensor_parallel else 1
                         for device in group:
                             yield CLUSTER.accelerator_of(device).name, kind.name, degree, rows
 
@@ -85,7 +86,7 @@ def test_no_search_makes_a_plan_with_a_layer_that_did_not_fit(planner: str, lack
 
 def plan(rows: int) -> Plan:
     devices = CLUSTER.devices
-    halves = (LayerRun(0, 3, 1, 2, (rows, rows)), LayerRun(3, 3, 1, 2, (rows, rows)))
+    halves = (LayerRun(0, 3, Strategy(1, 2), (rows, rows)), LayerRun(3, 3, Strategy(1, 2), (rows, rows)))
     stages = tuple(Stage(devices[2 * number : 2 * number + 2], (half,)) for number, half in enumerate(halves))
     return Plan(6, BATCH, (Pipeline(BATCH // (2 * rows), 2 * rows, stages),))
 

@@ -17,8 +17,9 @@ from trainwright import documents
 from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials, fit
 from trainwright.cli import app
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search import run
+from trainwright.strategy import Sharding
 from trainwright.trial_selection import ModelUncertainty, StoppingDecision, TrialHistory, propose
 
 TRUTHS, TRIALS = 30, 4
@@ -249,7 +250,7 @@ def test_plan_on_other_devices_of_the_same_kind_is_not_proposed_again(folder, pr
 def test_propose_table_tells_plans_apart_that_differ_in_what_they_save(folder, problem, make_plan):
     plan = make_plan(problem, (len(problem.model.layers) - 4, 4), data=2, rows=2)
     sharded = plan.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, sharding=Sharding.ZERO3) for run in stage.layers))
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(sharding=Sharding.ZERO3) for run in stage.layers))
     )
     shown = call(folder, "propose", write_candidates(folder, plan, sharded)).stdout
     assert [line.split()[-1] for line in shown.split("layers by stage")[1].splitlines()[2:4]] == ["4", "zero3"]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 MOST_ROWS = 12
 
@@ -29,7 +30,7 @@ def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devi
 def in_sequence_parallel(plan: Plan) -> Plan:
     """Return the plan with sequence parallelism in all of its runs."""
     return plan.map_stages(
-        lambda stage: replace(stage, layers=tuple(replace(run, sequence_parallel=True) for run in stage.layers))
+        lambda stage: replace(stage, layers=tuple(run.with_strategy(sequence_parallel=True) for run in stage.layers))
     )
 
 
@@ -38,17 +39,17 @@ def features(plan: Plan) -> set[str]:
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     runs = [run for stage in stages for run in stage.layers]
     found = {plan.schedule.value, f"{len(plan.pipelines)} pipelines"}
-    found |= {f"tensor degree {run.tensor}" for run in runs}
-    found |= {run.sharding.value for run in runs if run.data > 1}
-    found |= {run.order.value for run in runs if run.data > 1 < run.tensor}
+    found |= {f"tensor degree {run.strategy.tensor}" for run in runs}
+    found |= {run.strategy.sharding.value for run in runs if run.strategy.data > 1}
+    found |= {run.strategy.order.value for run in runs if run.strategy.data > 1 < run.strategy.tensor}
     present = {
         "stages": len(stages) > len(plan.pipelines),
         "different degrees in a stage": any(
-            len({(run.tensor, run.data) for run in stage.layers}) > 1 for stage in stages
+            len({(run.strategy.tensor, run.strategy.data) for run in stage.layers}) > 1 for stage in stages
         ),
         "different rows of replicas": any(len(set(run.rows)) > 1 for run in runs),
-        "recompute": any(run.recompute for run in runs),
-        "weights that stay gathered": any(run.keep_gathered_weights and run.data > 1 for run in runs),
+        "recompute": any(run.strategy.recompute for run in runs),
+        "weights that stay gathered": any(run.strategy.keep_gathered_weights and run.strategy.data > 1 for run in runs),
     }
     return found | {name for name, is_used in present.items() if is_used}
 
@@ -56,11 +57,11 @@ def features(plan: Plan) -> set[str]:
 def feature_pairs(plan: Plan, *others: str) -> set[Hashable]:
     """Return every pair of a plan's features and of others, and the combinations within its runs of layers."""
     together = {
-        (run.tensor > 1, run.sharding, run.order, run.recompute)
+        (run.strategy.tensor > 1, run.strategy.sharding, run.strategy.order, run.strategy.recompute)
         for pipeline in plan.pipelines
         for stage in pipeline.stages
         for run in stage.layers
-        if run.data > 1
+        if run.strategy.data > 1
     }
     return {*combinations(sorted({*features(plan), *others}), 2), *together}
 
@@ -81,8 +82,8 @@ def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor
             sharding = draw.choice((Sharding.NONE, *Sharding))
             order, recompute = draw.choice(tuple(RankOrder)), draw.random() < 0.3
             share = tuple(_parts(draw, rows, data))
-            run = LayerRun(layer, length, tensor, data, share, order, sharding, recompute)
-            runs.append(replace(run, keep_gathered_weights=sharding is Sharding.ZERO3 and length % 2 == 0))
+            run = LayerRun(layer, length, Strategy(tensor, data, order, sharding, recompute), share)
+            runs.append(run.with_strategy(keep_gathered_weights=sharding is Sharding.ZERO3 and length % 2 == 0))
             layer += length
         made.append(Stage(places, tuple(runs)))
         first += size

@@ -68,19 +68,22 @@ def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
     return used.pop() if len(used) == 1 < len(set(type_of.values())) else None
 
 
-_FORMER_FIELDS: Final = ("first", "count", "tensor", "data", "rows", "order", "sharding", "recompute")
-"""Fields of a layer run that former digests named; every other one that is not at its default follows them by name."""
-
-
 def _former_run_fields(run: LayerRun) -> list[Any]:
-    return [getattr(run, name) for name in _FORMER_FIELDS]
+    """Return the fields of a layer run that former digests named."""
+    chosen = run.strategy
+    degrees = [run.first, run.count, chosen.tensor, chosen.data, run.rows]
+    return [*degrees, chosen.order, chosen.sharding, chosen.recompute]
+
+
+_FORMER_STRATEGY_FIELDS: Final = {"tensor", "data", "order", "sharding", "recompute"}
 
 
 def _run_fields(run: LayerRun) -> list[Any]:
+    """Return the former fields, and by name every later one of the strategy that is not at its default."""
     later = {
         field.name: value
-        for field in fields(run)
-        if field.name not in _FORMER_FIELDS and (value := getattr(run, field.name)) != field.default
+        for field in fields(run.strategy)
+        if field.name not in _FORMER_STRATEGY_FIELDS and (value := getattr(run.strategy, field.name)) != field.default
     }
     return [*_former_run_fields(run), *([later] if later else [])]
 

@@ -33,12 +33,13 @@ from trainwright.cost.time_terms import (
     with_recompute,
 )
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Sharding, split_rows
+from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.problem import Problem
+from trainwright.strategy import Sharding, Strategy
 
 SHARDINGS = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 """ZeRO stages tried for several data replicas.
@@ -251,5 +252,8 @@ class _SubmeshTables:
 def _layer_run(way: _DegreeOption, rows: int, first: int, end: int) -> LayerRun:
     parts = split_rows(rows, way.shape.data)
     return LayerRun(
-        first, end - first, way.shape.tensor, way.shape.data, parts, sharding=way.sharding, recompute=way.recompute
+        first,
+        end - first,
+        Strategy(way.shape.tensor, way.shape.data, sharding=way.sharding, recompute=way.recompute),
+        parts,
     )

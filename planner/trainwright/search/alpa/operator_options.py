@@ -21,6 +21,7 @@ from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
 from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.problem import Problem
+from trainwright.strategy import Strategy
 
 _BANDWIDTH_BOUND_BYTES = 2**26
 """Message size that selects the collective algorithm: large enough to be limited by bandwidth."""
@@ -114,7 +115,9 @@ class OperatorOptions:
         found: list[LayerRun] = []
         for one, tensor in zip(degrees, tensors, strict=True):
             data = mesh.devices // tensor
-            run = LayerRun(one.first, one.count, tensor, data, split_rows(rows, data), one.order, one.sharding)
+            run = LayerRun(
+                one.first, one.count, Strategy(tensor, data, one.order, one.sharding), split_rows(rows, data)
+            )
             if found and replace(found[-1], first=run.first, count=run.count) == run:
                 before = found.pop()
                 run = replace(before, count=before.count + run.count)

@@ -47,10 +47,10 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _strategy_key(pipeline: Pipeline) -> tuple[object, ...]:
-    runs = [[(run.data, run.tensor) for run in stage.layers] for stage in pipeline.stages]
+    runs = [[(run.strategy.data, run.strategy.tensor) for run in stage.layers] for stage in pipeline.stages]
     degrees = tuple(tuple(dict.fromkeys(stage)) for stage in runs)
-    shardings = frozenset(run.sharding for stage in pipeline.stages for run in stage.layers)
-    recomputes = any(run.recompute for stage in pipeline.stages for run in stage.layers)
+    shardings = frozenset(run.strategy.sharding for stage in pipeline.stages for run in stage.layers)
+    recomputes = any(run.strategy.recompute for stage in pipeline.stages for run in stage.layers)
     return pipeline.micro_batch_size, degrees, shardings, recomputes
 
 

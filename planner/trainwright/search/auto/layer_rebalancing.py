@@ -13,10 +13,11 @@ import numpy as np
 from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.layer_sums import Array, span_sums
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
 from trainwright.search.uniform.layer_partition import partition, with_messages
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class LayerStrategy:
 
     def to_layer_run(self, first: int, count: int) -> LayerRun:
         sharding = self.sharding if self.data > 1 else Sharding.NONE
-        return LayerRun(first, count, self.tensor, self.data, self.rows, self.order, sharding, self.recompute)
+        return LayerRun(first, count, Strategy(self.tensor, self.data, self.order, sharding, self.recompute), self.rows)
 
     def with_tensor_degree(self, tensor: int, devices: int, rows: int) -> LayerStrategy:
         """Return the strategy at another tensor degree, with even rows."""
@@ -53,7 +54,11 @@ class StageConfig:
     def of(cls, stage: Stage) -> StageConfig:
         layers: list[LayerStrategy] = []
         for run in stage.layers:
-            layers += [LayerStrategy(run.rows, run.tensor, run.sharding, run.recompute, run.order)] * run.count
+            layers += [
+                LayerStrategy(
+                    run.rows, run.strategy.tensor, run.strategy.sharding, run.strategy.recompute, run.strategy.order
+                )
+            ] * run.count
         return cls(stage.devices, tuple(layers))
 
     def to_stage(self, first: int) -> Stage:
@@ -120,7 +125,7 @@ class StageConfig:
 
 def _replica_nodes(layer: LayerStrategy, devices: tuple[Device, ...]) -> Iterator[str]:
     """Yield the node of each replica's first device."""
-    return (group[0].node for group in layer.to_layer_run(0, 1).tensor_groups(devices))
+    return (group[0].node for group in layer.to_layer_run(0, 1).strategy.tensor_groups(devices))
 
 
 def with_sharding(plan: Plan, sharding: Sharding) -> Plan:
@@ -211,7 +216,7 @@ class LayerRebalancer:
         """Return [first, end] micro-batch seconds of the slowest replica."""
         most_common, _ = Counter(stage.layers).most_common(1)[0]
         recompute_ratio = sum(layer.recompute for layer in stage.layers) / len(stage.layers)
-        groups = most_common.to_layer_run(0, 1).tensor_groups(stage.devices)
+        groups = most_common.to_layer_run(0, 1).strategy.tensor_groups(stage.devices)
         replicas = tuple(tuple(device.node for device in group) for group in groups)
         return self._cached_replica_seconds(replicas, most_common.rows, recompute_ratio)
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
-from trainwright.plan import Sharding
 from trainwright.search.auto.replica_sets import StageOption
 from trainwright.search.auto.stage_options import StageOptions
 from trainwright.search.auto.stage_sites import StageSites
+from trainwright.strategy import Sharding
 
 IN_FLIGHT_LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """In-flight counts that tables distinguish; others are rounded up."""

@@ -176,9 +176,9 @@ class CandidateEvaluator:
                 return False
             for stage in pipeline.stages:
                 for run in stage.layers:
-                    if limits.max_tensor_degree is not None and run.tensor > limits.max_tensor_degree:
+                    if limits.max_tensor_degree is not None and run.strategy.tensor > limits.max_tensor_degree:
                         return False
-                    if limits.max_data_degree is not None and run.data > limits.max_data_degree:
+                    if limits.max_data_degree is not None and run.strategy.data > limits.max_data_degree:
                         return False
         return True
 

@@ -10,10 +10,11 @@ from trainwright.cluster import Device
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import in_flight_micro_batches, state_bytes
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.search.problem import Problem
+from trainwright.strategy import Sharding, Strategy
 
 _MAX_ROUNDS = 4
 """Maximum rebalancing rounds, each corrected by the memory that stages actually used."""
@@ -135,7 +136,7 @@ def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[G
 def build_single_replica_plan(problem: Problem, groups: Sequence[Group], ends: Sequence[int]) -> Plan:
     stages = []
     for group, first, end in zip(groups, (0, *ends), ends, strict=False):
-        run = LayerRun(first, end - first, len(group), 1, (1,), recompute=True)
+        run = LayerRun(first, end - first, Strategy(len(group), 1, recompute=True), (1,))
         stages.append(Stage(group, (run,)))
     pipeline = Pipeline(problem.global_batch_size, 1, tuple(stages))
     plan = Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))

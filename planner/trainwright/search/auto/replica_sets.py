@@ -9,8 +9,8 @@ from functools import cached_property
 from trainwright.cost.collectives import ring_bytes_ratio
 from trainwright.cost.context import CostContext
 from trainwright.cost.time_terms import TensorGroupClass
-from trainwright.plan import Sharding
 from trainwright.runtime import CollectiveRatios
+from trainwright.strategy import Sharding
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
 from trainwright.search.auto.budget import (
     LARGE_CLUSTER,
@@ -50,6 +50,7 @@ from trainwright.search.uniform.plan_space import (
     exceeds_all_memory,
     infeasibility_error,
 )
+from trainwright.strategy import Sharding
 
 
 def initial_solutions(state: SearchState) -> None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
 from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
 from trainwright.cost.time_terms import DataRing, TensorGroupClass, overlapped_seconds, tail_seconds
-from trainwright.plan import Sharding
 from trainwright.search.auto.replica_sets import ReplicaSet, StageOption, sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
+from trainwright.strategy import Sharding
 
 
 @dataclass(frozen=True, eq=False)

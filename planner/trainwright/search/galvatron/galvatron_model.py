@@ -17,8 +17,9 @@ from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
 from trainwright.cost.time_terms import TensorGroupClass, overlapped_seconds, pipeline_seconds, tensor_sync_seconds
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import RankLayout
+from trainwright.strategy import RankOrder, Sharding
 
 Indices = NDArray[np.intp]
 
@@ -156,7 +157,7 @@ class StrategySeconds:
 
 def layout_of(run: LayerRun) -> InputLayout:
     """Return the part of a strategy that decides which device computes which rows."""
-    return run.tensor, run.data, run.order, run.rows
+    return run.strategy.tensor, run.strategy.data, run.strategy.order, run.rows
 
 
 @dataclass
@@ -190,16 +191,16 @@ class StageGroupCosts:
         backward. CKPT adds a forward with its tensor all-reduces.
         """
         forward, backward = self._compute_seconds(kind, run)
-        group = TensorGroupClass(self.accelerators, run.tensor, self._ring(run, data=False))
+        group = TensorGroupClass(self.accelerators, run.strategy.tensor, self._ring(run, data=False))
         is_sequence_parallel = self.context.sequence_parallelism.divides(kind, run)
         tensor_forward, tensor_backward = tensor_sync_seconds(
             kind, group, max(run.rows), self.context, sequence_parallel=is_sequence_parallel
         )
-        held = self.context.parameters_per_rank(kind, run.tensor)
+        held = self.context.parameters_per_rank(kind, run.strategy.tensor)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
         gradient_bytes = held * self.context.gradient_dtype.num_bytes
-        if run.sharding is Sharding.ZERO3:
+        if run.strategy.sharding is Sharding.ZERO3:
             gather = ring.all_gather_seconds(held * self.context.model.dtype.num_bytes)
             sync = ring.all_gather_seconds(gradient_bytes)
         elif self.exposed_all_reduce_ratio is None:
@@ -207,8 +208,8 @@ class StageGroupCosts:
         else:
             behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes)
         slowdown = self.context.runtime.overlap_slowdown_ratio
-        computed = backward + run.recompute * forward
-        exposed = forward + tensor_forward + gather + tensor_backward + run.recompute * tensor_forward
+        computed = backward + run.strategy.recompute * forward
+        exposed = forward + tensor_forward + gather + tensor_backward + run.strategy.recompute * tensor_forward
         return StrategySeconds(
             exposed + both_seconds(computed, gather, slowdown),
             exposed + both_seconds(computed, gather + sync, slowdown) + behind,
@@ -225,7 +226,7 @@ class StageGroupCosts:
 
     def transformation_alpha_beta(self, before: LayerRun, after: LayerRun) -> tuple[float, float]:
         """Return R(l, s, s') as latency, and seconds per byte of a row."""
-        key = layout_of(before), before.sequence_parallel, layout_of(after), after.sequence_parallel
+        key = layout_of(before), before.strategy.sequence_parallel, layout_of(after), after.strategy.sequence_parallel
         if key[0] == key[2]:
             return 0.0, 0.0
         if key not in self._moves:
@@ -242,14 +243,14 @@ class StageGroupCosts:
     def _sequence_gather_alpha_beta(self, run: LayerRun) -> tuple[float, float]:
         """Return latency, and seconds per byte of a row, of gathering a boundary that tensor groups divide, if they do."""
         ring = self._ring(run, data=False)
-        if not run.sequence_parallel or ring.members == 1:
+        if not run.strategy.sequence_parallel or ring.members == 1:
             return 0.0, 0.0
         share = (ring.members - 1) / ring.members
         return (ring.members - 1) * ring.latency_seconds, max(run.rows) * share / ring.bytes_per_second
 
     def _compute_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
         """Return forward and backward seconds of the slowest device."""
-        key = kind.name, layout_of(run), run.sequence_parallel
+        key = kind.name, layout_of(run), run.strategy.sequence_parallel
         if key not in self._compute:
             rows = self._rows(run)
             names_by_rows: dict[int, set[str]] = {}
@@ -257,7 +258,11 @@ class StageGroupCosts:
                 names_by_rows.setdefault(int(high - low), set()).add(name)
             costs = [
                 self.context.slowest_layer_cost(
-                    tuple(sorted(names)), kind, run.tensor, count, self.context.sequence_parallelism.divides(kind, run)
+                    tuple(sorted(names)),
+                    kind,
+                    run.strategy.tensor,
+                    count,
+                    self.context.sequence_parallelism.divides(kind, run),
                 )
                 for count, names in names_by_rows.items()
             ]
@@ -265,7 +270,7 @@ class StageGroupCosts:
         return self._compute[key]
 
     def _ring(self, run: LayerRun, *, data: bool) -> Ring:
-        key = run.tensor, run.data, run.order, data
+        key = run.strategy.tensor, run.strategy.data, run.strategy.order, data
         if key not in self._rings:
             layout = self._layout(run)
             self._rings[key] = self._links.slowest_ring(np.array(layout.data_groups if data else layout.tensor_groups))
@@ -278,7 +283,7 @@ class StageGroupCosts:
     def _rows(self, run: LayerRun) -> NDArray[np.intp]:
         """Return `[device, 2]` first row and end of each device's share of the micro-batch."""
         intervals = self._layout(run).row_intervals
-        return np.array(run.order.members([interval] * run.tensor for interval in intervals))
+        return np.array(run.strategy.order.members([interval] * run.strategy.tensor for interval in intervals))
 
     def _layout(self, run: LayerRun) -> RankLayout[int]:
         return RankLayout.of(tuple(range(len(self.devices))), run)
@@ -368,16 +373,18 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     """
     rows = max(run.rows)
     is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
-    activations = context.layer_cost(accelerator, kind, run.tensor, rows, is_sequence_parallel).activation_bytes
-    input_bytes = rows * input_bytes_per_row / (run.tensor if is_sequence_parallel else 1)
-    gathers = run.sharding is Sharding.ZERO3 and run.data > 1
+    activations = context.layer_cost(
+        accelerator, kind, run.strategy.tensor, rows, is_sequence_parallel
+    ).activation_bytes
+    input_bytes = rows * input_bytes_per_row / (run.strategy.tensor if is_sequence_parallel else 1)
+    gathers = run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1
     accumulates = context.keeps_whole_gradients(micro_batches)
-    scatters = not accumulates and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
-    per_value, shard = context.value_bytes, shard_values(parameters, run.data)
-    saved = activation_bytes(activations, input_bytes, activations, recompute=run.recompute)
+    scatters = not accumulates and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.strategy.data > 1
+    per_value, shard = context.value_bytes, shard_values(parameters, run.strategy.data)
+    saved = activation_bytes(activations, input_bytes, activations, recompute=run.strategy.recompute)
     return LayerBytes(
         saved.per_micro_batch,
-        state_bytes(parameters, shard, run.sharding, per_value, accumulates=accumulates).total,
+        state_bytes(parameters, shard, run.strategy.sharding, per_value, accumulates=accumulates).total,
         saved.once,
         parameters * (per_value.weight * gathers + per_value.gradient * scatters),
     )

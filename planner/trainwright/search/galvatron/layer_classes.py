@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainwright.cost.context import CostContext
 from trainwright.layer import LayerKind
 from trainwright.model import Model
-from trainwright.plan import LayerRun, RankOrder, Sharding, split_rows
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 Indices = NDArray[np.int64]
 
@@ -142,42 +142,20 @@ TreeLevel = tuple[Paradigm, int]
 """Paradigm and its degree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """Decision tree (S_j): levels from the root down, and whether the layer is recomputed (CKPT).
+def strategy_of_tree(levels: tuple[TreeLevel, ...], *, recompute: bool = False) -> Strategy:
+    """Return the strategy of a decision tree (S_j): levels from the root down, and whether the layer is recomputed (CKPT).
 
     The last level splits adjacent devices. No paradigm occurs on two levels.
     """
-
-    levels: tuple[TreeLevel, ...]
-    recompute: bool = False
-
-    @property
-    def tensor(self) -> int:
-        return prod(degree for paradigm, degree in self.levels if paradigm is Paradigm.TENSOR)
-
-    @property
-    def data(self) -> int:
-        return prod(degree for paradigm, degree in self.levels if paradigm is not Paradigm.TENSOR)
-
-    @property
-    def sharding(self) -> Sharding:
-        sharded = any(paradigm is Paradigm.SHARDED for paradigm, _ in self.levels)
-        return Sharding.ZERO3 if sharded else Sharding.NONE
-
-    @property
-    def order(self) -> RankOrder:
-        data_inner = len(self.levels) > 1 and self.levels[-1][0] is not Paradigm.TENSOR
-        return RankOrder.DATA_INNER if data_inner else RankOrder.TENSOR_INNER
-
-    def layer_run(self, first: int, count: int, micro_batch_size: int) -> LayerRun:
-        """Return layers under this strategy, with rows spread evenly and remainders on the first replicas.
-
-        Raises:
-            ValueError: There are fewer rows than replicas.
-        """
-        rows = split_rows(micro_batch_size, self.data)
-        return LayerRun(first, count, self.tensor, self.data, rows, self.order, self.sharding, self.recompute)
+    data_inner = len(levels) > 1 and levels[-1][0] is not Paradigm.TENSOR
+    sharded = any(paradigm is Paradigm.SHARDED for paradigm, _ in levels)
+    return Strategy(
+        prod(degree for paradigm, degree in levels if paradigm is Paradigm.TENSOR),
+        prod(degree for paradigm, degree in levels if paradigm is not Paradigm.TENSOR),
+        RankOrder.DATA_INNER if data_inner else RankOrder.TENSOR_INNER,
+        Sharding.ZERO3 if sharded else Sharding.NONE,
+        recompute,
+    )
 
 
 def decision_trees(devices: int, *, mixing_data_and_sharded: bool = False) -> tuple[tuple[TreeLevel, ...], ...]:
@@ -199,7 +177,7 @@ def strategies(devices: int, *, recompute: bool = True, mixing_data_and_sharded:
     """Return all strategies of a stage on `devices` devices, those with recomputation after those without."""
     levels = decision_trees(devices, mixing_data_and_sharded=mixing_data_and_sharded)
     choices = (False, True) if recompute else (False,)
-    return tuple(Strategy(tree, choice) for choice in choices for tree in levels)
+    return tuple(strategy_of_tree(tree, recompute=choice) for choice in choices for tree in levels)
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

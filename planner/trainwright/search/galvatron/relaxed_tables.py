@@ -85,7 +85,7 @@ class _RangeDP:
         steady, last = group.seconds
         peak = np.stack([stage.peak_bytes for stage in self.stages], axis=1)
         forward = np.stack([stage.forward_bytes for stage in self.stages], axis=1)
-        barred = np.array([run.recompute for run in group.runs])[None, :] & ~self.may_recompute[:, None]
+        barred = np.array([run.strategy.recompute for run in group.runs])[None, :] & ~self.may_recompute[:, None]
         priced = (
             (last[:, None, :] + self.weight[:, None] * steady[:, None, :])[:, None]
             + self.price[:, None] * forward[:, :, None, :]

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from trainwright.cost import memory
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
-from trainwright.plan import LayerRun, Stage
+from trainwright.plan import LayerRun, Stage, split_rows
 from trainwright.rank_layout import node_layouts
 from trainwright.search.degrees import is_profiled
 from trainwright.search.galvatron.galvatron_model import StageGroupCosts, layer_bytes, layout_of
-from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
+from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.plan_defaults import run_with_sequence_parallel
 from trainwright.search.problem import Problem
+from trainwright.strategy import Strategy
 
 Indices = NDArray[np.int64]
 
@@ -50,7 +51,7 @@ class GroupTables:
 
     def __post_init__(self) -> None:
         open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
-        runs = (strategy.layer_run(0, 1, self.micro_batch_size) for strategy in open_here)
+        runs = (LayerRun(0, 1, one, split_rows(self.micro_batch_size, one.data)) for one in open_here)
         self.runs = tuple(run_with_sequence_parallel(run, self.problem.cost_context) for run in runs)
 
     def _is_allowed(self, strategy: Strategy) -> bool:
@@ -128,12 +129,12 @@ class GroupTables:
                 accelerator,
                 self.problem.cost_context,
                 input_bytes_per_row=layer.input_bytes_per_row,
-                parameters=layer.parameters_at(run.tensor, self.problem.cost_context),
+                parameters=layer.parameters_at(run.strategy.tensor, self.problem.cost_context),
                 micro_batches=self.micro_batches,
             )
             state = held.state_bytes
             if layer.is_last:
-                state += memory.loss_bytes(self.problem.cost_context, run.tensor, max(run.rows))
+                state += memory.loss_bytes(self.problem.cost_context, run.strategy.tensor, max(run.rows))
             most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
         return most
 

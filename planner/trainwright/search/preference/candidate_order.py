@@ -32,7 +32,7 @@ def with_even_rows(plan: Plan) -> Plan:
     """
     even = plan.map_stages(
         lambda stage: replace(
-            stage, layers=tuple(replace(run, rows=split_rows(sum(run.rows), run.data)) for run in stage.layers)
+            stage, layers=tuple(replace(run, rows=split_rows(sum(run.rows), run.strategy.data)) for run in stage.layers)
         )
     )
     return plan if even == plan else even

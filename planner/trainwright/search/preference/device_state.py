@@ -39,7 +39,7 @@ def device_states(plan: Plan) -> dict[Device, DeviceState]:
         runs = [(run, RankLayout.of(stage.devices, run)) for run in stage.layers]
         for index, device in enumerate(stage.devices):
             found[device] = tuple(
-                RunState(run.first, run.end, layout.shard(index, run.sharding)) for run, layout in runs
+                RunState(run.first, run.end, layout.shard(index, run.strategy.sharding)) for run, layout in runs
             )
     return found
 

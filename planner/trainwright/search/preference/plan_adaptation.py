@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, islice
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import check_plan
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.search.problem import Problem
 
 
@@ -24,11 +24,11 @@ def shrink_to_devices(stage: Stage, available: frozenset[Device]) -> Stage | Non
     first = stage.layers[0]
     if _has_mixed_degrees(stage):
         return _shrink_mixed_degrees(stage, available)
-    groups = first.tensor_groups(stage.devices)
+    groups = first.strategy.tensor_groups(stage.devices)
     intact = [replica for replica, group in enumerate(groups) if available.issuperset(group)]
     grouped = {device for replica in intact for device in groups[replica]}
     ungrouped = [device for device in stage.devices if device in available and device not in grouped]
-    added = _tensor_groups(ungrouped, first.tensor)[: sum(first.rows) - len(intact)]
+    added = _tensor_groups(ungrouped, first.strategy.tensor)[: sum(first.rows) - len(intact)]
     return _with_groups(stage, intact, added) if intact or added else None
 
 
@@ -38,14 +38,14 @@ def add_replicas(stage: Stage, devices: Sequence[Device]) -> Stage | None:
     None if they fill no tensor group, if rows are too few, or if the stage mixes tensor degrees or rank orders.
     """
     first = stage.layers[0]
-    added = _tensor_groups(devices, first.tensor)
-    if not added or _has_mixed_degrees(stage) or first.data + len(added) > sum(first.rows):
+    added = _tensor_groups(devices, first.strategy.tensor)
+    if not added or _has_mixed_degrees(stage) or first.strategy.data + len(added) > sum(first.rows):
         return None
-    return _with_groups(stage, range(first.data), added)
+    return _with_groups(stage, range(first.strategy.data), added)
 
 
 def _has_mixed_degrees(stage: Stage) -> bool:
-    return len({(run.tensor, run.order) for run in stage.layers}) > 1
+    return len({(run.strategy.tensor, run.strategy.order) for run in stage.layers}) > 1
 
 
 def _tensor_groups(devices: Sequence[Device], tensor: int) -> list[tuple[Device, ...]]:
@@ -56,12 +56,14 @@ def _tensor_groups(devices: Sequence[Device], tensor: int) -> list[tuple[Device,
 def _with_groups(stage: Stage, kept: Sequence[int], added: Sequence[tuple[Device, ...]]) -> Stage:
     """Return the stage with the replicas kept, and the added tensor groups, each with the mean number of rows."""
     first = stage.layers[0]
-    groups = first.tensor_groups(stage.devices)
+    groups = first.strategy.tensor_groups(stage.devices)
     runs = (
-        _with_replicas(run, [*(run.rows[replica] for replica in kept), *[sum(run.rows) / run.data] * len(added)])
+        _with_replicas(
+            run, [*(run.rows[replica] for replica in kept), *[sum(run.rows) / run.strategy.data] * len(added)]
+        )
         for run in stage.layers
     )
-    return Stage(first.order.members([*(groups[replica] for replica in kept), *added]), tuple(runs))
+    return Stage(first.strategy.order.members([*(groups[replica] for replica in kept), *added]), tuple(runs))
 
 
 def _shrink_mixed_degrees(stage: Stage, available: frozenset[Device]) -> Stage | None:
@@ -69,16 +71,16 @@ def _shrink_mixed_degrees(stage: Stage, available: frozenset[Device]) -> Stage |
     devices = [device for device in stage.devices if device in available]
     size = sum(stage.layers[0].rows)
     for count in range(len(devices), 0, -1):
-        if all(count % run.tensor == 0 and count // run.tensor <= size for run in stage.layers):
-            runs = (_with_replicas(run, [1.0] * (count // run.tensor)) for run in stage.layers)
+        if all(count % run.strategy.tensor == 0 and count // run.strategy.tensor <= size for run in stage.layers):
+            runs = (_with_replicas(run, [1.0] * (count // run.strategy.tensor)) for run in stage.layers)
             return Stage(tuple(devices[:count]), tuple(runs))
     return None
 
 
 def _with_replicas(run: LayerRun, shares: Sequence[float]) -> LayerRun:
     """Return the run with one replica per share; they split the same rows in proportion to the shares."""
-    several = replace(run, data=len(shares), rows=split_in_proportion(sum(run.rows), shares))
-    return several if len(shares) > 1 else replace(several, sharding=Sharding.NONE, keep_gathered_weights=False)
+    rows = split_in_proportion(sum(run.rows), shares)
+    return replace(run, strategy=run.strategy.with_replicas(len(rows)), rows=rows)
 
 
 def split_in_proportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
@@ -267,10 +269,12 @@ def _single_layer_stage(template: Stage, devices: Sequence[Device]) -> Stage | N
     """Return a stage of one layer on the devices, with the template's tensor degree, sharding and recompute."""
     run = template.layers[0]
     rows = sum(run.rows)
-    data = min(len(devices) // run.tensor, rows)
+    data = min(len(devices) // run.strategy.tensor, rows)
     if data == 0:
         return None
-    return Stage(tuple(devices[: data * run.tensor]), (replace(run, count=1, data=data, rows=split_rows(rows, data)),))
+    strategy = run.strategy.replace(data=data)
+    layer = replace(run, count=1, strategy=strategy, rows=split_rows(rows, data))
+    return Stage(tuple(devices[: strategy.width]), (layer,))
 
 
 def _insert_stage(pipeline: Pipeline, position: int, stage: Stage) -> Pipeline:
@@ -299,11 +303,13 @@ def _is_run_allowed(run: LayerRun, stage: Stage, problem: Problem) -> bool:
     """Return whether degrees are within the limits, and every layer has a profile on every accelerator of the stage."""
     limits, context = problem.limits, problem.cost_context
     return (
-        run.tensor <= (limits.max_tensor_degree or math.inf)
-        and run.data <= (limits.max_data_degree or math.inf)
+        run.strategy.tensor <= (limits.max_tensor_degree or math.inf)
+        and run.strategy.data <= (limits.max_data_degree or math.inf)
         and all(
             problem.profiles.has(
-                accelerator, kind.name, run.tensor if context.is_tensor_sharded(kind, run.tensor) else 1
+                accelerator,
+                kind.name,
+                run.strategy.tensor if context.is_tensor_sharded(kind, run.strategy.tensor) else 1,
             )
             for accelerator in {context.accelerator_of_node[device.node] for device in stage.devices}
             for kind, _ in context.kind_counts(run.first, run.end)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from trainwright.cluster import Cluster
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search.problem import Candidate
+from trainwright.strategy import Sharding
 
 Measure = Callable[[Candidate], float]
 """Quantity that is smaller for a better candidate."""
@@ -48,17 +49,20 @@ class Complexity:
         types = {
             (
                 frozenset(accelerator[device.node] for device in stage.devices),
-                frozenset((run.tensor, run.data, run.sharding, run.recompute) for run in stage.layers),
+                frozenset(
+                    (run.strategy.tensor, run.strategy.data, run.strategy.sharding, run.strategy.recompute)
+                    for run in stage.layers
+                ),
             )
             for stage in plan.stages
         }
         return cls(
             stage_types=len(types),
             pipelines=len(plan.pipelines),
-            degrees=len({(run.tensor, run.data) for run in runs}),
+            degrees=len({(run.strategy.tensor, run.strategy.data) for run in runs}),
             uneven_stages=sum(any(len(set(run.rows)) > 1 for run in stage.layers) for stage in plan.stages),
-            recomputed_layers=sum(run.count for run in runs if run.recompute),
-            sharded_layers=sum(run.count for run in runs if run.sharding is not Sharding.NONE),
+            recomputed_layers=sum(run.count for run in runs if run.strategy.recompute),
+            sharded_layers=sum(run.count for run in runs if run.strategy.sharding is not Sharding.NONE),
             devices=len(plan.devices),
         )
 

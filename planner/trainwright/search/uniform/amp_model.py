@@ -20,8 +20,9 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds, tensor_all_gather_bytes, tensor_all_reduce_bytes
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import node_layouts
+from trainwright.strategy import Sharding
 
 Indices = NDArray[np.intp]
 
@@ -110,7 +111,7 @@ def _only_pipeline(plan: Plan, context: CostContext) -> Pipeline:
         raise ValueError(f"AMP's cost model covers plans of one pipeline, this one has {len(plan.pipelines)}")
     for number, stage in enumerate(plan.pipelines[0].stages):
         for run in stage.layers:
-            if run.sharding is not Sharding.NONE or run.recompute or len(stage.layers) > 1:
+            if run.strategy.sharding is not Sharding.NONE or run.strategy.recompute or len(stage.layers) > 1:
                 raise ValueError(
                     f"AMP's cost model covers stages of one layer run without sharding and recompute; stage {number} "
                     "has more, so take the exact cost model"
@@ -129,7 +130,7 @@ class _AmpModel:
         run = stage.layers[0]
         found: dict[tuple[object, ...], float] = {}
         seconds = []
-        for group, rows in zip(run.tensor_groups(stage.devices), run.rows, strict=True):
+        for group, rows in zip(run.strategy.tensor_groups(stage.devices), run.rows, strict=True):
             key = (rows, *(device.node for device in group))
             if key not in found:
                 found[key] = self._group_seconds(run, group, rows)
@@ -140,7 +141,7 @@ class _AmpModel:
         model, context = self.context.model, self.context
         accelerators = tuple(sorted({context.cluster.accelerator_of(device).name for device in group}))
         bandwidth, latency = self.context.link_matrices.slowest_flow(self._nodes(group))
-        ring = AmpRing(run.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
+        ring = AmpRing(run.strategy.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
             kind = model.kind(name)
@@ -170,21 +171,22 @@ class _AmpModel:
 
     def _nodes_by_replica(self, stage: Stage) -> Indices:
         """Return `[replica, tensor rank]` node numbers."""
-        return np.stack([self._nodes(group) for group in stage.layers[0].tensor_groups(stage.devices)])
+        return np.stack([self._nodes(group) for group in stage.layers[0].strategy.tensor_groups(stage.devices)])
 
     def sync_seconds(self, stage: Stage) -> float:
         """Return T_dpsync of the slowest data group of a stage: Eq. 3 with M = all parameters resident on a device."""
         run = stage.layers[0]
-        if run.data == 1:
+        if run.strategy.data == 1:
             return 0.0
         message = (
-            self.context.resident_parameters(stage.first, stage.end, run.tensor) * self.context.gradient_dtype.num_bytes
+            self.context.resident_parameters(stage.first, stage.end, run.strategy.tensor)
+            * self.context.gradient_dtype.num_bytes
         )
         bandwidth = min(
             self.context.link_matrices.slowest_flow_of_group(self._nodes(group))
-            for group in run.data_groups(stage.devices)
+            for group in run.strategy.data_groups(stage.devices)
         )
-        return AmpRing(run.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
+        return AmpRing(run.strategy.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
 
     def _nodes(self, devices: Sequence[Device]) -> Indices:
         return np.array([self.context.node_numbers[device.node] for device in devices], dtype=np.intp)

@@ -21,11 +21,12 @@ from trainwright.cost.memory_terms import (
 )
 from trainwright.cost.network import LinkMatrices
 from trainwright.cost.time_terms import TensorGroupClass
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
 from trainwright.search.problem import Problem
 from trainwright.search.uniform.amp_model import AmpRing, layer_seconds
+from trainwright.strategy import Sharding, Strategy
 
 Placement = NDArray[np.intp]
 """`[stage, data replica, tensor rank]` index of the device."""
@@ -48,7 +49,8 @@ def plan_from_placement(
     firsts = (0, *ends)
     stages = tuple(
         Stage(
-            tuple(devices[number] for number in members), (LayerRun(first, end - first, tensor, data, (rows,) * data),)
+            tuple(devices[number] for number in members),
+            (LayerRun(first, end - first, Strategy(tensor, data), (rows,) * data),),
         )
         for members, first, end in zip(placement.reshape(len(placement), -1).tolist(), firsts, ends, strict=False)
     )

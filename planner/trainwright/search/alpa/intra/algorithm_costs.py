@@ -20,7 +20,6 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
 from trainwright.layer import FLOPS_PER_BYTE, LayerKind
-from trainwright.plan import Sharding
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
 from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
@@ -34,6 +33,7 @@ from trainwright.search.alpa.intra.sharding_specs import (
     device_shares,
     reduce_scatter,
 )
+from trainwright.strategy import Sharding
 
 
 @dataclass

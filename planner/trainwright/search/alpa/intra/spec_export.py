@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from trainwright.plan import RankOrder, Sharding
 from trainwright.search.alpa.intra.algorithm_costs import Rewriting
 from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
 from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, LoopMapping
 from trainwright.search.alpa.intra.sharding_specs import Axis, format_spec
 from trainwright.search.operator_shardings import LayerSpecs, NearestDegrees, OperatorSpecs
+from trainwright.strategy import RankOrder, Sharding
 
 LayerAssignment = Sequence[tuple[int, int]]
 

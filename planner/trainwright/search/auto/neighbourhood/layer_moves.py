@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search.auto.layer_rebalancing import LayerStrategy, StageConfig, scale_rows, with_stage_configs
 from trainwright.search.auto.neighbourhood.device_moves import Devices, EditablePipeline, Move
+from trainwright.strategy import Sharding
 
 LAYER_COUNTS = (1, 2, 4)
 """Numbers of layers moved at once."""

@@ -6,9 +6,10 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan, Schedule
 from trainwright.search.auto.layer_rebalancing import with_sharding, with_stage_configs
 from trainwright.search.auto.neighbourhood.device_moves import EditablePipeline, Move
+from trainwright.strategy import Sharding
 
 
 def change_tensor_degree(editable: Sequence[EditablePipeline]) -> Iterator[Move]:

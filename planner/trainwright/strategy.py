@@ -1,0 +1,91 @@
+"""Strategy of layers: how the devices of a stage divide them, their batch and their state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import Annotated, Any, Self, TypeVar
+
+from trainwright.bounds import OMITTED_DEFAULT
+
+T = TypeVar("T")
+
+
+class Sharding(StrEnum):
+    """State that a layer's replicas shard among them (ZeRO stages)."""
+
+    NONE = "none"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+class RankOrder(StrEnum):
+    """Degree that runs over neighbouring devices of a stage."""
+
+    TENSOR_INNER = "tensor_inner"
+    DATA_INNER = "data_inner"
+
+    def tensor_groups(self, members: tuple[T, ...], tensor: int) -> tuple[tuple[T, ...], ...]:
+        """Split the members of a stage into the tensor group of each data replica, in order."""
+        if self is RankOrder.TENSOR_INNER:
+            return tuple(members[start : start + tensor] for start in range(0, len(members), tensor))
+        data = len(members) // tensor
+        return tuple(members[replica::data] for replica in range(data))
+
+    def members(self, tensor_groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
+        """Return the members of a stage in device order, given its tensor groups: the inverse of `tensor_groups`."""
+        rows = tensor_groups if self is RankOrder.TENSOR_INNER else zip(*tensor_groups, strict=True)
+        return tuple(chain.from_iterable(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Strategy of consecutive layers on the devices of a stage. Nothing else lists these fields.
+
+    Attributes:
+        tensor, data: degrees; their product is the number of the stage's devices.
+        recompute: compute activations again in the backward instead of saving them.
+        sequence_parallel: tensor groups divide activations along the sequence outside of products and attention (Korthikanti et
+            al. 2022), in layers that allow it and whose sequences the tensor degree divides; results do not change.
+        keep_gathered_weights: under zero3 weights stay gathered from the first forward of an iteration to its last backward,
+            instead of being gathered for every pass; results do not change.
+    """
+
+    tensor: int
+    data: int
+    order: RankOrder = RankOrder.TENSOR_INNER
+    sharding: Sharding = Sharding.NONE
+    recompute: bool = False
+    sequence_parallel: Annotated[bool, OMITTED_DEFAULT] = False
+    keep_gathered_weights: Annotated[bool, OMITTED_DEFAULT] = False
+
+    def __post_init__(self) -> None:
+        if self.tensor < 1 or self.data < 1:
+            raise ValueError(f"degrees must be at least 1, got tensor {self.tensor}, data {self.data}")
+
+    @property
+    def width(self) -> int:
+        """Number of devices."""
+        return self.tensor * self.data
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the strategy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def with_replicas(self, data: int) -> Self:
+        """Return the strategy at another data degree; a single replica shards no state."""
+        if data > 1:
+            return self.replace(data=data)
+        return self.replace(data=data, sharding=Sharding.NONE, keep_gathered_weights=False)
+
+    def tensor_groups(self, members: tuple[T, ...]) -> tuple[tuple[T, ...], ...]:
+        """Return the tensor group of each data replica, in order."""
+        return self.order.tensor_groups(members, self.tensor)
+
+    def data_groups(self, members: tuple[T, ...]) -> tuple[tuple[T, ...], ...]:
+        """Return the members with the same shard of the weights, for each tensor rank in order."""
+        return tuple(zip(*self.tensor_groups(members), strict=True))
