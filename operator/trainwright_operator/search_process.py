@@ -67,7 +67,7 @@ def search(request: PlanningRequest) -> str:
 def _slow_words(answer: Answer) -> str:
     if answer.slow is None:
         return ""
-    from trainwright.report import slow_format  # noqa: PLC0415 - tables are slow to import, and rarely needed
+    from trainwright.report.format_sentences import slow_format  # noqa: PLC0415 - tables are slow to import, and rarely needed
 
     cluster = answer.problem.cluster
     (sentence,) = slow_format(answer.slow, cluster, cluster.accelerators_of(answer.best.plan.nodes)).sentences

@@ -12,7 +12,7 @@ import torch
 from trainwright import documents
 from trainwright.cluster import Emulation
 from trainwright.plan import Pipeline, Plan, Stage
-from trainwright.report import chrome_trace, measured_timeline
+from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.strategy import Sharding
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline, at_most, outermost
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask

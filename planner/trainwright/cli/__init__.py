@@ -22,44 +22,24 @@ from trainwright.outside.plain_text import plain_text
 NOT_WRITTEN, BAD_OPTIONS = 1, 2
 
 COMMANDS = {
-    "plan": "Find the plans that train fastest, best first.",
-    "estimate": "Predict the time and memory of a plan.",
-    "compare": "Run several searches and show the best plan of each side by side.",
-    "explain": "Explain where the time of a plan goes, with a timeline.",
-    "export": "Write a plan for another trainer, and predict what the difference costs.",
-    "calibrate": "Fit the cost model to measured trials.",
-    "trial": "Compare a measured trial with its prediction, with its timeline.",
-    "propose": "Propose the next trial, or say that none is worth it.",
-    "cluster": "Write a cluster document from machines by name and number.",
-    "machines": "List the machines that `cluster` knows.",
-    "accelerators": "List the data sheets of accelerators.",
-    "runtimes": "List the presets of training runtimes.",
-    "profiles": "Import, estimate or merge layer profiles.",
-    "checkpoint": "Convert checkpoints between the worker and torch's own trainers.",
-    "bench": "Compare estimates with published figures.",
-    "schema": "Print the JSON schema of a document.",
+    "plan": ("plan", "Find the plans that train fastest, best first."),
+    "estimate": ("estimate", "Predict the time and memory of a plan."),
+    "compare": ("compare", "Run several searches and show the best plan of each side by side."),
+    "explain": ("explain", "Explain where the time of a plan goes, with a timeline."),
+    "export": ("export", "Write a plan for another trainer, and predict what the difference costs."),
+    "calibrate": ("trials", "Fit the cost model to measured trials."),
+    "trial": ("trials", "Compare a measured trial with its prediction, with its timeline."),
+    "propose": ("propose", "Propose the next trial, or say that none is worth it."),
+    "cluster": ("hardware", "Write a cluster document from machines by name and number."),
+    "machines": ("hardware", "List the machines that `cluster` knows."),
+    "accelerators": ("hardware", "List the data sheets of accelerators."),
+    "runtimes": ("hardware", "List the presets of training runtimes."),
+    "profiles": ("profiles", "Import, estimate or merge layer profiles."),
+    "checkpoint": ("checkpoint", "Convert checkpoints between the worker and torch's own trainers."),
+    "bench": ("bench", "Compare estimates with published figures."),
+    "schema": ("schema", "Print the JSON schema of a document."),
 }
-"""Help of each command, in listing order."""
-
-MODULES = {
-    "plan": "plan",
-    "estimate": "estimate",
-    "compare": "compare",
-    "explain": "explain",
-    "export": "export",
-    "calibrate": "trials",
-    "trial": "trials",
-    "propose": "propose",
-    "cluster": "hardware",
-    "machines": "hardware",
-    "accelerators": "hardware",
-    "runtimes": "hardware",
-    "profiles": "profiles",
-    "checkpoint": "checkpoint",
-    "bench": "bench",
-    "schema": "schema",
-}
-"""Module of each command; commands of one module share its app."""
+"""Module and help of each command, in listing order; commands of one module share its app."""
 
 
 class _Commands(TyperGroup):
@@ -71,13 +51,13 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        loaded = get_command(import_module(f"{__name__}.{MODULES[cmd_name]}").app)
+        loaded = get_command(import_module(f"{__name__}.{COMMANDS[cmd_name][0]}").app)
         if isinstance(loaded, TyperGroup) and cmd_name in loaded.commands:
             return loaded.commands[cmd_name]
         return loaded
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        names = [TyperCommand(name, help=text) for name, text in COMMANDS.items()]
+        names = [TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()]
         listed = TyperGroup(name=self.name, commands=names, help=self.help, params=self.params)
         listed.format_help(ctx, formatter)
 

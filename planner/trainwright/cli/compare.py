@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from trainwright import report
 from trainwright.answer import HEURISTIC, Question, find_candidates, stop_of, with_baselines, with_price
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cli.plan import note_batch_sizes
+from trainwright.report.comparison import ComparisonRow, comparison_fields, comparison_table, refusal_sentence
+from trainwright.report.format_sentences import number_format
+from trainwright.report.remark import sentences
+from trainwright.report.worth import heuristic
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -43,7 +46,7 @@ def compare(  # noqa: PLR0913 - one group of options each
         preload_search(planner)
     search.check(chosen)
     problem = inputs.problem(limits, preferences.preference(inputs))
-    rows: list[report.ComparisonRow] = []
+    rows: list[ComparisonRow] = []
     for planner in dict.fromkeys(chosen):
         question = Question.compared(problem, planner, 1, searches_batch=inputs.searches_batch)
         with show_progress(f"searching with {planner}", search) as control:
@@ -52,31 +55,31 @@ def compare(  # noqa: PLR0913 - one group of options each
             break
     fastest = min(rows, key=lambda row: row.seconds_per_row)
     if fastest.answer is None:
-        raise NoFeasiblePlan(report.refusal_sentence(rows))
+        raise NoFeasiblePlan(refusal_sentence(rows))
     answer = fastest.answer
     question = Question.compared(problem, fastest.planner, 1, searches_batch=inputs.searches_batch)
     if not control.interrupted.is_set():
         with show_progress(f"searching with {fastest.planner}", search) as control:
             answer = with_price(question, answer, control)
     answer = with_baselines(question, answer)
-    beside = report.heuristic(answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}")
+    beside = heuristic(answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}")
     if output is Output.JSON:
         show_json(
             {
-                **report.comparison_fields(rows, problem),
-                **report.number_format(answer).fields,
+                **comparison_fields(rows, problem),
+                **number_format(answer).fields,
                 **beside.fields,
             }
         )
     else:
         show(
-            report.comparison_table(rows, problem),
-            *report.sentences(report.number_format(answer), beside),
+            comparison_table(rows, problem),
+            *sentences(number_format(answer), beside),
         )
     end_if_interrupted(control)
 
 
-def _row(question: Question, control: SearchControl) -> report.ComparisonRow:
+def _row(question: Question, control: SearchControl) -> ComparisonRow:
     started, answer, reason = time.perf_counter(), None, None
     try:
         answer = find_candidates(question, control)
@@ -84,4 +87,4 @@ def _row(question: Question, control: SearchControl) -> report.ComparisonRow:
         reason = str(refusal)
     else:
         note_batch_sizes(answer)
-    return report.ComparisonRow(question.planner, time.perf_counter() - started, answer, reason, stop_of(control))
+    return ComparisonRow(question.planner, time.perf_counter() - started, answer, reason, stop_of(control))

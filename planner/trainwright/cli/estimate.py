@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright import documents, report
+from trainwright import documents
 from trainwright.answer import Answer, answer_of_plan
 from trainwright.cli.framework import command, end_if_infeasible
 from trainwright.cli.limit_options import HeadroomOption, LimitOptions
@@ -16,6 +16,12 @@ from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
+from trainwright.report.error_range import expected_range
+from trainwright.report.format_sentences import number_format
+from trainwright.report.plan_figures import figure_fields
+from trainwright.report.plan_summary import idle_devices
+from trainwright.report.remark import sentences
+from trainwright.report.tables import breakdown_fields, breakdown_table, origin_fields
 from trainwright.search import Problem
 from trainwright.search.galvatron import galvatron_model
 from trainwright.search.plan_defaults import with_sequence_parallel
@@ -79,15 +85,15 @@ def estimate(
                 "predicted_seconds": seconds,
                 **({} if cost_model == EXACT else {"cost_model": cost_model, "exact_seconds": found.iteration_seconds}),
                 "peak_memory_bytes": found.peak_memory_bytes,
-                **report.figure_fields(answer.best, problem),
+                **figure_fields(answer.best, problem),
                 "feasible": found.feasible,
                 "reason": found.reason,
-                **report.idle_devices(given, problem.cluster).fields,
+                **idle_devices(given, problem.cluster).fields,
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
-                "breakdown": report.breakdown_fields(found),
-                **report.expected_range(answer.best, problem).fields,
-                **report.number_format(answer).fields,
-                **report.origin_fields(problem),
+                "breakdown": breakdown_fields(found),
+                **expected_range(answer.best, problem).fields,
+                **number_format(answer).fields,
+                **origin_fields(problem),
             }
         )
     else:
@@ -98,14 +104,14 @@ def estimate(
 def _show(answer: Answer, of_paper: list[str]) -> None:
     """Print the table, what a paper's cost model predicts, and what there is to say."""
     problem, candidate = answer.problem, answer.best
-    show(report.breakdown_table(candidate.estimate, candidate.plan, problem))
+    show(breakdown_table(candidate.estimate, candidate.plan, problem))
     reason = candidate.estimate.reason
     show(
         *of_paper,
-        *report.sentences(
-            report.idle_devices(candidate.plan, problem.cluster),
-            report.expected_range(candidate, problem),
-            report.number_format(answer, given=True),
+        *sentences(
+            idle_devices(candidate.plan, problem.cluster),
+            expected_range(candidate, problem),
+            number_format(answer, given=True),
         ),
         *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),
     )

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trainwright import documents, report
-from trainwright.answer import Question, compose
+from trainwright import documents
+from trainwright.answer import Question
 from trainwright.cli.estimate import estimated_plan
-from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted, show_progress
+from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
@@ -22,7 +22,17 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
-from trainwright.cli.plan import note_batch_sizes
+from trainwright.cli.plan import answered
+from trainwright.report.comparison import cut_short, runner_up, work_bound
+from trainwright.report.error_range import expected_range
+from trainwright.report.explanation import Explanation
+from trainwright.report.format_sentences import number_format
+from trainwright.report.iteration_chart import timeline
+from trainwright.report.plan_figures import figure_fields
+from trainwright.report.preference import preferred
+from trainwright.report.remark import sentences
+from trainwright.report.tables import breakdown_fields, breakdown_table, origin_fields
+from trainwright.report.worth import unlimited
 from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -64,36 +74,34 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     problem = inputs.problem(limits, preferences.preference(inputs), is_given=is_given)
     if plan_file is None:
         question = Question((problem,), planner, 2, searches_batch=inputs.searches_batch)
-        with show_progress(f"searching with {planner}", search) as control:
-            answer = compose(question, control)
-        note_batch_sizes(answer)
+        answer, control = answered(question, search)
         problem, candidates = answer.problem, answer.candidates
         further = [
-            report.number_format(answer),
-            report.runner_up(candidates),
-            report.preferred(candidates, problem),
-            report.unlimited(candidates[0]),
-            report.work_bound(candidates[0], problem),
-            report.cut_short(answer.stopped),
+            number_format(answer),
+            runner_up(candidates),
+            preferred(candidates, problem),
+            unlimited(candidates[0]),
+            work_bound(candidates[0], problem),
+            cut_short(answer.stopped),
         ]
     else:
         answer = estimated_plan(plan_file, problem, inputs)
-        further = [report.number_format(answer, given=True)]
+        further = [number_format(answer, given=True)]
     problem, plan, estimate = answer.problem, answer.best.plan, answer.best.estimate
-    told = report.Explanation.of(problem, plan, estimate)
-    sentences = [*told.sentences(), *report.sentences(report.expected_range(answer.best, problem), *further)]
+    told = Explanation.of(problem, plan, estimate)
+    lines = [*told.sentences(), *sentences(expected_range(answer.best, problem), *further)]
     if output is Output.JSON:
-        show_json({**_fields(told, sentences), **report.number_format(answer).fields})
+        show_json({**_fields(told, lines), **number_format(answer).fields})
     else:
-        picture = report.timeline(told.tracks, estimate.iteration_seconds, screen().width)
-        spaced = "\n".join(sentences)
+        picture = timeline(told.tracks, estimate.iteration_seconds, screen().width)
+        spaced = "\n".join(lines)
         show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
-        show("", picture, "", report.breakdown_table(estimate, plan, problem))
+        show("", picture, "", breakdown_table(estimate, plan, problem))
     end_if_interrupted(control)
     end_if_infeasible(estimate)
 
 
-def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
+def _fields(told: Explanation, lines: list[str]) -> dict[str, Any]:
     estimate = told.estimate
     stages = [
         {**asdict(track), "memory": asdict(memory)} for track, memory in zip(told.tracks, told.memory, strict=True)
@@ -101,16 +109,16 @@ def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
     return {
         "predicted_seconds": estimate.iteration_seconds,
         "peak_memory_bytes": estimate.peak_memory_bytes,
-        **report.figure_fields(Candidate(told.plan, estimate), told.problem),
+        **figure_fields(Candidate(told.plan, estimate), told.problem),
         "feasible": estimate.feasible,
         "reason": estimate.reason,
         "memory_headroom_ratio": told.problem.limits.memory_headroom_ratio,
-        "sentences": sentences,
+        "sentences": lines,
         "bottleneck_stage": told.bottleneck,
         "stages": stages,
         "critical_device": str(estimate.critical_device),
-        **report.expected_range(Candidate(told.plan, estimate), told.problem).fields,
-        "breakdown": report.breakdown_fields(estimate),
-        **report.origin_fields(told.problem),
+        **expected_range(Candidate(told.plan, estimate), told.problem).fields,
+        "breakdown": breakdown_fields(estimate),
+        **origin_fields(told.problem),
         "plan": documents.dump(told.plan),
     }

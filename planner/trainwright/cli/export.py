@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trainwright import documents, report
+from trainwright import documents
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
 from trainwright.answer import Answer
 from trainwright.answer.formats import in_format
@@ -22,7 +22,11 @@ from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, format
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
-from trainwright.report.plan_summary import short_names
+from trainwright.report.error_range import expected_range
+from trainwright.report.export_price import ExportPrice, export_table, exported
+from trainwright.report.format_sentences import number_format, slow_format
+from trainwright.report.plan_summary import idle_devices, short_names
+from trainwright.report.remark import Remark, sentences
 from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Candidate, Problem
 from trainwright.search.expressible import nearest_candidate
@@ -94,7 +98,7 @@ class _Export:
     plan: Plan
     model: Model | None
     optimizer: Optimizer
-    price: report.ExportPrice | None
+    price: ExportPrice | None
     given_dtype: Dtype | None = None
     dtype_reason: str = ""
     formats: Answer | None = None
@@ -106,6 +110,11 @@ class _Export:
             capabilities = capabilities.of(self.model, self.optimizer)
         dtype = None if self.given_dtype is None else format_loss(self.given_dtype, capabilities)
         return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
+
+    @property
+    def remark(self) -> Remark:
+        """What is lost, and what it costs."""
+        return exported(self.target.software, self.lost, self.price)
 
     @property
     def missing_kernels(self) -> list[str]:
@@ -175,19 +184,19 @@ def export(
     if into is None:
         for one in files:
             show(f"# ==> {one.name} <==", one.text, wraps=False)
-    show(*report.export_sentences(found.target.software, found.lost, found.price), to_error=into is None)
+    show(*found.remark.sentences, to_error=into is None)
     if found.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
-        told = report.sentences(
-            report.idle_devices(found.plan, found.price.problem.cluster),
-            report.expected_range(found.price.exported, found.price.problem),
-            *([] if found.formats is None else [report.number_format(found.formats, given=True)]),
+        told = sentences(
+            idle_devices(found.plan, found.price.problem.cluster),
+            expected_range(found.price.exported, found.price.problem),
+            *([] if found.formats is None else [number_format(found.formats, given=True)]),
         )
         show(
             *told,
             *found.missing_kernels,
             *others,
-            report.export_table(found.price),
+            export_table(found.price),
             to_error=into is None,
         )
     if into is not None:
@@ -228,7 +237,7 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
         problem, nearest = _nearest_in_own_format(target, problem, original.plan)
         reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
     nearest = replace(nearest, dtype=problem.model.dtype)
-    price = report.ExportPrice(asked, original, nearest)
+    price = ExportPrice(asked, original, nearest)
     formats = None if reason else answer
     return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
 
@@ -277,18 +286,11 @@ def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path |
 
 
 def _fields(found: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
-    price = {} if found.price is None else found.price.fields()
     dtype = {} if found.model is None else {"dtype": found.model.dtype}
     return {
-        "target": found.target.software,
-        "lost": list(found.lost),
-        **price,
+        **found.remark.fields,
         **dtype,
-        **(
-            {}
-            if found.formats is None
-            else report.slow_format(found.formats.slow, found.formats.problem.cluster).fields
-        ),
+        **({} if found.formats is None else slow_format(found.formats.slow, found.formats.problem.cluster).fields),
         "plan": documents.dump(found.plan),
         "files": {one.name: one.text for one in files},
     }

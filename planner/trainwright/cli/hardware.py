@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from trainwright import report
 from trainwright.accelerators import cluster_of, data_sheet, data_sheets
 from trainwright.accelerators import machine as known_machine
 from trainwright.accelerators import machines as known_machines
 from trainwright.cli.framework import command
 from trainwright.cli.output import Format, FormatOption, Output, OutputOption, note, show, show_document, show_json
+from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
+from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 
 app = typer.Typer(add_completion=False)
@@ -36,9 +37,9 @@ def accelerators(
     if output is Output.JSON:
         show_json([{**asdict(sheet), **asdict(sheet.generation_sheet)} for sheet in found])
     elif name is None:
-        show(report.accelerator_table(found))
+        show(accelerator_table(found))
     else:
-        show(report.sheet_lines(found[0]), wraps=False)
+        show(sheet_lines(found[0]), wraps=False)
 
 
 def preset_names(incomplete: str) -> list[str]:
@@ -59,9 +60,9 @@ def runtimes(
     if output is Output.JSON:
         show_json({key: asdict(preset) for key, preset in found.items()})
     elif name is None:
-        show(report.preset_table(found))
+        show(preset_table(found))
     else:
-        show(report.preset_lines(name, found[name]), wraps=False)
+        show(preset_lines(name, found[name]), wraps=False)
 
 
 def machine_names(incomplete: str) -> list[str]:
@@ -123,6 +124,6 @@ def machines(
     if output is Output.JSON:
         show_json([asdict(sheet) for sheet in found])
     elif name is None:
-        show(report.machine_table(found))
+        show(machine_table(found))
     else:
-        show(report.sheet_lines(found[0]), wraps=False)
+        show(sheet_lines(found[0]), wraps=False)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trainwright import documents, report
+from trainwright import documents
 from trainwright.answer import Answer, Question, compose
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
@@ -23,7 +23,15 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.search import Candidate, Objective, Problem, preload_search
+from trainwright.report.comparison import cut_short, work_bound
+from trainwright.report.error_range import expected_range
+from trainwright.report.format_sentences import number_format, slow_layers
+from trainwright.report.plan_figures import figure_fields
+from trainwright.report.preference import preference_fields, preferred
+from trainwright.report.remark import sentences
+from trainwright.report.tables import candidate_table, origin_fields, pareto_plot
+from trainwright.report.worth import heuristic, node_worth, unlimited, worth_table
+from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search
 from trainwright.search.preference.running_plan import RunningPlan
 
 app = typer.Typer(add_completion=False)
@@ -64,9 +72,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     question = Question.compared(
         problem, planner, shown.top, searches_batch=inputs.searches_batch, node_worth=shown.node_worth
     )
-    with show_progress(f"searching with {planner}", search) as control:
-        answer = compose(question, control)
-    note_batch_sizes(answer)
+    answer, control = answered(question, search)
     if shown.write_plan is not None:
         write_document(answer.best.plan, shown.write_plan)
     if shown.output is Output.JSON:
@@ -82,13 +88,13 @@ def _fields(planner: str, answer: Answer) -> dict[str, Any]:
     return {
         "planner": planner,
         "search_seconds": answer.search_seconds,
-        **report.cut_short(answer.stopped).fields,
-        **report.work_bound(best, problem).fields,
-        **report.expected_range(best, problem).fields,
-        **report.number_format(answer).fields,
-        **report.heuristic(best, answer.baselines, problem).fields,
-        **report.unlimited(best).fields,
-        **report.node_worth(answer).fields,
+        **cut_short(answer.stopped).fields,
+        **work_bound(best, problem).fields,
+        **expected_range(best, problem).fields,
+        **number_format(answer).fields,
+        **heuristic(best, answer.baselines, problem).fields,
+        **unlimited(best).fields,
+        **node_worth(answer).fields,
         **candidate_fields(answer.candidates, problem),
     }
 
@@ -96,21 +102,21 @@ def _fields(planner: str, answer: Answer) -> dict[str, Any]:
 def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
     """Print the tables, and what there is to say of the best plan."""
     problem, candidates, best = answer.problem, answer.candidates, answer.best
-    show(report.candidate_table(candidates, problem, planner=planner, searched=answer.search_seconds))
+    show(candidate_table(candidates, problem, planner=planner, searched=answer.search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, shown.top))
     if answer.node_worths:
-        show("", report.worth_table(answer.node_worths, problem))
-    told = report.sentences(
-        report.expected_range(best, problem),
-        report.number_format(answer),
-        report.slow_layers(best, problem),
-        report.heuristic(best, answer.baselines, problem),
-        report.preferred(candidates, problem),
-        report.unlimited(best),
-        report.work_bound(best, problem),
-        report.cut_short(answer.stopped),
-        *([report.node_worth(answer)] if shown.node_worth else []),
+        show("", worth_table(answer.node_worths, problem))
+    told = sentences(
+        expected_range(best, problem),
+        number_format(answer),
+        slow_layers(best, problem),
+        heuristic(best, answer.baselines, problem),
+        preferred(candidates, problem),
+        unlimited(best),
+        work_bound(best, problem),
+        cut_short(answer.stopped),
+        *([node_worth(answer)] if shown.node_worth else []),
     )
     if told:
         show("", *told)
@@ -120,7 +126,15 @@ def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
     """Plot the Pareto front, or return a sentence if it has only one plan."""
     if len(candidates) == 1 < top:
         return "One plan is both the fastest and the cheapest that was found."
-    return report.pareto_plot(candidates, screen().width)
+    return pareto_plot(candidates, screen().width)
+
+
+def answered(question: Question, search: SearchOptions) -> tuple[Answer, SearchControl]:
+    """Return the answer, which was asked for in view of the user, and the control of its search."""
+    with show_progress(f"searching with {question.planner}", search) as control:
+        answer = compose(question, control)
+    note_batch_sizes(answer)
+    return answer, control
 
 
 def note_batch_sizes(answer: Answer) -> None:
@@ -146,13 +160,13 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             "rank": number,
             "predicted_seconds": candidate.estimate.iteration_seconds,
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
-            **report.figure_fields(candidate, problem),
+            **figure_fields(candidate, problem),
             **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
             **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
-            **report.preference_fields(candidate, running, problem),
+            **preference_fields(candidate, running, problem),
             "plan": documents.dump(candidate.plan),
             **_operator_fields(candidate),
         }
         for number, candidate in enumerate(candidates, 1)
     ]
-    return {**report.origin_fields(problem), **report.preferred(candidates, problem).fields, "candidates": ranked}
+    return {**origin_fields(problem), **preferred(candidates, problem).fields, "candidates": ranked}

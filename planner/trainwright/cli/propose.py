@@ -10,20 +10,21 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwright import documents
-from trainwright.answer import Question, compose
+from trainwright.answer import Question
 from trainwright.answer.formats import in_format, slow_format_of
 from trainwright.calibration import Trials
 from trainwright.cli.estimate import check_devices
-from trainwright.cli.framework import command, end_if_interrupted, show_progress
+from trainwright.cli.framework import command, end_if_interrupted
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, SearchOptions, read
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.plan import answered
 from trainwright.cli.trials import check_measurements, read_trials
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
-from trainwright.report import slow_format
+from trainwright.report.format_sentences import slow_format
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.candidates import DeviceSymmetry
@@ -130,8 +131,7 @@ def propose_trial(
     candidates: Sequence[Candidate | ListedCandidate]
     control = SearchControl()
     if choosing.candidates is None:
-        with show_progress(f"searching with {planner}", search) as control:
-            found = compose(Question((problem,), planner, min(choosing.top, MOST_CANDIDATES)), control)
+        found, control = answered(Question((problem,), planner, min(choosing.top, MOST_CANDIDATES)), search)
         problem, candidates = found.problem, found.candidates
     else:
         _refuse_limits(limits)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from trainwright import documents, report
+from trainwright import documents
 from trainwright.calibration import Trial, Trials, fit, implausible
 from trainwright.calibration.factors import Evaluation
 from trainwright.calibration.implausible_measurements import refuse_implausible
@@ -37,6 +37,13 @@ from trainwright.document_kind import kind_by_fields
 from trainwright.documents import DocumentError
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand
 from trainwright.plan import Plan
+from trainwright.report.error_range import expected_range
+from trainwright.report.explanation import Explanation
+from trainwright.report.format_sentences import number_format
+from trainwright.report.iteration_chart import timeline
+from trainwright.report.measured_timeline import chrome_trace, measured_timeline
+from trainwright.report.remark import sentences
+from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 from trainwright.search import Candidate, Problem
 from trainwright.search.plan_defaults import with_sequence_parallel
 from trainwright.throughput import throughput
@@ -76,7 +83,7 @@ def calibrate(
     except ValueError as error:
         raise DocumentError(f"{trials}: {error}") from None
     write_document(found.runtime, write)
-    show(report.calibration_report(found), to_error=write is None)
+    show(calibration_report(found), to_error=write is None)
 
 
 def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
@@ -221,8 +228,8 @@ def trial(
     plan, predicted = candidate.plan, candidate.estimate
     answer = _report_in(measured)
     _check_devices(answer, plan, measured)
-    timeline = answer.timeline
-    if trace is not None and timeline is None:
+    recorded = answer.timeline
+    if trace is not None and recorded is None:
         raise documents.DocumentError(
             f"{measured}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
         )
@@ -230,21 +237,21 @@ def trial(
     if written.append is not None:
         made = _plausible_trial(candidate, problem, answer, measured)
         note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(made))
-    if trace is not None and timeline is not None:
-        trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
+    if trace is not None and recorded is not None:
+        trace.write_text(json.dumps(chrome_trace(recorded)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json({**report.trial_fields(found, answer, candidate, problem), **report.number_format(planned).fields})
+        show_json({**trial_fields(found, answer, candidate, problem), **number_format(planned).fields})
         return
-    show(report.trial_table(found, answer, candidate, problem))
-    show(*report.sentences(report.expected_range(candidate, problem), report.number_format(planned, given=True)))
-    if timeline is None:
+    show(trial_table(found, answer, candidate, problem))
+    show(*sentences(expected_range(candidate, problem), number_format(planned, given=True)))
+    if recorded is None:
         note("the trial recorded no timeline")
         return
     width = screen().width
-    tracks = report.Explanation.of(problem, plan, predicted).tracks
-    show("", Text("As measured, device by device", style="bold"), report.measured_timeline(timeline, width))
+    tracks = Explanation.of(problem, plan, predicted).tracks
+    show("", Text("As measured, device by device", style="bold"), measured_timeline(recorded, width))
     show("", Text("As predicted, by the slowest devices of each stage", style="bold"))
-    show(report.timeline(tracks, predicted.iteration_seconds, width))
+    show(timeline(tracks, predicted.iteration_seconds, width))
 
 
 def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, path: Path) -> Trial:

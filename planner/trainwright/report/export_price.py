@@ -14,6 +14,7 @@ from trainwright.layer import Attention
 from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.plan_summary import lines, savings, short_names
+from trainwright.report.remark import Remark
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
 from trainwright.report.units import SAME, seconds
 from trainwright.runtime import AttentionLibrary
@@ -89,17 +90,12 @@ class ExportPrice:
         }
 
 
-def export_sentences(software: str, lost: Sequence[str], price: ExportPrice | None) -> list[str]:
+def exported(software: str, lost: Sequence[str], price: ExportPrice | None) -> Remark:
     """Return what is lost, and what it costs."""
-    told = (
-        [f"{software} cannot express:", *(f"- {one}" for one in lost)]
-        if lost
-        else [f"{software} runs the plan as it is."]
-    )
-    return [
-        *told,
-        "No price: give --cluster and --model, as `estimate` takes them." if price is None else price.sentence(),
-    ]
+    told = (f"{software} cannot express:", *(f"- {one}" for one in lost))
+    costs = "No price: give --cluster and --model, as `estimate` takes them." if price is None else price.sentence()
+    fields = {"target": software, "lost": list(lost), **({} if price is None else price.fields())}
+    return Remark((*(told if lost else (f"{software} runs the plan as it is.",)), costs), fields)
 
 
 def export_table(price: ExportPrice) -> Group:

@@ -20,14 +20,10 @@ from trainwright.cluster import Accelerator, Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.report import (
-    ComparisonRow,
-    Explanation,
-    candidate_table,
-    comparison_table,
-    work_bound,
-)
+from trainwright.report.comparison import ComparisonRow, comparison_table, work_bound
+from trainwright.report.explanation import Explanation
 from trainwright.report.plan_summary import degrees, lines, short_names, strategies
+from trainwright.report.tables import candidate_table
 from trainwright.report.units import seconds
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Problem, run

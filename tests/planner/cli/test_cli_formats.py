@@ -19,7 +19,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.report import slow_format
+from trainwright.report.format_sentences import slow_format
 from trainwright.worker_api import TrialReport
 
 MODEL = """

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from trainwright.cli import MODULES, app
+from trainwright.cli import COMMANDS, app
 from trainwright.cli.framework import command
 from trainwright.cli.overwriting import WRITTEN
 
@@ -117,7 +117,7 @@ def test_terminal_device_may_be_read_and_written() -> None:
 def _commands() -> dict[str, Callable[..., None]]:
     return {
         f"{module} {one.name or one.callback.__name__}": one.callback
-        for module in dict.fromkeys(MODULES.values())
+        for module in dict.fromkeys(module for module, _ in COMMANDS.values())
         for one in import_module(f"trainwright.cli.{module}").app.registered_commands
         if one.callback is not None
     }

@@ -18,9 +18,8 @@ from trainwright.families import T5, Gpt, Vit
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.report import chrome_trace, measured_timeline
 from trainwright.report.iteration_chart import Activity
-from trainwright.report.measured_timeline import spans
+from trainwright.report.measured_timeline import chrome_trace, measured_timeline, spans
 from trainwright.search import Problem
 from trainwright.strategy import Strategy
 from trainwright.throughput import flops_per_row, throughput, tokens_per_row

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
-from trainwright.report import pareto_plot
-from trainwright.report.tables import HEIGHT
+from trainwright.report.tables import HEIGHT, pareto_plot
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.search.candidates import candidate_of
 from trainwright.search.cost_objective import (

@@ -12,7 +12,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import Family, Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.report import preferred
+from trainwright.report.preference import preferred
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, Limits, Preference, Problem, run
 
