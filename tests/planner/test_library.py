@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import trainwright as tw
 from trainwright.cli import app
+from trainwright.search import Objective
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples" / "planner"
@@ -51,6 +53,9 @@ def test_library_finds_and_estimates_what_the_command_line_does(problem: tw.Prob
 def test_library_refuses_in_a_sentence(problem: tw.Problem, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="budget_seconds must be at least 0, got -1"):
         tw.find_plans(problem, planner="amp", budget_seconds=-1)
+    by_cost = replace(problem, limits=replace(problem.limits, objective=Objective.COST))
+    with pytest.raises(ValueError, match="node worth compares iterations of one batch"):
+        tw.ask(by_cost, "amp", node_worth=True)
     with pytest.raises(ValueError, match=r"none\.json: cannot be read: No such file"):
         tw.read(tmp_path / "none.json", tw.Plan)
 
