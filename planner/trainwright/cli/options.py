@@ -109,7 +109,7 @@ class Inputs:
         cluster, runtime, preset = self._cluster, runtime_of(self.runtime), preset_of(self.runtime)
         within = Limits() if limits is None else limits.limits(runtime, cluster, preset=preset, is_given=is_given)
         if self._given_profiles is not None and not is_given:
-            within = sparing_small(within, cluster, self._given_profiles)
+            within = self._without_small(within, cluster, self._given_profiles)
         training = self._training(cluster, within)
         is_open = self._requested.dtype is RequestedDtype.AUTO
         if training.model.dtype not in within.dtypes and limits is not None:
@@ -182,6 +182,15 @@ class Inputs:
         found: Profiles = read(self.profiles, Profiles)
         note_same_sheets(found, self._cluster)
         return of_cluster(found, self._cluster)
+
+    @staticmethod
+    def _without_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limits:
+        """Return the limits without accelerators that are too small for a layer, with a note on each."""
+        spared = sparing_small(limits, cluster, profiles)
+        for name in spared.spare[len(limits.spare) :]:
+            kind = profiles.accelerators_without_memory()[name]
+            note(f"{name} is left out: no layer of kind {kind} fitted into its memory when it was profiled")
+        return spared
 
     def _training(self, cluster: Cluster, limits: Limits) -> Training:
         """Return the training in a number format by name."""

@@ -97,6 +97,8 @@ def by_command_line(asked: Asked, folder: Path) -> Said:
     words += [f"--objective={asked.objective}", f"--top={TOP}", *(["--node-worth"] if asked.has_worth else [])]
     result = CliRunner().invoke(app, ["plan", *words, "--output=json"])
     assert result.exit_code == 0, result.output
+    small = {} if asked.profiles is None else asked.profiles.accelerators_without_memory()
+    assert all(f"{name} is left out: no layer of kind {kind} fitted" in result.stderr for name, kind in small.items())
     found = json.loads(result.stdout)
     heuristic = found.get("heuristic", {})
     return Said(
