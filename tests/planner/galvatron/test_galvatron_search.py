@@ -217,12 +217,12 @@ def test_best_batch_size_is_close_to_the_plain_loop(tight):
     for size in range(8, 65, 8):
         found = galvatron_base(replace(problem, global_batch_size=size), SearchControl(), 1)
         best_rate = max(best_rate, size / found[0].estimate.iteration_seconds)
-    answer = best_batch_size(problem, galvatron_base, SearchControl(), 1, largest=64)
-    rate = dict(answer.samples_per_second)[answer.global_batch_size]
-    assert rate == pytest.approx(max(rate for _, rate in answer.samples_per_second))
+    candidates, sizes = best_batch_size(problem, galvatron_base, SearchControl(), 1, largest=64)
+    rate = dict(sizes.samples_per_second)[sizes.best]
+    assert rate == pytest.approx(max(rate for _, rate in sizes.samples_per_second))
     assert rate >= 0.98 * best_rate
-    assert all(size % 8 == 0 and size <= 64 for size, _ in answer.samples_per_second)
-    assert answer.candidates[0].plan.global_batch_size == answer.global_batch_size
+    assert all(size % 8 == 0 and size <= 64 for size, _ in sizes.samples_per_second)
+    assert candidates[0].plan.global_batch_size == sizes.best
 
 
 def test_every_batch_size_has_its_share_of_the_budget(tight):
