@@ -113,7 +113,7 @@ class _Export:
 
     @property
     def remark(self) -> Remark:
-        """What is lost, and what it costs."""
+        """Loss of the export, and its cost."""
         return exported(self.target.software, self.lost, self.price)
 
     @property

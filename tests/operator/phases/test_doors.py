@@ -18,7 +18,7 @@ from trainwright.answer.formats import problems_in_formats
 from trainwright.cli import app
 from trainwright.exports import TARGETS
 from trainwright.profiles import LayerTooLarge, Profiles
-from trainwright.search import Objective
+from trainwright.search import Objective, Preference
 from trainwright.training import Training
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.documents.planned_trials import PlannedTrials, Role
@@ -46,6 +46,7 @@ class Asked:
     model: str = GPT
     memory_bytes: int | None = None
     profiles: Profiles | None = None
+    tolerance: float = 0.0
 
     @property
     def cluster(self) -> tw.Cluster:
@@ -65,7 +66,8 @@ class Asked:
     def problem(self) -> tw.Problem:
         trainer = TARGETS[self.expressible_by].capabilities if self.expressible_by else None
         limits = tw.Limits(expressible_by=trainer, objective=self.objective)
-        return tw.problem(self.cluster, self.training, profiles=self.profiles, limits=limits)
+        problem = tw.problem(self.cluster, self.training, profiles=self.profiles, limits=limits)
+        return replace(problem, preference=Preference(self.tolerance))
 
     @property
     def has_worth(self) -> bool:
@@ -94,7 +96,12 @@ def by_command_line(asked: Asked, folder: Path) -> Said:
         words.append(f"--profiles={folder / 'profiles.json'}")
     if asked.expressible_by:
         words.append(f"--expressible-by={asked.expressible_by}")
-    words += [f"--objective={asked.objective}", f"--top={TOP}", *(["--node-worth"] if asked.has_worth else [])]
+    words += [
+        f"--objective={asked.objective}",
+        f"--tolerance={asked.tolerance}",
+        f"--top={TOP}",
+        *(["--node-worth"] if asked.has_worth else []),
+    ]
     result = CliRunner().invoke(app, ["plan", *words, "--output=json"])
     assert result.exit_code == 0, result.output
     small = {} if asked.profiles is None else asked.profiles.accelerators_without_memory()
@@ -150,7 +157,7 @@ def by_operator(asked: Asked) -> Said:
         optimizer=problem.optimizer,
         planner=asked.planner,
         objective=asked.objective,
-        tolerance=0.0,
+        tolerance=asked.tolerance,
         effort=1.0,
         budget_seconds=600.0,
         top_k=TOP,
@@ -191,12 +198,24 @@ def answer_of_all(asked: Asked, folder: Path) -> Said:
         Asked(MIXED, "float16"),
         Asked(MIXED, "bfloat16"),
         Asked(THREE, planner="megatron"),
+        Asked(MIXED, tolerance=0.2),
         Asked(THREE, expressible_by="torchtitan"),
         Asked({"p3.8xlarge": 1, "a2-highgpu-4g": 1}, expressible_by="deepspeed"),
         Asked(MIXED, objective=Objective.COST),
         Asked({"a2-highgpu-1g": 1}, planner="megatron", batch=4, model=SCARCE, memory_bytes=1_080_000_000),
     ],
-    ids=["auto", "batch", "float16", "slow", "three types", "torchtitan", "deepspeed", "cost", "scarce memory"],
+    ids=[
+        "auto",
+        "batch",
+        "float16",
+        "slow",
+        "three types",
+        "tolerance",
+        "torchtitan",
+        "deepspeed",
+        "cost",
+        "scarce memory",
+    ],
 )
 def test_all_doors_give_the_same_answer(asked: Asked, tmp_path: Path) -> None:
     told = answer_of_all(asked, tmp_path)
