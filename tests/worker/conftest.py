@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from warm_worker import WarmWorker
 
 from trainwright import documents
 from trainwright.cluster import Device
@@ -78,11 +79,17 @@ class Outcome:
         return {str(failure.reason) for failure in self.failures}
 
 
+BARE = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Environment of a worker, without what this process was given."""
+LONGEST_SECONDS = 110
+
+
 class Worker:
     """Runner of worker commands on tasks in files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: WarmWorker) -> None:
         self.folder = folder
+        self.warm = warm
 
     def start(
         self,
@@ -91,35 +98,47 @@ class Worker:
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
     ):
-        path = self.folder / "order.json"
-        path.write_text(order if isinstance(order, str) else documents.dumps(order), encoding="utf-8")
-        command = [*prefix, sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)]
-        base = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder)}
+        command = [*prefix, sys.executable, "-m", "trainwright_worker", *arguments, "--order", self._write(order)]
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env={**base, **(environment or {})},
+            env={**BARE, "HOME": str(self.folder), **(environment or {})},
         )
 
     def local(self, order: WorkerTask | str, prefix: tuple[str, ...] = ()) -> Outcome:
-        """Run the gang on this machine, by a command that `prefix` begins."""
-        return self.end(self.start(order, "local", prefix=prefix))
+        """Run the gang on this machine, by a command that `prefix` begins; without one, forked from a warm process."""
+        if prefix:
+            return self.end(self.start(order, "local", prefix=prefix))
+        arguments = ("local", "--order", self._write(order))
+        return Outcome.of(*self.warm.run(self.folder, *arguments, timeout_seconds=LONGEST_SECONDS))
+
+    def _write(self, order: WorkerTask | str) -> str:
+        path = self.folder / "order.json"
+        path.write_text(order if isinstance(order, str) else documents.dumps(order), encoding="utf-8")
+        return str(path)
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:
         try:
-            output, errors = process.communicate(timeout=110)
+            output, errors = process.communicate(timeout=LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
         return Outcome.of(process.returncode, output, errors)
 
 
+@pytest.fixture(scope="session")
+def warm_worker() -> Iterator[WarmWorker]:
+    warm = WarmWorker(BARE)
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def worker(tmp_path: Path) -> Worker:
-    return Worker(tmp_path)
+def worker(tmp_path: Path, warm_worker: WarmWorker) -> Worker:
+    return Worker(tmp_path, warm_worker)
 
 
 class Make:
