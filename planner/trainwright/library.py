@@ -52,7 +52,8 @@ def problem(
     With `training.dtype: auto` searches choose the number format; profiles that are given have one, known by the bytes of
     their weights. Profiles are found by an accelerator's name or data sheet; accelerators on which a layer did not fit are
     spared. Without a runtime, it is Trainwright's own. Limits without a head-room leave free what the runtime does not state of
-    a process's memory. Raises ValueError for an accelerator without a data sheet.
+    a process's memory. Raises ValueError for an accelerator without a data sheet, and for a number format that the trainer
+    of the limits lacks.
     """
     runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
     limits, given = limits.leaving_unknown_memory(runtime, cluster), None
@@ -60,6 +61,11 @@ def problem(
         given = of_cluster(profiles, cluster)
         limits = sparing_small(limits, cluster, given)
     training = in_requested_format(training, cluster, limits, given)
+    if training.model.dtype not in limits.dtypes:
+        formats = " and ".join(sorted(limits.dtypes))
+        raise ValueError(
+            f"training.dtype: the trainer of the limits has {formats}, got {training.model.dtype}; give one of these"
+        )
     return Problem(
         cluster=cluster,
         model=training.model,

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import trainwright as tw
 from trainwright.cli import app
+from trainwright.exports import TARGETS
 from trainwright.search import Objective
+from trainwright.training import RequestedDtype
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples" / "planner"
@@ -56,6 +58,10 @@ def test_library_refuses_in_a_sentence(problem: tw.Problem, tmp_path: Path) -> N
     by_cost = replace(problem, limits=replace(problem.limits, objective=Objective.COST))
     with pytest.raises(ValueError, match="node worth compares iterations of one batch"):
         tw.ask(by_cost, "amp", node_worth=True)
+    training = replace(tw.read(EXAMPLES / "model.yaml", tw.Training), dtype=RequestedDtype.FLOAT16)
+    limits = tw.Limits(expressible_by=TARGETS["torchtitan"].capabilities)
+    with pytest.raises(ValueError, match="dtype: the trainer of the limits has bfloat16 and float32, got float16"):
+        tw.problem(problem.cluster, training, limits=limits)
     with pytest.raises(ValueError, match=r"none\.json: cannot be read: No such file"):
         tw.read(tmp_path / "none.json", tw.Plan)
 
