@@ -9,8 +9,9 @@ backwards of earlier stages do not hide it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +61,78 @@ class _Level:
     choice: NDArray[np.intp]
 
 
+@dataclass(frozen=True, eq=False)
+class _PossibleStages:
+    """Stages of a line that fit, by first block, first cut, end block and end cut: a few hundredths of all.
+
+    Attributes:
+        starts: [start] first block × cuts + first cut at which stages begin, ascending.
+        numbers: [start] number of the first stage that begins there.
+        ends: [stage] end block × cuts + end cut.
+        seconds: [stage] seconds of a micro-batch and its messages to the next stage.
+        period: [stage] seconds for which every micro-batch keeps the stage busy.
+        tail, backward: [stage] as in `BestOptions`.
+    """
+
+    starts: NDArray[np.intp]
+    numbers: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    seconds: Array
+    period: Array
+    tail: Array
+    backward: Array
+
+    @classmethod
+    def of(cls, start_by_stage: NDArray[np.intp], *columns: NDArray[Any]) -> _PossibleStages:
+        """Return stages in ascending order of their starts."""
+        return cls(*np.unique(start_by_stage, return_index=True), *columns)
+
+    def select(self, chosen: NDArray[np.bool_]) -> _PossibleStages:
+        starts = np.repeat(self.starts, self._counts)
+        columns = self.ends, self.seconds, self.period, self.tail, self.backward
+        return self.of(starts[chosen], *(column[chosen] for column in columns))
+
+    def between(self, first_start: int, end_start: int) -> _PossibleStages:
+        """Return the stages whose starts lie in this range."""
+        low, high = np.searchsorted(self.starts, (first_start, end_start))
+        bounds = np.append(self.numbers, len(self.ends))[[low, high]]
+        part = slice(*bounds)
+        return _PossibleStages(
+            self.starts[low:high],
+            self.numbers[low:high] - bounds[0],
+            self.ends[part],
+            self.seconds[part],
+            self.period[part],
+            self.tail[part],
+            self.backward[part],
+        )
+
+    @property
+    def _counts(self) -> NDArray[np.intp]:
+        return np.diff(self.numbers, append=len(self.ends))
+
+    def least(self, by_stage: Array) -> Array:
+        """Return [..., start] minimum of [..., stage] values."""
+        found: Array = np.minimum.reduceat(by_stage, self.numbers, axis=-1) if len(self.starts) else by_stage
+        return found
+
+    def first_least(self, by_stage: Array) -> NDArray[np.intp]:
+        """Return the [..., start] number of the first stage with the minimum of [..., stage] values."""
+        if not len(self.starts):
+            return np.zeros(by_stage.shape, dtype=np.intp)
+        has_least = by_stage == np.repeat(self.least(by_stage), self._counts, axis=-1)
+        numbers = np.where(has_least, np.arange(len(self.ends)), len(self.ends))
+        found: NDArray[np.intp] = np.minimum.reduceat(numbers, self.numbers, axis=-1)
+        return found
+
+
 @dataclass
 class LayerDeviceDP:
     """Dynamic program for one line and one micro-batch size."""
 
     line_options: LineOptions
     is_coarse: bool = False
+    _stages: dict[int, _PossibleStages] = field(default_factory=dict)
 
     def sequences(self) -> list[StageSequence]:
         """Return the distinct stage sequences over all slacks, fastest first."""
@@ -123,22 +190,39 @@ class LayerDeviceDP:
         )
         return 1 if memory_is_ample and max_stages == most else max_stages
 
-    def _stage_and_message_seconds(self, level: int, block: int) -> tuple[Array, Array, Array]:
-        """Return [end block, first, end] seconds of stages that start at `block`, of their messages, and their period."""
-        line_options = self.line_options
-        site_numbers = line_options.sites.site_numbers[block, block + 1 :]
-        best = line_options.best(line_options.in_flight_level(level + 1))
-        seconds = best.seconds[site_numbers]
-        if (shared_end_blocks := line_options.sites.line.shared_end_blocks) is not None:
+    def _possible_stages(self, in_flight: int) -> _PossibleStages:
+        """Return the stages that fit with `in_flight` micro-batches in flight."""
+        if in_flight not in self._stages:
+            by_block = [self._possible_stages_from(block, in_flight) for block in range(self._block_count)]
+            self._stages[in_flight] = _PossibleStages.of(
+                *(np.concatenate(parts) for parts in zip(*by_block, strict=True))
+            )
+        return self._stages[in_flight]
+
+    def _possible_stages_from(self, block: int, in_flight: int) -> tuple[NDArray[Any], ...]:
+        """Return the columns of the stages that begin at `block`, after the starts."""
+        best, sites = self.line_options.best(in_flight), self.line_options.sites
+        seconds = best.seconds[sites.site_numbers[block, block + 1 :]]
+        if (shared_end_blocks := sites.line.shared_end_blocks) is not None:
             seconds[shared_end_blocks[0] - block if block < shared_end_blocks[0] else 0 :, 0] = np.inf
             if block < self._block_count - shared_end_blocks[1]:
                 seconds[:, :, -1] = np.inf
-        entering, leaving = self._message_seconds[:, block, block + 1 :]
-        entering, leaving = entering[:, :, None], leaving[:, None, :]
+        first, end_block, end = np.nonzero(np.isfinite(seconds).transpose(1, 0, 2))
+        end_block += block + 1
+        stage = sites.site_numbers[block, end_block], first, end
+        computing = best.seconds[stage]
+        entering = self._message_seconds[0, block, end_block, first]
+        leaving = self._message_seconds[1, block, end_block, end]
         if not self._runtime.splits_boundaries:
-            copies = np.where(np.isinf(seconds), 1.0, best.tensor[site_numbers])
-            entering, leaving = entering * copies, leaving * copies
-        return seconds, leaving, self._periods(seconds, entering, leaving)
+            entering, leaving = entering * best.tensor[stage], leaving * best.tensor[stage]
+        return (
+            block * self._cut_count + first,
+            end_block * self._cut_count + end,
+            computing + leaving,
+            self._periods(computing, entering, leaving),
+            best.tail[stage],
+            best.backward[stage],
+        )
 
     def _periods(self, seconds: Array, entering: Array, leaving: Array) -> Array:
         """Return the seconds that a stage takes for every micro-batch, given both messages on each side."""
@@ -191,54 +275,74 @@ class LayerDeviceDP:
 
     def _min_bottleneck_seconds(self) -> float:
         """Return the minimum bottleneck, one-way messages included."""
-        best = self._terminal_seconds(1)[0]
+        least = self._terminal_seconds(1)[0]
         for level in range(self._level_count):
-            new = self._terminal_seconds(1)[0] if self._level_count == 1 else np.full_like(best, np.inf)
-            source = new if self._level_count == 1 else best
-            for block in range(self._block_count - 1, -1, -1):
-                _, _, periods = self._stage_and_message_seconds(level, block)
-                bottleneck = np.maximum(periods, source[block + 1 :, None, :])
-                new[block] = np.minimum(np.minimum(bottleneck.min(axis=(0, 2)), new[block + 1]), new[block])
-            best = new if self._level_count == 1 else np.minimum(best, new)
-        return float(best[0, 0])
+            stages = self._possible_stages(self.line_options.in_flight_level(level + 1))
+            if self._level_count == 1:
+                for block in range(self._block_count - 1, -1, -1):
+                    of_block = stages.between(block * self._cut_count, (block + 1) * self._cut_count)
+                    self._lower(least, of_block)
+                    np.minimum(least[block], least[block + 1], out=least[block])
+            else:
+                new = np.full_like(least, np.inf)
+                self._lower(new, stages, least)
+                np.minimum(least, np.minimum.accumulate(new[::-1])[::-1], out=least)
+        return float(least[0, 0])
+
+    def _lower(self, least: Array, stages: _PossibleStages, later: Array | None = None) -> None:
+        """Lower the [block, cut] bottlenecks to those of a stage, and `later` ones after it."""
+        after = (least if later is None else later).reshape(-1)
+        flat = least.reshape(-1)
+        flat[stages.starts] = np.minimum(
+            flat[stages.starts], stages.least(np.maximum(stages.period, after[stages.ends]))
+        )
 
     def _solve(self, limits: Array) -> list[_Level]:
-        count = len(limits)
-        terminal = self._terminal_seconds(count)
+        terminal = self._terminal_seconds(len(limits))
         levels = [_Level(terminal, np.zeros_like(terminal), np.full(terminal.shape, -1, dtype=np.intp))]
+        stages: dict[int, _PossibleStages] = {}
         for number in range(self._level_count):
-            initial = self._terminal_seconds(count) if self._level_count == 1 else np.full_like(terminal, np.inf)
-            new = _Level(initial, np.zeros_like(initial), np.full(initial.shape, -1, dtype=np.intp))
-            source = new if self._level_count == 1 else levels[-1]
-            for block in range(self._block_count - 1, -1, -1):
-                self._relax_block(new, source, limits, number, block)
-            levels.append(new)
+            in_flight = self.line_options.in_flight_level(number + 1)
+            if in_flight not in stages:
+                possible = self._possible_stages(in_flight)
+                stages[in_flight] = possible.select(possible.period <= limits.max())
+            levels.append(self._level_before(levels[-1], stages[in_flight], limits))
         return levels
 
-    def _relax_block(self, new: _Level, source: _Level, limits: Array, number: int, block: int) -> None:
-        line_options = self.line_options
-        best, site_numbers = (
-            line_options.best(line_options.in_flight_level(number + 1)),
-            line_options.sites.site_numbers[block, block + 1 :],
-        )
-        seconds, messages, periods = self._stage_and_message_seconds(number, block)
-        path = (seconds + messages)[None] + source.path_seconds[:, block + 1 :, None, :]
-        np.putmask(path, periods[None] > limits[:, None, None, None], np.inf)
-        tail = source.tail_seconds[:, block + 1 :, None, :] - best.backward[site_numbers]
-        np.maximum(tail, best.tail[site_numbers], out=tail)
-        score = (path + tail).transpose(0, 2, 1, 3).reshape(len(limits), self._cut_count, -1)
-        chosen = score.argmin(axis=2)
-        ends, cuts = np.divmod(chosen, self._cut_count)
-        row, cut = np.arange(len(limits))[:, None], np.arange(self._cut_count)
-        least = score[row, cut, chosen]
-        improves = least < new.path_seconds[:, block + 1] + new.tail_seconds[:, block + 1]
-        best_tail = tail[row, ends, cut, cuts]
-        best_path = path[row, ends, cut, cuts]
-        new.path_seconds[:, block] = np.where(improves, best_path, new.path_seconds[:, block + 1])
-        new.tail_seconds[:, block] = np.where(improves, best_tail, new.tail_seconds[:, block + 1])
-        new.choice[:, block] = np.where(improves, chosen + (block + 1) * self._cut_count, -1)
+    def _level_before(self, source: _Level, stages: _PossibleStages, limits: Array) -> _Level:
+        """Return the values with one more stage before those of `source`, or with any number if that does not matter."""
+        shape, cuts = source.path_seconds.shape, self._cut_count
+        found = _Level(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1, dtype=np.intp))
         if self._level_count == 1:
-            new.path_seconds[:, block, -1] = new.tail_seconds[:, block, -1] = 0.0
+            found.path_seconds[:, :, -1] = 0.0
+        else:
+            self._put_best(found, source, stages, limits)
+        for block in range(self._block_count - 1, -1, -1):
+            if self._level_count == 1:
+                self._put_best(found, found, stages.between(block * cuts, (block + 1) * cuts), limits)
+            path, tail = found.path_seconds[:, block], found.tail_seconds[:, block]
+            next_path, next_tail = found.path_seconds[:, block + 1], found.tail_seconds[:, block + 1]
+            is_left_out = ~(path + tail < next_path + next_tail)
+            np.copyto(path, next_path, where=is_left_out)
+            np.copyto(tail, next_tail, where=is_left_out)
+            np.copyto(found.choice[:, block], -1, where=is_left_out)
+            if self._level_count == 1:
+                path[:, -1] = tail[:, -1] = 0.0
+        return found
+
+    @staticmethod
+    def _put_best(found: _Level, source: _Level, stages: _PossibleStages, limits: Array) -> None:
+        """Put the values of the best stage that begins at each start, which precedes those of `source`."""
+        count = len(limits)
+        path = stages.seconds + source.path_seconds.reshape(count, -1)[:, stages.ends]
+        np.putmask(path, stages.period > limits[:, None], np.inf)
+        tail = source.tail_seconds.reshape(count, -1)[:, stages.ends] - stages.backward
+        np.maximum(tail, stages.tail, out=tail)
+        chosen = stages.first_least(path + tail)
+        row = np.arange(count)[:, None]
+        found.path_seconds.reshape(count, -1)[:, stages.starts] = path[row, chosen]
+        found.tail_seconds.reshape(count, -1)[:, stages.starts] = tail[row, chosen]
+        found.choice.reshape(count, -1)[:, stages.starts] = stages.ends[chosen]
 
     def _backtrack(self, levels: list[_Level], number: int) -> StageSequence | None:
         total_seconds = [float(level.path_seconds[number, 0, 0] + level.tail_seconds[number, 0, 0]) for level in levels]
