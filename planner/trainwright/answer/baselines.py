@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trainwright.answer.answer import Answer, Baselines
-from trainwright.answer.formats import Find, objective_value, search_problems
+from trainwright.answer.formats import objective_value, search_problems
 from trainwright.answer.question import HEURISTIC
 from trainwright.exports import Capabilities, is_expressible
 from trainwright.search import Candidate, NoFeasiblePlan, Preference, Problem, SearchControl, run
@@ -21,15 +21,14 @@ def heuristic_plans(problems: Sequence[Problem], count: int) -> Baselines:
     is in the one that is best there. Preferences do not apply to them. With a limit to one trainer, those to try are the ones
     that it can run or, if it can run none, the nearest ones that it can.
     """
-    free = [_of_any_trainer(one) for one in problems]
-    of_all, equal = _on_all(free[0], count), _on_equal(free, count)
-    plans = _to_try(of_all, equal, problems[0], count)
-    if not plans and (of_all or equal is not None):
-        limited = [replace(one, preference=Preference()) for one in problems]
-        plans = _to_try(_on_all(limited[0], count), _on_equal(limited, count), problems[0], count)
+    first = problems[0]
+    of_all, equal = _heuristic([_of_any_trainer(one) for one in problems], count)
+    plans = _to_try(of_all, equal, first, count)
+    if not plans and first.capabilities is not None:
+        plans = _to_try(*_heuristic([replace(one, preference=Preference()) for one in problems], count), first, count)
 
     def labelled(candidate: Candidate) -> Candidate:
-        return candidate if problems[0].chooses_format else replace(candidate, dtype=None)
+        return candidate if first.chooses_format else replace(candidate, dtype=None)
 
     return Baselines(
         labelled(of_all[0]) if of_all else None,
@@ -46,23 +45,23 @@ def _of_any_trainer(problem: Problem) -> Problem:
     return replace(problem, limits=replace(problem.limits, expressible_by=every), preference=Preference())
 
 
-def _on_all(problem: Problem, count: int) -> tuple[Candidate, ...]:
+def _heuristic(problems: Sequence[Problem], count: int) -> tuple[tuple[Candidate, ...], Answer | None]:
+    """Return the best plans on all devices, and the best one on the nodes of one accelerator.
+
+    There are none where no plan fits, and none on one accelerator if there is but one.
+    """
+
+    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
+        return run(HEURISTIC, problem, top=count, control=control)
+
+    of_all, equal = tuple[Candidate, ...](), None
     with suppress(NoFeasiblePlan):
-        return search_problems([problem], _find(count), SearchControl(), count).candidates
-    return ()
-
-
-def _on_equal(problems: Sequence[Problem], count: int) -> Answer | None:
-    """Return the best plan on the nodes of one accelerator; None if no plan fits, and if there is but one accelerator."""
+        of_all = search_problems(problems[:1], find, SearchControl(), count).candidates
     parts = [one.on_accelerator(name) for one in problems for name in one.accelerators]
     with suppress(NoFeasiblePlan):
         if len({one.accelerators for one in parts}) > 1:
-            return search_problems(parts, _find(count), SearchControl(), 1)
-    return None
-
-
-def _find(count: int) -> Find:
-    return lambda problem, control: run(HEURISTIC, problem, top=count, control=control)
+            equal = search_problems(parts, find, SearchControl(), 1)
+    return of_all, equal
 
 
 def _to_try(of_all: Sequence[Candidate], equal: Answer | None, problem: Problem, count: int) -> list[Candidate]:
