@@ -18,6 +18,7 @@ from rich.table import Table
 
 from auto_cases import cases
 from trainwright.cluster import Device
+from trainwright.layer import WHOLE_LAYER
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import SEARCHES, Candidate, Problem, SearchControl
 from trainwright.search.auto.layer_rebalancing import scale_rows
@@ -127,7 +128,7 @@ class _Draw:
         setting, names = self.problem.cost_context, {node.accelerator for node in self.problem.cluster.nodes}
         seconds = {}
         for name in names:
-            costs = [setting.layer_cost(name, kind, 1, 1) for kind in self.problem.model.kinds]
+            costs = [setting.layer_cost(name, kind, WHOLE_LAYER, 1) for kind in self.problem.model.kinds]
             seconds[name] = sum(one.forward_seconds + one.backward_seconds for one in costs)
         return {name: min(seconds.values()) / one for name, one in seconds.items()}
 

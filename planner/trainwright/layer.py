@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from trainwright.bounds import OMITTED_DEFAULT
 
@@ -62,6 +62,20 @@ class Split(StrEnum):
     COLUMN = "column"
     ROW = "row"
     WHOLE = "whole"
+
+
+class TensorSplit(NamedTuple):
+    """How a tensor group divides the computation of one layer.
+
+    Attributes:
+        divides_sequence: activations outside of products and attention are divided along the sequence.
+    """
+
+    degree: int
+    divides_sequence: bool = False
+
+
+WHOLE_LAYER = TensorSplit(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, Problem, SearchControl
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.training import RequestedDtype, Training
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def plan_in_words(words: str, problem: Problem) -> Plan:
     plan = plan_of_shorthand(
         words, problem.cluster.devices, layers, problem.global_batch_size, problem.model.max_tensor_degree
     )
-    return with_sequence_parallel(plan, problem.cost_context)
+    return with_runtime_choices(plan, problem.cost_context)
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:

@@ -24,7 +24,7 @@ from trainwright.report.remark import sentences
 from trainwright.report.tables import breakdown_fields, breakdown_table, origin_fields
 from trainwright.search import Problem
 from trainwright.search.galvatron import galvatron_model
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform import amp_model
 
 EXACT = "exact"
@@ -130,7 +130,7 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
         )
     given = inputs.plan(file)
     if inputs.is_shorthand_of_plan(file):
-        given = with_sequence_parallel(given, problem.cost_context)
+        given = with_runtime_choices(given, problem.cost_context)
     inputs.check_model(given, file)
     if given.global_batch_size != problem.global_batch_size:
         asks = inputs.model if inputs.global_batch_size is None else "--global-batch-size"

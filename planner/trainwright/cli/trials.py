@@ -45,7 +45,7 @@ from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.report.remark import sentences
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 from trainwright.search import Candidate, Problem
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.throughput import throughput
 from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
@@ -136,7 +136,7 @@ def _plan_in_words(words: str, where: str, inputs: Inputs, context: CostContext)
     if not is_shorthand(words):
         raise DocumentError(f"{where}.plan: expected a mapping, or the words of a plan ({WORDS}), got {words!r}")
     try:
-        return with_sequence_parallel(inputs.plan_in_words(words), context)
+        return with_runtime_choices(inputs.plan_in_words(words), context)
     except ValueError as error:
         raise DocumentError(f"{where}: {error}") from None
 

@@ -17,11 +17,17 @@ from numpy.typing import NDArray
 from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.cost.boundaries import BoundaryCache
 from trainwright.cost.collectives import Collectives
+from trainwright.cost.divided_activations import DividedActivations
 from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import LinkMatrices, Network, link_matrices
-from trainwright.cost.sequence_parallelism import SequenceParallelism
-from trainwright.layer import Dtype, LayerKind, sequence_parallel_bytes_ratio, sequence_parallel_seconds_ratio
+from trainwright.layer import (
+    Dtype,
+    LayerKind,
+    TensorSplit,
+    sequence_parallel_bytes_ratio,
+    sequence_parallel_seconds_ratio,
+)
 from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
@@ -65,8 +71,8 @@ class CostContext:
     runtime: Runtime = field(default_factory=Runtime)
 
     @cached_property
-    def sequence_parallelism(self) -> SequenceParallelism:
-        return SequenceParallelism(self.model, self.runtime, self.row_bytes, self.is_tensor_sharded)
+    def divided_activations(self) -> DividedActivations:
+        return DividedActivations(self.model, self.runtime, self.row_bytes, self.is_tensor_sharded)
 
     @cached_property
     def network(self) -> Network:
@@ -118,17 +124,16 @@ class CostContext:
         known = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
         return known._replace(copies=self.runtime.copied_bytes_per_parameter)
 
-    def layer_cost(
-        self, accelerator: str, kind: LayerKind, tensor: int, rows: int, sequence_parallel: bool = False
-    ) -> LayerCost:
+    def layer_cost(self, accelerator: str, kind: LayerKind, split: TensorSplit, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios.
 
-        Sequence parallelism shortens only the part of the seconds that grows with the rows, not that of starting kernels.
+        Division along the sequence shortens only the part of the seconds that grows with the rows, not that of starting kernels.
         Emulated devices take time for products alone, so it saves them none.
         """
-        key = (accelerator, kind.name, tensor, rows, sequence_parallel)
+        key = (accelerator, kind.name, split, rows)
         found = self._layer_costs.get(key)
         if found is None:
+            tensor = split.degree
             degree = tensor if self.is_tensor_sharded(kind, tensor) else 1
             profile = self.profiles.cost(accelerator, kind.name, degree, rows)
             forward, backward = profile.forward_seconds, profile.backward_seconds
@@ -141,7 +146,7 @@ class CostContext:
             saved_ratio = self.runtime.activation_ratio
             computed, dtype = self.tensor_kind(kind, tensor), self.model.dtype
             update = profile.update_seconds * ratio
-            if sequence_parallel:
+            if split.divides_sequence:
                 again = self.runtime.gathers_inputs_again
                 saved_ratio *= sequence_parallel_bytes_ratio(computed, tensor, rows, dtype, gathers_inputs_again=again)
                 if not accelerator.startswith(EMULATED_PREFIX):
@@ -159,15 +164,15 @@ class CostContext:
         return found
 
     def slowest_layer_cost(
-        self, accelerators: tuple[str, ...], kind: LayerKind, tensor: int, rows: int, sequence_parallel: bool = False
+        self, accelerators: tuple[str, ...], kind: LayerKind, split: TensorSplit, rows: int
     ) -> LayerCost:
         """Return the cost of one layer where devices of several accelerators wait for each other: each part's maximum."""
         if len(accelerators) == 1:
-            return self.layer_cost(accelerators[0], kind, tensor, rows, sequence_parallel)
-        key = (accelerators, kind.name, tensor, rows, sequence_parallel)
+            return self.layer_cost(accelerators[0], kind, split, rows)
+        key = (accelerators, kind.name, split, rows)
         found = self._slowest_layer_costs.get(key)
         if found is None:
-            costs = [self.layer_cost(name, kind, tensor, rows, sequence_parallel) for name in accelerators]
+            costs = [self.layer_cost(name, kind, split, rows) for name in accelerators]
             found = self._slowest_layer_costs[key] = LayerCost(
                 max(cost.forward_seconds for cost in costs),
                 max(cost.backward_seconds for cost in costs),
@@ -281,7 +286,7 @@ class CostContext:
         return KnownStages()
 
     @cached_property
-    def _layer_costs(self) -> dict[tuple[str, str, int, int, bool], LayerCost]:
+    def _layer_costs(self) -> dict[tuple[str, str, TensorSplit, int], LayerCost]:
         return {}
 
     @cached_property
@@ -289,7 +294,7 @@ class CostContext:
         return {}
 
     @cached_property
-    def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, int, int, bool], LayerCost]:
+    def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, TensorSplit, int], LayerCost]:
         return {}
 
     @cached_property

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.context import CostContext, KnownStages
+from trainwright.cost.divided_activations import WHOLE_SIDES, DividedSides
 from trainwright.cost.memory_terms import (
     InFlightBytes,
     StateBytes,
@@ -15,7 +16,6 @@ from trainwright.cost.memory_terms import (
     shard_values,
     state_bytes,
 )
-from trainwright.cost.sequence_parallelism import WHOLE_SIDES, DividedSides
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind, Split
 from trainwright.plan import Stage
@@ -181,15 +181,11 @@ def _activation_bytes(
     for run, count in zip(stage.layers, rows, strict=True):
         saved = largest = 0.0
         for kind, number in context.kind_counts(run.first, run.end):
-            is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
-            size = context.layer_cost(
-                accelerator, kind, run.strategy.tensor, count, is_sequence_parallel
-            ).activation_bytes
+            split = context.divided_activations.split(kind, run.strategy)
+            size = context.layer_cost(accelerator, kind, split, count).activation_bytes
             saved += number * size
             largest = max(largest, size)
-        by_layer = context.sequence_parallelism.input_row_bytes(
-            run.strategy.tensor, sequence_parallel=run.strategy.sequence_parallel
-        )
+        by_layer = context.divided_activations.input_row_bytes(run.strategy)
         inputs = count * sum(by_layer[run.first : run.end])
         one = activation_bytes(saved, inputs, largest, recompute=run.strategy.recompute)
         per_micro_batch += one.per_micro_batch
@@ -203,5 +199,5 @@ def _boundary_buffer_bytes(
     first, last = stage.layers[0], stage.layers[-1]
     entering = rows[0] * context.row_bytes[stage.first] / (first.strategy.tensor if divided_sides.before else 1)
     leaving = rows[-1] * context.row_bytes[stage.end] / (last.strategy.tensor if divided_sides.after else 1)
-    gathered = context.sequence_parallelism.gathered_output_row_bytes(last, stays_divided=divided_sides.after)
+    gathered = context.divided_activations.gathered_output_row_bytes(last, stays_divided=divided_sides.after)
     return boundary_buffer_bytes(entering, leaving, rows[-1] * gathered)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from trainwright.cost.collectives import Collective, ConcurrentRings, Nodes
 from trainwright.cost.context import CostContext
-from trainwright.cost.sequence_parallelism import DividedSides
+from trainwright.cost.divided_activations import DividedSides
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
 from trainwright.plan import LayerRun, Plan
 from trainwright.rank_layout import RankLayout, node_layouts
@@ -35,7 +35,7 @@ class PlanLayout:
 
     def divided_sides(self, pipeline: int, stage: int) -> DividedSides:
         """Return which boundaries of a stage stay divided along the sequence."""
-        stages, divides = self.plan.pipelines[pipeline].stages, self.context.sequence_parallelism.divides_boundary
+        stages, divides = self.plan.pipelines[pipeline].stages, self.context.divided_activations.divides_boundary
         return DividedSides(
             stage > 0 and divides(stages[stage - 1].layers[-1], stages[stage].layers[0]),
             stage + 1 < len(stages) and divides(stages[stage].layers[-1], stages[stage + 1].layers[0]),

@@ -10,8 +10,8 @@ from itertools import pairwise
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
 from trainwright.cost.context import KnownStages
+from trainwright.cost.divided_activations import DividedSides, SeriesEnds
 from trainwright.cost.plan_layout import PlanLayout, StageKey
-from trainwright.cost.sequence_parallelism import DividedSides, SeriesEnds
 from trainwright.cost.time_terms import (
     LayerPass,
     LayerTerms,
@@ -176,7 +176,7 @@ class _StageTimesBuilder:
                 TensorGroupClass(accelerators, run.strategy.tensor, collective),
                 rows,
                 self.context,
-                sequence_parallel=self.context.sequence_parallelism.divides(kind, run),
+                self.context.divided_activations.split(kind, run.strategy),
             )
             for rows, accelerators, collective in group
         ]
@@ -187,7 +187,7 @@ class _StageTimesBuilder:
     def _series_ends_seconds(self, members: list[list[_ReplicaKey]]) -> tuple[float, float]:
         """Return the seconds of gathering boundaries after series of sequence-parallel layers, and gradients before them."""
         forward = backward = 0.0
-        ends = [self.context.sequence_parallelism.series_ends(part.run) for part in self.run_costs]
+        ends = [self.context.divided_activations.series_ends(part.run) for part in self.run_costs]
         for place, (part, own, group) in enumerate(zip(self.run_costs, ends, members, strict=True)):
             if not (own.begins or own.ends or own.gathered_row_bytes):
                 continue

@@ -16,7 +16,7 @@ import numpy as np
 from trainwright.cost.collectives import Collective
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.layer import LayerKind
+from trainwright.layer import LayerKind, TensorSplit
 from trainwright.plan import LayerRun
 from trainwright.strategy import Sharding
 
@@ -86,11 +86,11 @@ def with_recompute(terms: LayerTerms[Numbers]) -> LayerTerms[Numbers]:
 
 
 def layer_terms(
-    kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext, *, sequence_parallel: bool = False
+    kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext, split: TensorSplit
 ) -> LayerTerms[float]:
     """Return the terms of one layer; each device computes by its own profile, and all wait for the slowest."""
-    slowest = context.slowest_layer_cost(group.accelerators, kind, group.tensor, rows, sequence_parallel)
-    forward_sync, backward_sync = tensor_sync_seconds(kind, group, rows, context, sequence_parallel=sequence_parallel)
+    slowest = context.slowest_layer_cost(group.accelerators, kind, split, rows)
+    forward_sync, backward_sync = tensor_sync_seconds(kind, group, rows, context, split)
     if context.runtime.overlaps_tensor_sync:
         slowdown = context.runtime.overlap_slowdown_ratio
         forward_sync = overlapped_seconds(forward_sync, min(forward_sync, slowest.forward_seconds), slowdown)
@@ -108,9 +108,7 @@ def layer_terms(
 def kind_table(group: TensorGroupClass, rows: int, context: CostContext) -> LayerTerms[Array]:
     """Return the terms `[kind]` of all layer kinds of the model, in the plans that searches make."""
     rows_of_table = [
-        layer_terms(
-            kind, group, rows, context, sequence_parallel=context.sequence_parallelism.chosen_for(kind, group.tensor)
-        )
+        layer_terms(kind, group, rows, context, context.divided_activations.chosen_split(kind, group.tensor))
         for kind in context.model.kinds
     ]
     return LayerTerms(*np.array(rows_of_table, dtype=float).T)
@@ -126,18 +124,17 @@ def tensor_sync_seconds(
     group: TensorGroupClass,
     rows: int,
     context: CostContext,
-    *,
-    sequence_parallel: bool = False,
+    split: TensorSplit,
 ) -> tuple[float, float]:
     """Return the seconds of the tensor collectives of one layer's forward and backward.
 
-    Under sequence parallelism a segment's input is all-gathered and its output reduce-scattered, and so are their gradients
+    Where the sequence is divided a segment's input is all-gathered and its output reduce-scattered, and so are their gradients
     in turn.
     """
     forward, backward = tensor_all_reduce_bytes(kind, group.tensor, rows, context)
     ring, gathered = group.ring, tensor_all_gather_bytes(kind, group.tensor, rows, context)
     statistics = ring.all_gather_seconds(gathered) if gathered else 0.0
-    if sequence_parallel:
+    if split.divides_sequence:
         return (
             sum(map(ring.all_gather_seconds, backward), sum(map(ring.reduce_scatter_seconds, forward), statistics)),
             sum(map(ring.all_gather_seconds, forward), sum(map(ring.reduce_scatter_seconds, backward), 0.0)),
@@ -173,7 +170,10 @@ def update_seconds(accelerator: str, run: LayerRun, context: CostContext) -> tup
     """
     seconds, values = 0.0, 0
     for kind, number in context.kind_counts(run.first, run.end):
-        seconds += number * context.layer_cost(accelerator, kind, run.strategy.tensor, min(run.rows)).update_seconds
+        seconds += (
+            number
+            * context.layer_cost(accelerator, kind, TensorSplit(run.strategy.tensor), min(run.rows)).update_seconds
+        )
         values += number * context.parameters_per_rank(kind, run.strategy.tensor)
     return seconds, values
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.layer import LayerKind, least_sequence_parallel_seconds_ratio
+from trainwright.layer import LayerKind, TensorSplit
 
 _ROUNDING = 1e-9
 """Share by which the bound is lowered, since bound and estimate add up the same seconds in different orders."""
@@ -62,19 +62,17 @@ def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, most_r
         if not context.is_tensor_sharded(kind, tensor):
             continue
         with suppress(ValueError):  # not profiled at this degree
-            costs = [(rows, context.layer_cost(accelerator, kind, tensor, rows)) for rows in {1, *profiled, most_rows}]
+            costs = [
+                (rows, context.layer_cost(accelerator, kind, TensorSplit(tensor), rows))
+                for rows in {1, *profiled, most_rows}
+            ]
             forward = min(cost.forward_seconds / rows for rows, cost in costs)
             backward = min(cost.backward_seconds / rows for rows, cost in costs)
-            least = min(least, tensor * (forward + backward) * _least_ratio(context, kind, tensor, most_rows))
+            ratio = context.divided_activations.least_seconds_ratio(
+                kind, tensor, most_rows, context.tensor_kind(kind, tensor)
+            )
+            least = min(least, tensor * (forward + backward) * ratio)
     return least
-
-
-def _least_ratio(context: CostContext, kind: LayerKind, tensor: int, most_rows: int) -> float:
-    """Return the least that sequence parallelism leaves of a layer's compute."""
-    if not context.model.allows_sequence_parallel(kind, tensor):
-        return 1.0
-    computed = context.tensor_kind(kind, tensor)
-    return least_sequence_parallel_seconds_ratio(computed, tensor, most_rows, context.model.dtype)
 
 
 def balanced_seconds(work: Array, devices: Array) -> float:

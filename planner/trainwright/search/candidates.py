@@ -15,7 +15,7 @@ from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_w
 from trainwright.cost.network import node_classes
 from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, plan_kind
 from trainwright.plan import Pipeline, Plan, Stage
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.strategy import Sharding
 
@@ -82,7 +82,7 @@ def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
 
     Its layer runs are sequence parallel as the runtime has it.
     """
-    return candidate_if_feasible(problem, with_sequence_parallel(plan, problem.cost_context))
+    return candidate_if_feasible(problem, with_runtime_choices(plan, problem.cost_context))
 
 
 def candidate_if_feasible(problem: Problem, plan: Plan) -> Candidate | None:
@@ -159,7 +159,7 @@ class _BoundOrderedEvaluation:
         )
 
     def _evaluate(self, plan: Plan, choice: Hashable) -> None:
-        plan = with_sequence_parallel(plan, self.problem.cost_context)
+        plan = with_runtime_choices(plan, self.problem.cost_context)
         key = self.symmetry.canonical_key(plan)
         if key in self.seen:
             return

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.network import LinkMatrices, link_matrices, node_classes
+from trainwright.layer import WHOLE_LAYER
 from trainwright.search.problem import Problem
 
 
@@ -148,7 +149,9 @@ def _accelerators_by_speed(problem: Problem) -> tuple[str, ...]:
 
 def _model_seconds(problem: Problem, accelerator: str) -> float:
     """Return the seconds of one row through the unsharded model on one device."""
-    costs = {kind.name: problem.cost_context.layer_cost(accelerator, kind, 1, 1) for kind in problem.model.kinds}
+    costs = {
+        kind.name: problem.cost_context.layer_cost(accelerator, kind, WHOLE_LAYER, 1) for kind in problem.model.kinds
+    }
     return sum(costs[kind].forward_seconds + costs[kind].backward_seconds for kind in problem.model.layers)
 
 

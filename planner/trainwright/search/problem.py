@@ -21,7 +21,7 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search.operator_shardings import SpanSpecs
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.training import Optimizer
 
 
@@ -220,12 +220,12 @@ class Problem:
         keep = self.preference.keep
         if keep is None or not self.preference.keep_in_words:
             return keep
-        return with_sequence_parallel(keep, self.cost_context)
+        return with_runtime_choices(keep, self.cost_context)
 
     def is_running(self, plan: Plan) -> bool:
         """Return whether this is the plan to keep, whatever either says of sequence parallelism."""
         keep, context = self.preference.keep, self.cost_context
-        return keep is not None and with_sequence_parallel(plan, context) == with_sequence_parallel(keep, context)
+        return keep is not None and with_runtime_choices(plan, context) == with_runtime_choices(keep, context)
 
     def with_nodes(self, nodes: Sequence[str]) -> Problem:
         """Return the problem restricted to these nodes; both share one cost context."""

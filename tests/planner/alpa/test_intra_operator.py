@@ -14,7 +14,7 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, TensorSplit
 from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
@@ -252,7 +252,7 @@ def test_single_device_costs_equal_the_profiles():
     asked = problem(SMALL["gpt"], 8)
     cost = IntraOperator(asked).spans(LogicalMesh((V100,), (1, 1)), 4)
     names = asked.model.layers
-    profiles = [asked.cost_context.layer_cost(V100, asked.model.kind(name), 1, 4) for name in names]
+    profiles = [asked.cost_context.layer_cost(V100, asked.model.kind(name), TensorSplit(1), 4) for name in names]
     assert cost.seconds[0, 4] == pytest.approx(sum(one.forward_seconds + one.backward_seconds for one in profiles))
     assert cost.iteration_seconds[0, 4] == pytest.approx(sum(one.update_seconds for one in profiles))
     assert cost.activation_bytes[0, 4] == pytest.approx(sum(one.activation_bytes for one in profiles))
@@ -268,7 +268,7 @@ def test_profiles_at_a_tensor_degree_are_used_when_present():
     intra = IntraOperator(Problem(cluster, model, profiles, 8))
     pricing = intra.pricing(1, NVLINK, 1)
     for parts, degree in ((8, 8), (4, 1)):
-        whole = intra.problem.cost_context.layer_cost(V100, model.kind("block"), degree, 1)
+        whole = intra.problem.cost_context.layer_cost(V100, model.kind("block"), TensorSplit(degree), 1)
         seconds = [
             pricing.compute.seconds(index, 1, parts if operation.tensor_parallel_loops else 1)
             for index, operation in enumerate(pricing.algorithms.graph.operations)

@@ -16,6 +16,7 @@ from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate, estimate_with_context
 from trainwright.cost.network import Network
 from trainwright.cost.schedule_replay import Replay
+from trainwright.layer import TensorSplit
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
@@ -79,7 +80,7 @@ def test_breakdown_adds_up_and_the_safe_bound_holds(
         names = {problem.cluster.accelerator_of(device).name for device in stage.devices}
         kinds = [problem.model.kind_of(layer) for layer in range(stage.first, stage.end)]
         for name in names:
-            costs = [problem.cost_context.layer_cost(name, kind, tensor, rows) for kind in kinds]
+            costs = [problem.cost_context.layer_cost(name, kind, TensorSplit(tensor), rows) for kind in kinds]
             slowest = max(slowest, sum(c.forward_seconds + c.backward_seconds for c in costs))
     assert found.iteration_seconds >= m * slowest
 

@@ -19,6 +19,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions, slice_rounds
 from trainwright.cost.network import Network
 from trainwright.cost.stage_times import PlanTimes
+from trainwright.layer import TensorSplit
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
 from trainwright.search import Problem
@@ -132,8 +133,13 @@ def test_stage_of_two_layouts_synchronises_and_pays_for_redistribution(problem: 
     row_bytes = 64 * 128 * 4
     message_seconds = link.latency_seconds + row_bytes / link.bandwidth_bytes_per_second
     assert found.breakdown.redistribution_seconds == pytest.approx(8 * message_seconds)
-    first = [problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), 2, 2) for i in range(7)]
-    second = [problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), 1, 1) for i in range(7, 14)]
+    first = [
+        problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), TensorSplit(2), 2) for i in range(7)
+    ]
+    second = [
+        problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), TensorSplit(1), 1)
+        for i in range(7, 14)
+    ]
     compute = sum(c.forward_seconds + c.backward_seconds for c in (*first, *second))
     assert found.breakdown.compute_seconds == pytest.approx(8 * compute)
 
@@ -148,7 +154,7 @@ def test_slowest_replica_of_each_run_counts(problem: Problem) -> None:
         for layer in layers:
             kind = problem.model.kind_of(layer)
             costs = [
-                problem.cost_context.layer_cost(name, kind, 1, count)
+                problem.cost_context.layer_cost(name, kind, TensorSplit(1), count)
                 for name, count in zip(("emulated-fast", "emulated-slow"), rows, strict=True)
             ]
             compute += max(c.forward_seconds for c in costs) + max(c.backward_seconds for c in costs)
@@ -197,7 +203,9 @@ def test_gradients_are_reduced_after_the_last_pipeline_ends(problem: Problem) ->
     ring = all_reduce_seconds(problem.cluster.devices, problem.model.parameters * 4, Network(problem.cluster))
     busy = 0.0
     for name, rows, batches in (("emulated-fast", 1, 3), ("emulated-slow", 1, 1)):
-        costs = [problem.cost_context.layer_cost(name, problem.model.kind_of(i), 1, rows) for i in range(14)]
+        costs = [
+            problem.cost_context.layer_cost(name, problem.model.kind_of(i), TensorSplit(1), rows) for i in range(14)
+        ]
         busy = max(busy, batches * sum(c.forward_seconds + c.backward_seconds for c in costs))
     update = problem.model.parameters / 2.5e7
     assert found.iteration_seconds == pytest.approx(busy + ring + update)

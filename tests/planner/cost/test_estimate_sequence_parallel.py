@@ -15,7 +15,7 @@ from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.pipeline_replay import channels_of
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.families import Bert, Gpt, Moe, Vit
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import Dtype, LayerKind, TensorSplit
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
@@ -72,11 +72,14 @@ def test_ranks_save_their_share_of_all_where_inputs_are_gathered_again(kind: Lay
     # Korthikanti et al. 2022: equation 4, that is equation 1 divided by the tensor degree.
     gathering = replace(context_of(GPT), runtime=Runtime(gathers_inputs_again=True))
     alone = (GPT.divided_kind(kind) or kind).saved_bytes(GPT.dtype, 1, ROWS)
-    assert gathering.layer_cost(NAME, kind, tensor, ROWS, True).activation_bytes == pytest.approx(
-        alone / tensor, rel=1e-4
+    assert gathering.layer_cost(
+        NAME, kind, TensorSplit(tensor, divides_sequence=True), ROWS
+    ).activation_bytes == pytest.approx(alone / tensor, rel=1e-4)
+    whole = gathering.layer_cost(NAME, kind, TensorSplit(tensor, divides_sequence=False), ROWS).activation_bytes
+    assert (
+        whole
+        == context_of(GPT).layer_cost(NAME, kind, TensorSplit(tensor, divides_sequence=False), ROWS).activation_bytes
     )
-    whole = gathering.layer_cost(NAME, kind, tensor, ROWS, False).activation_bytes
-    assert whole == context_of(GPT).layer_cost(NAME, kind, tensor, ROWS, False).activation_bytes
 
 
 def test_boundaries_between_stages_stay_divided() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.cost.time_terms import LayerPass, overlapped_pass_seconds
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, TensorSplit
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio, ProcessBytes, Runtime
@@ -209,7 +209,7 @@ def test_row_growth_ratio_scales_the_cost_of_further_rows(problem: Problem) -> N
     """compute_ratio × (profile(1) + row_growth_ratio × (profile(4) - profile(1))); memory and update do not grow by it."""
     runtime = Runtime(row_growth_ratio=0.25, compute_ratios=(ComputeRatio("emulated-fast", 2.0),))
     kind = problem.model.kind("block")
-    found = replace(problem.cost_context, runtime=runtime).layer_cost("emulated-fast", kind, 2, 4)
+    found = replace(problem.cost_context, runtime=runtime).layer_cost("emulated-fast", kind, TensorSplit(2), 4)
     one, four = (problem.profiles.cost("emulated-fast", "block", 2, rows) for rows in (1, 4))
     assert one.forward_seconds < four.forward_seconds
     for name in ("forward_seconds", "backward_seconds"):
@@ -223,7 +223,7 @@ def test_layer_seconds_are_never_negative_when_the_first_row_was_slow(problem: P
     runtime = Runtime(row_growth_ratio=4.0)
     slow = tuple(replace(one, forward_seconds=1.0) if one.rows == 1 else one for one in problem.profiles.layers)
     setting = replace(problem.cost_context, runtime=runtime, profiles=Profiles(slow))
-    assert setting.layer_cost("emulated-fast", problem.model.kind("block"), 2, 4).forward_seconds == 0.0
+    assert setting.layer_cost("emulated-fast", problem.model.kind("block"), TensorSplit(2), 4).forward_seconds == 0.0
 
 
 @pytest.mark.parametrize("sharding", list(Sharding))

@@ -17,12 +17,12 @@ from trainwright.cost.gradient_sync import gradient_reductions
 from trainwright.cost.memory import MemoryParts, loss_bytes
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.stage_times import PlanTimes
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, TensorSplit
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import Problem
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.strategy import RankOrder, Sharding, Strategy
 
@@ -236,7 +236,9 @@ def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: P
         assert setting.parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks + 2 * HIDDEN
         assert setting.tied_parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks
         whole = problem.profiles.cost("emulated-fast", "head", 1, 2).forward_seconds
-        assert setting.layer_cost("emulated-fast", head, 4, 2).forward_seconds == pytest.approx(whole / ranks)
+        assert setting.layer_cost("emulated-fast", head, TensorSplit(4), 2).forward_seconds == pytest.approx(
+            whole / ranks
+        )
         assert loss_bytes(setting, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else 0)
         half = replace(setting, model=replace(setting.model, dtype=Dtype.BFLOAT16))
         assert loss_bytes(half, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else TOKENS * VOCABULARY)
@@ -248,7 +250,7 @@ def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> 
         Stage(devices[:4], (LayerRun(0, 7, Strategy(4, 1), (2,)),)),
         Stage(devices[4:], (LayerRun(7, 7, Strategy(4, 1), (2,)),)),
     )
-    plan = with_sequence_parallel(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
+    plan = with_runtime_choices(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
     found = estimate_with_context(plan, divided.cost_context)
     needed = UniformPlanSpace.of(divided).tables.required_bytes("emulated-fast", 4, 2, np.array([2.0, 1.0]))
     assert found.memory_by_device[0][1] == needed[0, 0, 7]
@@ -266,12 +268,13 @@ def test_boundary_that_stays_divided_takes_a_slice(divided: Problem) -> None:
             Stage(devices[4:], (LayerRun(7, 7, Strategy(tensor, data), (rows // data,) * data),)),
         )
         plan = Plan(14, rows * micro_batches, (Pipeline(micro_batches, rows, stages),))
-        return estimate_with_context(with_sequence_parallel(plan, setting), setting).memory_parts[0].activations_bytes
+        return estimate_with_context(with_runtime_choices(plan, setting), setting).memory_parts[0].activations_bytes
 
     boundary = rows * ROW * setting.model.dtype.num_bytes
     layers = [(divided.model.kind("embedding"), 1), (divided.model.kind("block"), 6)]
     saved = sum(
-        count * setting.layer_cost("emulated-fast", kind, 4, rows, True).activation_bytes for kind, count in layers
+        count * setting.layer_cost("emulated-fast", kind, TensorSplit(4, divides_sequence=True), rows).activation_bytes
+        for kind, count in layers
     )
     # Two micro-batches in flight, and three messages ahead.
     assert activations(4, 4) == pytest.approx(2 * saved + (2 + 3) * boundary / 4, abs=1)

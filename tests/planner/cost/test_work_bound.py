@@ -26,7 +26,7 @@ from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.auto.computing import ComputeEstimate
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Strategy
 
 seeds = st.integers(0, 2**32)
@@ -67,7 +67,7 @@ def test_no_plan_undercuts_the_work_bound(seed: int) -> None:
     for _ in range(20):
         plan = drawn_plan(problem, pick)
         if plan is not None:
-            for one in (plan, with_sequence_parallel(plan, problem.cost_context)):
+            for one in (plan, with_runtime_choices(plan, problem.cost_context)):
                 assert estimate_with_context(one, problem.cost_context).iteration_seconds >= least
 
 

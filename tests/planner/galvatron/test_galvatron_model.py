@@ -9,6 +9,7 @@ import pytest
 
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.families import Gpt
+from trainwright.layer import TensorSplit
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
@@ -57,7 +58,9 @@ def test_overlap_slows_computation_and_communication():
 
 def test_one_device_only_computes(make_cluster, make_problem):
     problem = make_problem(make_cluster((("fast", 1),)), layers=3, batch=4)
-    costs = [problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), 1, 2) for i in range(5)]
+    costs = [
+        problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), TensorSplit(1), 2) for i in range(5)
+    ]
     steady = sum(cost.forward_seconds + cost.backward_seconds for cost in costs)
     plan = of_one_stage(problem, run(problem, data=1, micro_batches=2), micro_batches=2)
     assert estimate_seconds(plan, problem.cost_context) == pytest.approx(2 * steady)
@@ -66,7 +69,7 @@ def test_one_device_only_computes(make_cluster, make_problem):
 def test_gradients_are_reduced_only_in_the_last_backward(even):
     group = StageGroupCosts(even.cluster.devices, even.cost_context)
     kind = even.model.kind("block")
-    cost = even.cost_context.layer_cost("emulated-fast", kind, 1, 2)
+    cost = even.cost_context.layer_cost("emulated-fast", kind, TensorSplit(1), 2)
     found = group.seconds(kind, run(even))
     assert found.micro_batch_seconds == pytest.approx(cost.forward_seconds + cost.backward_seconds)
     ring = 2 * (3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4)
@@ -100,7 +103,7 @@ def test_search_tables_use_the_runtime(even):
 
 def test_sharded_weights_are_gathered_for_every_forward_and_backward(even):
     group, kind = StageGroupCosts(even.cluster.devices, even.cost_context), even.model.kind("block")
-    cost = even.cost_context.layer_cost("emulated-fast", kind, 1, 2)
+    cost = even.cost_context.layer_cost("emulated-fast", kind, TensorSplit(1), 2)
     found = group.seconds(kind, run(even, sharding=Sharding.ZERO3))
     gather = 3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4
     assert found.micro_batch_seconds == pytest.approx(
@@ -114,7 +117,7 @@ def test_sharded_weights_are_gathered_for_every_forward_and_backward(even):
 def test_recompute_adds_a_forward_with_its_all_reduces(even):
     group, kind = StageGroupCosts(even.cluster.devices, even.cost_context), even.model.kind("block")
     kept, again = (group.seconds(kind, run(even, data=1, tensor=4, recompute=choice)) for choice in (False, True))
-    cost = even.cost_context.layer_cost("emulated-fast", kind, 4, 8)
+    cost = even.cost_context.layer_cost("emulated-fast", kind, TensorSplit(4), 8)
     message = sum(segment.forward_all_reduce_elements_per_row for segment in kind.segments) * 8 * 4
     reduces = 2 * (3 / 4 * message / 1e9 + 2 * 3 * 1e-4)
     assert again.micro_batch_seconds - kept.micro_batch_seconds == pytest.approx(cost.forward_seconds + reduces)

@@ -11,7 +11,7 @@ from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Problem
 from trainwright.strategy import Sharding, Strategy
 
@@ -197,7 +197,7 @@ def fastest(problem: Problem, *, mixed: bool = False, most_pipelines: float = ma
     for plan in PlanSpace(problem, mixed).plans():
         if len(plan.pipelines) > most_pipelines:
             continue
-        found = estimate_with_context(with_sequence_parallel(plan, problem.cost_context), problem.cost_context)
+        found = estimate_with_context(with_runtime_choices(plan, problem.cost_context), problem.cost_context)
         if found.feasible and found.iteration_seconds < best:
             best, chosen = found.iteration_seconds, plan
     return best, chosen

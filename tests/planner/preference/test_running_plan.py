@@ -12,7 +12,7 @@ from trainwright.cluster import Cluster
 from trainwright.plan import Plan
 from trainwright.search import Limits, Preference, Problem
 from trainwright.search.candidates import candidate_of
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.preference.running_plan import PlanChange, RunningPlan
 from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
@@ -49,7 +49,7 @@ def test_plan_in_words_alone_leaves_sequence_parallelism_to_the_runtime(problem:
     plan = chosen.map_stages(
         lambda stage: replace(stage, layers=tuple(run.with_strategy(sequence_parallel=True) for run in stage.layers))
     )
-    assert with_sequence_parallel(plan, problem.cost_context) == chosen != plan
+    assert with_runtime_choices(plan, problem.cost_context) == chosen != plan
     as_is, in_words = (
         RunningPlan.of(replace(problem, preference=Preference(keep=plan, keep_in_words=flag))) for flag in (False, True)
     )

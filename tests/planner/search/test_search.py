@@ -22,7 +22,7 @@ from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, RequiredProfile, SearchControl, required_profiles, run
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform import amp_model
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 from trainwright.search.uniform.stage_tables import megatron_placement, uniform_plan
@@ -108,7 +108,7 @@ def gradient_seconds(plan: Plan, problem: Problem) -> float:
 
 def pipeline_seconds(plan: Plan, problem: Problem) -> float:
     """Eq. 5."""
-    plan = with_sequence_parallel(plan, problem.cost_context)
+    plan = with_runtime_choices(plan, problem.cost_context)
     return amp_model.estimate_seconds(plan, problem.cost_context) - gradient_seconds(plan, problem)
 
 
@@ -145,7 +145,7 @@ def test_the_tables_agree_with_the_estimate(
     problem = replace(problem, model=model, optimizer=optimizer, runtime=runtime)
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
     plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
-    plan = with_sequence_parallel(plan, problem.cost_context)
+    plan = with_runtime_choices(plan, problem.cost_context)
     drafting = UniformPlanSpace.of(problem)
     stages = drafting.tables.place_stages(megatron_placement(degrees))
     fits = drafting.fits(stages, rows, ends)

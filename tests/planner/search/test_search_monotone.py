@@ -19,7 +19,7 @@ from trainwright.search import NoFeasiblePlan, Problem, SearchControl, run
 from trainwright.search.amp import MAX_EXHAUSTIVE_PLANS, PartitionDescent, amp, count_plans, partition_neighbours
 from trainwright.search.candidates import candidate_of
 from trainwright.search.degrees import micro_batch_sizes
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform.plan_space import UniformPlanSpace, open_degrees
 from trainwright.search.uniform.stage_tables import uniform_plan
 
@@ -87,7 +87,7 @@ def every_estimate(problem: Problem) -> Iterator[Estimate]:
                     plan = uniform_plan(
                         devices, degrees, rows, (*cuts, layers), global_batch_size=problem.global_batch_size
                     )
-                    plan = with_sequence_parallel(plan, problem.cost_context)
+                    plan = with_runtime_choices(plan, problem.cost_context)
                     yield estimate_with_context(plan, problem.cost_context)
 
 

@@ -234,7 +234,7 @@ class _SubmeshTables:
         if key not in self._activations:
             context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
             sizes = self._kind_table(shape).activation_bytes
-            inputs = shape.rows * context.sequence_parallelism.chosen_input_row_bytes(shape.tensor)
+            inputs = shape.rows * context.divided_activations.chosen_input_row_bytes(shape.tensor)
             saved = activation_bytes(
                 spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
             )

@@ -17,7 +17,7 @@ from trainwright.search.alpa.submeshes import DeviceChain, RepresentativeDevices
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first
 from trainwright.search.degrees import divisors
 from trainwright.search.operator_shardings import SpanSpecs
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error
 
@@ -128,7 +128,7 @@ class _Search:
     def _evaluate_exactly(self, solutions: list[MicroBatchSolution]) -> None:
         operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
         for one in solutions:
-            plan = with_sequence_parallel(one.plan(self.problem), self.problem.cost_context)
+            plan = with_runtime_choices(one.plan(self.problem), self.problem.cost_context)
             operators.setdefault(plan, one.operators)
         drafts = [LazyCandidate(0.0, partial(_given, plan)) for plan in operators]
         silent = replace(self.control, report=None)

@@ -28,7 +28,7 @@ from trainwright.search.auto.neighbourhood import (
     editable_pipelines,
 )
 from trainwright.search.candidates import DeviceSymmetry, fitting_candidate
-from trainwright.search.plan_defaults import stage_with_sequence_parallel, with_sequence_parallel
+from trainwright.search.plan_defaults import stage_with_runtime_choices, with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 
 
@@ -37,7 +37,7 @@ def repair_memory(plan: Plan, context: CostContext) -> Plan | None:
 
     Bisection assumes that every layer saves bytes; a layer that saves none may add unneeded recompute.
     """
-    plan_layout = PlanLayout(with_sequence_parallel(plan, context), context)
+    plan_layout = PlanLayout(with_runtime_choices(plan, context), context)
     for index, pipeline in enumerate(plan.pipelines):
         count, configs = len(pipeline.stages), list(stage_configs(pipeline))
         chunks = context.runtime.chunks_of(pipeline.micro_batches, pipeline.layer_counts)
@@ -63,7 +63,7 @@ class _StageMemoryLimit:
 
     def fits(self, stage: Stage) -> bool:
         context, (pipeline, number) = self.plan_layout.context, self.key
-        stage = stage_with_sequence_parallel(stage, context)
+        stage = stage_with_runtime_choices(stage, context)
         memory_parts = stage_memory(
             stage,
             node_layouts(stage),
@@ -125,7 +125,7 @@ class CandidateEvaluator:
 
     def evaluate(self, plan: Plan) -> Candidate | None:
         """Return the candidate; None if infeasible, over the limits or already evaluated."""
-        plan = with_sequence_parallel(plan, self.problem.cost_context)
+        plan = with_runtime_choices(plan, self.problem.cost_context)
         return self._evaluate(self._symmetry.canonical_key(plan), plan)
 
     def _evaluate(self, key: Hashable, plan: Plan) -> Candidate | None:
@@ -140,7 +140,7 @@ class CandidateEvaluator:
 
     def evaluate_repaired(self, plan: Plan) -> Candidate | None:
         """Evaluate the plan or, if memory is short, its repair with more recompute."""
-        plan = with_sequence_parallel(plan, self.problem.cost_context)
+        plan = with_runtime_choices(plan, self.problem.cost_context)
         key = self._symmetry.canonical_key(plan)
         if key in self.evaluated:
             return None
@@ -155,7 +155,7 @@ class CandidateEvaluator:
 
     def rebalanced(self, plan: Plan) -> Plan | None:
         """Return the plan with rebalanced layers; None if it was rebalanced before."""
-        key = self._symmetry.canonical_key(with_sequence_parallel(plan, self.problem.cost_context))
+        key = self._symmetry.canonical_key(with_runtime_choices(plan, self.problem.cost_context))
         if key in self._rebalanced_keys:
             return None
         self._rebalanced_keys.add(key)

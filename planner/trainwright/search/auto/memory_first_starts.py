@@ -12,7 +12,7 @@ from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_s
 from trainwright.cost.memory_terms import in_flight_micro_batches, state_bytes
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import is_profiled, tensor_degrees
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Problem
 from trainwright.strategy import Sharding, Strategy
 
@@ -104,7 +104,7 @@ def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
     context = problem.cost_context
     values = layer_values(problem.model, lambda kind: context.parameters_per_rank(kind, tensor))
-    inputs = context.sequence_parallelism.chosen_input_row_bytes(tensor)
+    inputs = context.divided_activations.chosen_input_row_bytes(tensor)
     return state_bytes(values, values, Sharding.NONE, context.value_bytes).total, inputs
 
 
@@ -140,7 +140,7 @@ def build_single_replica_plan(problem: Problem, groups: Sequence[Group], ends: S
         stages.append(Stage(group, (run,)))
     pipeline = Pipeline(problem.global_batch_size, 1, tuple(stages))
     plan = Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
-    return with_sequence_parallel(plan, problem.cost_context)
+    return with_runtime_choices(plan, problem.cost_context)
 
 
 def minimize_fullest_part(costs: Array, free: Array) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from trainwright.cost.collectives import NO_COMMUNICATION
 from trainwright.cost.layer_sums import Array, prefix_sums
 from trainwright.cost.memory_terms import activation_bytes, gathered_bytes
 from trainwright.cost.time_terms import TensorGroupClass, kind_table
+from trainwright.layer import WHOLE_LAYER
 from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.replica_sets import GroupCounts, ReplicaSet, RowSplit, balance_rows
 from trainwright.search.problem import Problem
@@ -74,7 +75,10 @@ class ReplicaTables:
     @cached_property
     def _layer_seconds(self) -> Array:
         accelerator = self.problem.cluster.node(self.problem.nodes[0]).accelerator
-        costs = {k.name: self.problem.cost_context.layer_cost(accelerator, k, 1, 1) for k in self.problem.model.kinds}
+        costs = {
+            k.name: self.problem.cost_context.layer_cost(accelerator, k, WHOLE_LAYER, 1)
+            for k in self.problem.model.kinds
+        }
         return np.array([costs[k].forward_seconds + costs[k].backward_seconds for k in self.problem.model.layers])
 
     @cached_property
@@ -145,7 +149,7 @@ class ReplicaTables:
         return result
 
     def _input_row_bytes(self, tensor: int) -> Array:
-        return self.problem.cost_context.sequence_parallelism.chosen_input_row_bytes(tensor)
+        return self.problem.cost_context.divided_activations.chosen_input_row_bytes(tensor)
 
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""

@@ -192,10 +192,8 @@ class StageGroupCosts:
         """
         forward, backward = self._compute_seconds(kind, run)
         group = TensorGroupClass(self.accelerators, run.strategy.tensor, self._ring(run, data=False))
-        is_sequence_parallel = self.context.sequence_parallelism.divides(kind, run)
-        tensor_forward, tensor_backward = tensor_sync_seconds(
-            kind, group, max(run.rows), self.context, sequence_parallel=is_sequence_parallel
-        )
+        split = self.context.divided_activations.split(kind, run.strategy)
+        tensor_forward, tensor_backward = tensor_sync_seconds(kind, group, max(run.rows), self.context, split)
         held = self.context.parameters_per_rank(kind, run.strategy.tensor)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
@@ -258,11 +256,7 @@ class StageGroupCosts:
                 names_by_rows.setdefault(int(high - low), set()).add(name)
             costs = [
                 self.context.slowest_layer_cost(
-                    tuple(sorted(names)),
-                    kind,
-                    run.strategy.tensor,
-                    count,
-                    self.context.sequence_parallelism.divides(kind, run),
+                    tuple(sorted(names)), kind, self.context.divided_activations.split(kind, run.strategy), count
                 )
                 for count, names in names_by_rows.items()
             ]
@@ -372,11 +366,9 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     zero2 and zero3 shard them at once.
     """
     rows = max(run.rows)
-    is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
-    activations = context.layer_cost(
-        accelerator, kind, run.strategy.tensor, rows, is_sequence_parallel
-    ).activation_bytes
-    input_bytes = rows * input_bytes_per_row / (run.strategy.tensor if is_sequence_parallel else 1)
+    split = context.divided_activations.split(kind, run.strategy)
+    activations = context.layer_cost(accelerator, kind, split, rows).activation_bytes
+    input_bytes = rows * input_bytes_per_row / (split.degree if split.divides_sequence else 1)
     gathers = run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1
     accumulates = context.keeps_whole_gradients(micro_batches)
     scatters = not accumulates and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.strategy.data > 1

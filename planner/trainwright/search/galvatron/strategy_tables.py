@@ -18,7 +18,7 @@ from trainwright.search.degrees import is_profiled
 from trainwright.search.galvatron.galvatron_model import StageGroupCosts, layer_bytes, layout_of
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
-from trainwright.search.plan_defaults import run_with_sequence_parallel
+from trainwright.search.plan_defaults import run_with_runtime_choices
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
 
@@ -52,7 +52,7 @@ class GroupTables:
     def __post_init__(self) -> None:
         open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
         runs = (LayerRun(0, 1, one, split_rows(self.micro_batch_size, one.data)) for one in open_here)
-        self.runs = tuple(run_with_sequence_parallel(run, self.problem.cost_context) for run in runs)
+        self.runs = tuple(run_with_runtime_choices(run, self.problem.cost_context) for run in runs)
 
     def _is_allowed(self, strategy: Strategy) -> bool:
         limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles

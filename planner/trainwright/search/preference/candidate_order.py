@@ -10,7 +10,7 @@ from trainwright.exports import is_expressible
 from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.plan_variants import gathering_in_every_pass, with_kept_weights, without_sequence_parallel
 from trainwright.search.preference.link_noise import snap_links
 from trainwright.search.preference.plan_adaptation import adapt_plan
@@ -129,7 +129,7 @@ class _CandidatePool:
         return None if found is None else without_sequence_parallel(found, self.problem)
 
     def _is_new(self, plan: Plan) -> bool:
-        key = self.symmetry.canonical_key(with_sequence_parallel(plan, self.problem.cost_context))
+        key = self.symmetry.canonical_key(with_runtime_choices(plan, self.problem.cost_context))
         if key in self._seen:
             return False
         self._seen.add(key)

@@ -19,7 +19,7 @@ from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds, tensor_all_gather_bytes, tensor_all_reduce_bytes
-from trainwright.layer import LayerKind
+from trainwright.layer import LayerKind, TensorSplit
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import node_layouts
 from trainwright.strategy import Sharding
@@ -65,13 +65,13 @@ def layer_seconds(  # noqa: PLR0913 - what a layer costs on a ring
     rows: int,
     context: CostContext,
     *,
-    sequence_parallel: bool,
+    split: TensorSplit,
 ) -> tuple[float, float]:
     """Return the computation in t_layer, forward and backward, and its tensor collectives.
 
-    An all-gather and a reduce-scatter of sequence parallelism count as the all-reduce that they replace.
+    An all-gather and a reduce-scatter along the sequence count as the all-reduce that they replace.
     """
-    slowest = context.slowest_layer_cost(accelerators, kind, ring.members, rows, sequence_parallel)
+    slowest = context.slowest_layer_cost(accelerators, kind, split, rows)
     forward, backward = tensor_all_reduce_bytes(kind, ring.members, rows, context)
     gather = ring.all_gather_seconds(tensor_all_gather_bytes(kind, ring.members, rows, context))
     return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward)) + gather
@@ -145,10 +145,8 @@ class _AmpModel:
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
             kind = model.kind(name)
-            is_sequence_parallel = context.sequence_parallelism.divides(kind, run)
-            compute, sync = layer_seconds(
-                kind, accelerators, ring, rows, context, sequence_parallel=is_sequence_parallel
-            )
+            split = context.divided_activations.split(kind, run.strategy)
+            compute, sync = layer_seconds(kind, accelerators, ring, rows, context, split=split)
             seconds += count * compute
             seconds += count * sync
         return seconds

@@ -57,7 +57,7 @@ class CriticalPathBound:
         whole, slices, replicas = self._distinct_replicas(stages)
         forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
         row_bytes = rows * self.tables.row_bytes[ends[:, :-1]]
-        is_divided = self.problem.cost_context.sequence_parallelism.chosen_divided_cuts(stages.tensor)[ends[:, :-1]]
+        is_divided = self.problem.cost_context.divided_activations.chosen_divided_cuts(stages.tensor)[ends[:, :-1]]
         per_byte, latency = (
             np.where(is_divided[:, :, None], of_slices[:, None], of_whole[:, None])
             for of_slices, of_whole in zip(slices.terms, whole.terms, strict=True)
@@ -104,7 +104,7 @@ class CriticalPathBound:
         if stages not in self._replicas_by_placement:
             nodes, count = self.tables.order.node_numbers[stages.placement], stages.data
             whole = slices = self._shared_nics.boundaries(nodes)
-            if self.problem.cost_context.sequence_parallelism.chosen_divided_cuts(stages.tensor).any():
+            if self.problem.cost_context.divided_activations.chosen_divided_cuts(stages.tensor).any():
                 slices = self._shared_nics.boundaries(nodes, is_divided=True)
             signatures = [
                 stages.class_numbers,

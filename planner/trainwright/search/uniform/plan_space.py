@@ -18,7 +18,7 @@ from trainwright.quantity import format_bytes
 from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, micro_batch_sizes, tensor_degrees
 from trainwright.search.node_order import DeviceOrder, device_order
-from trainwright.search.plan_defaults import with_sequence_parallel
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import NoFeasiblePlan, Problem
 from trainwright.search.uniform.critical_path_bound import CriticalPathBound
 from trainwright.search.uniform.layer_partition import partition, with_messages
@@ -167,7 +167,7 @@ class UniformPlanSpace:
     def plan(self, placement: Placement, rows: int, ends: Sequence[int]) -> Plan:
         batch = self.problem.global_batch_size
         plan = plan_from_placement(self.order.devices, placement, rows, ends, global_batch_size=batch)
-        return with_sequence_parallel(plan, self.problem.cost_context)
+        return with_runtime_choices(plan, self.problem.cost_context)
 
 
 def memory_shortfall(problem: Problem, plan: Plan) -> tuple[int, str | None]:
@@ -182,7 +182,7 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
     """Return the error, which names the plan closest to fitting."""
     closest: tuple[int, str, str | None] | None = None
     for given in plans:
-        plan = with_sequence_parallel(given, problem.cost_context)
+        plan = with_runtime_choices(given, problem.cost_context)
         shortfall, reason = memory_shortfall(problem, plan)
         if closest is None or shortfall < closest[0]:
             closest = (shortfall, plan.summary(), reason)

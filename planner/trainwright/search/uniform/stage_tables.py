@@ -216,13 +216,13 @@ class StageTables:
             context.model,
             lambda kind: (
                 context.layer_cost(
-                    accelerator, kind, tensor, rows, context.sequence_parallelism.chosen_for(kind, tensor)
+                    accelerator, kind, context.divided_activations.chosen_split(kind, tensor), rows
                 ).activation_bytes
             ),
         )
         saved = span_sums(prefix_sums(by_layer))
         activations = activation_bytes(saved, saved, 0 * saved, recompute=False)
-        sequences = context.sequence_parallelism
+        sequences = context.divided_activations
         crossing = rows * sequences.chosen_message_row_bytes(tensor)
         gathered = rows * sequences.chosen_gathered_output_row_bytes(tensor)
         buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], gathered[None, :])
@@ -268,7 +268,7 @@ class StageTables:
                     ring,
                     rows,
                     context,
-                    sequence_parallel=context.sequence_parallelism.chosen_for(kind, group.tensor),
+                    split=context.divided_activations.chosen_split(kind, group.tensor),
                 )
                 for kind in context.model.kinds
             ]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
-from trainwright.layer import FLOPS_PER_BYTE, LayerKind
+from trainwright.layer import FLOPS_PER_BYTE, LayerKind, TensorSplit
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
 from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
@@ -86,7 +86,7 @@ class LayerCompute:
         return min(set[int].intersection(*found), default=1)
 
     def _cost(self, accelerator: str, degree: int, rows: int) -> LayerCost:
-        return self.context.layer_cost(accelerator, self.kind, degree, rows)
+        return self.context.layer_cost(accelerator, self.kind, TensorSplit(degree), rows)
 
     def _is_profiled(self, degree: int) -> bool:
         return self.kind.is_tensor_parallel and all(

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.layer import LayerKind
+from trainwright.layer import LayerKind, TensorSplit, least_sequence_parallel_seconds_ratio
 from trainwright.model import Model
 from trainwright.plan import LayerRun
 from trainwright.rank_layout import divides_boundary
 from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
 
 
 class SeriesEnds(NamedTuple):
@@ -47,7 +48,7 @@ WHOLE_SIDES = DividedSides(before=False, after=False)
 
 
 @dataclass(frozen=True)
-class SequenceParallelism:
+class DividedActivations:
     """Sequence parallelism of a model's layers, with caches that all plans share.
 
     Attributes:
@@ -60,9 +61,26 @@ class SequenceParallelism:
     row_bytes: tuple[int, ...]
     is_tensor_sharded: Callable[[LayerKind, int], bool]
 
-    def divides(self, kind: LayerKind, run: LayerRun) -> bool:
-        """Return whether tensor groups divide the activations of a run's layer of this kind."""
-        return run.strategy.sequence_parallel and self._allows(kind, run.strategy.tensor)
+    def split(self, kind: LayerKind, strategy: Strategy) -> TensorSplit:
+        """Return how tensor groups divide a layer of this kind under a strategy."""
+        return self._split(kind, strategy.tensor, asks=strategy.sequence_parallel)
+
+    def chosen_split(self, kind: LayerKind, tensor: int) -> TensorSplit:
+        """Return how tensor groups divide a layer of this kind in the plans that searches make."""
+        return self._split(kind, tensor, asks=self.chosen_at(tensor))
+
+    def _split(self, kind: LayerKind, tensor: int, *, asks: bool) -> TensorSplit:
+        key = (kind.name, tensor, asks)
+        found = self._splits.get(key)
+        if found is None:
+            found = self._splits[key] = TensorSplit(tensor, divides_sequence=asks and self._allows(kind, tensor))
+        return found
+
+    def least_seconds_ratio(self, kind: LayerKind, tensor: int, most_rows: int, computed: LayerKind) -> float:
+        """Return the least that dividing the sequence leaves of the compute of a kind's layer, as a tensor group computes it."""
+        if not self.model.allows_sequence_parallel(kind, tensor):
+            return 1.0
+        return least_sequence_parallel_seconds_ratio(computed, tensor, most_rows, self.model.dtype)
 
     def _allows(self, kind: LayerKind, tensor: int) -> bool:
         key = (kind.name, tensor)
@@ -87,14 +105,10 @@ class SequenceParallelism:
             )
         return self._chosen[tensor]
 
-    def chosen_for(self, kind: LayerKind, tensor: int) -> bool:
-        """Return whether tensor groups divide a kind's activations in the plans that searches make."""
-        return self.chosen_at(tensor) and self._allows(kind, tensor)
-
     def divides_boundary(self, before: LayerRun, behind: LayerRun) -> bool:
         """Return whether a boundary between stages stays divided (`rank_layout.divides_boundary`)."""
         return divides_boundary(self.model, before, behind) and all(
-            self.divides(self.model.kind_of(layer), run)
+            self.split(self.model.kind_of(layer), run.strategy).divides_sequence
             for run, layer in ((before, before.end - 1), (behind, behind.first))
         )
 
@@ -109,11 +123,17 @@ class SequenceParallelism:
         return whole / np.where(self.chosen_divided_cuts(tensor), tensor, 1)
 
     def _chosen_layers(self, tensor: int) -> list[bool]:
-        return [self.chosen_for(self.model.kind_of(layer), tensor) for layer in range(len(self.model.layers))]
+        return [
+            self.chosen_split(self.model.kind_of(layer), tensor).divides_sequence
+            for layer in range(len(self.model.layers))
+        ]
 
-    def input_row_bytes(self, tensor: int, *, sequence_parallel: bool) -> tuple[float, ...]:
+    def input_row_bytes(self, strategy: Strategy) -> tuple[float, ...]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute."""
-        if not sequence_parallel or tensor == 1:
+        return self._kept_row_bytes(strategy.tensor, divides=strategy.sequence_parallel)
+
+    def _kept_row_bytes(self, tensor: int, *, divides: bool) -> tuple[float, ...]:
+        if not divides or tensor == 1:
             return self.row_bytes[:-1]
         if tensor not in self._input_row_bytes:
             parts = {kind.name: tensor if self._allows(kind, tensor) else 1 for kind in self.model.kinds}
@@ -123,13 +143,14 @@ class SequenceParallelism:
 
     def chosen_input_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute in the plans that searches make."""
-        return np.array(self.input_row_bytes(tensor, sequence_parallel=self.chosen_at(tensor)), dtype=np.float64)
+        return np.array(self._kept_row_bytes(tensor, divides=self.chosen_at(tensor)), dtype=np.float64)
 
     def gathered_output_row_bytes(self, last: LayerRun, *, stays_divided: bool) -> float:
         """Return the bytes of a rank's slice of one row of a stage's output; 0 unless it is saved and sent whole."""
-        if last.strategy.recompute or stays_divided or not self.divides(self.model.kind_of(last.end - 1), last):
+        split = self.split(self.model.kind_of(last.end - 1), last.strategy)
+        if last.strategy.recompute or stays_divided or not split.divides_sequence:
             return 0.0
-        return self.row_bytes[last.end] / last.strategy.tensor
+        return self.row_bytes[last.end] / split.degree
 
     def chosen_gathered_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[cut]` these bytes in the plans that searches make, without recompute, at one tensor degree."""
@@ -156,6 +177,10 @@ class SequenceParallelism:
 
     @cached_property
     def _allowed(self) -> dict[tuple[str, int], bool]:
+        return {}
+
+    @cached_property
+    def _splits(self) -> dict[tuple[str, int, bool], TensorSplit]:
         return {}
 
     @cached_property
