@@ -72,12 +72,32 @@ class Strategy:
         """Number of devices."""
         return self.tensor * self.data
 
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Tensor and data degree."""
+        return self.tensor, self.data
+
+    @property
+    def effective(self) -> Self:
+        """The strategy without what changes nothing: one replica shards no state, and one device divides no sequence."""
+        sharding = self.sharding if self.data > 1 else Sharding.NONE
+        keeps = self.keep_gathered_weights and sharding is Sharding.ZERO3
+        divides = self.sequence_parallel and self.tensor > 1
+        return self.replace(sharding=sharding, sequence_parallel=divides, keep_gathered_weights=keeps)
+
+    @property
+    def without_runtime_choices(self) -> Self:
+        """The strategy with what the runtime decides left open."""
+        return self.replace(sequence_parallel=False) if self.sequence_parallel else self
+
     def replace(self, **changes: Any) -> Self:
         """Return the strategy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def with_replicas(self, data: int) -> Self:
         """Return the strategy at another data degree; a single replica shards no state."""
+        if data == self.data and (data > 1 or self.sharding is Sharding.NONE):
+            return self
         if data > 1:
             return self.replace(data=data)
         return self.replace(data=data, sharding=Sharding.NONE, keep_gathered_weights=False)

@@ -37,7 +37,7 @@ class Accelerate:
 
     def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
         program = '"${SCRIPT:-train.py}"'
-        remarks = (*order.remarks_with_vocabulary, *([_TENSOR_REMARK] if order.shape.tensor > 1 else []))
+        remarks = (*order.remarks_with_vocabulary, *([_TENSOR_REMARK] if order.shape.strategy.tensor > 1 else []))
         return (
             ExportFile("launch.sh", launch_script(order.ranks, program, remarks)),
             ExportFile("trainwright_parallelism.py", _module(order)),
@@ -46,14 +46,17 @@ class Accelerate:
 
 def _module(order: ExportOrder) -> str:
     shape = order.shape
-    sharded = shape.sharding in FSDP
+    sharded = shape.strategy.sharding in FSDP
     sizes = [
-        (f"dp_replicate_size={1 if sharded else shape.data},", "1: replicas shard" if sharded else "replicas, as DDP"),
         (
-            f"dp_shard_size={shape.data if sharded else 1},",
-            f"FSDP2 over {counted(shape.data, 'replica')}" if sharded else "no FSDP",
+            f"dp_replicate_size={1 if sharded else shape.strategy.data},",
+            "1: replicas shard" if sharded else "replicas, as DDP",
         ),
-        (f"tp_size={shape.tensor},", "devices that share each layer"),
+        (
+            f"dp_shard_size={shape.strategy.data if sharded else 1},",
+            f"FSDP2 over {counted(shape.strategy.data, 'replica')}" if sharded else "no FSDP",
+        ),
+        (f"tp_size={shape.strategy.tensor},", "devices that share each layer"),
     ]
     options = [
         ("parallelism_config=parallelism(),", "degrees, above"),
@@ -63,7 +66,7 @@ def _module(order: ExportOrder) -> str:
         options.append((f'mixed_precision="{PRECISION[order.model.dtype]}",', order.dtype_reason))
     plugin, recompute = "", "Nothing is recomputed."
     if sharded:
-        always = shape.sharding is Sharding.ZERO3
+        always = shape.strategy.sharding is Sharding.ZERO3
         why = (
             "ZeRO-3: weights are gathered for each pass" if always else "ZeRO-2: weights stay whole until the backward"
         )
@@ -80,7 +83,7 @@ def _module(order: ExportOrder) -> str:
     told = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"
     imports = "from accelerate.utils import FullyShardedDataParallelPlugin\n" if sharded else ""
     check = ""
-    if shape.tensor > 1:
+    if shape.strategy.tensor > 1:
         imports += "from torch.distributed.tensor import DTensor\n"
         check = _CHECK
     return f'''{comment(["Parallelism of the plan for Accelerate 1.15.0."])}from accelerate import Accelerator

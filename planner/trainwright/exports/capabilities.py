@@ -8,10 +8,8 @@ from typing import Final, get_args
 
 from trainwright.exports.uniform_shape import (
     blocks_by_stage,
-    divides_sequence,
     mixes_orders,
     recomputed_blocks,
-    sharding_of,
 )
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -140,14 +138,14 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
     stages, runs = plan.stages, [run for stage in plan.stages for run in stage.layers]
     if len(plan.pipelines) > 1:
         yield f"{len(plan.pipelines)} pipelines: every replica goes through the same stages"
-    if len({(run.strategy.tensor, run.strategy.data) for run in runs}) > 1:
+    if len({run.strategy.degrees for run in runs}) > 1:
         yield f"degrees by stage ({_named(map(format_degrees, stages))}): all stages share them"
     elif mixes_orders(plan):
         yield "tensor groups that differ between the layers of a stage: they are the same for all layers"
     uneven = [run.rows for run in runs if len(set(run.rows)) > 1]
     if uneven:
         yield f"uneven rows ({format_range(uneven[0])} of a micro-batch by replica): every replica gets as many"
-    shardings = {sharding_of(run) for run in runs}
+    shardings = {run.strategy.effective.sharding for run in runs}
     if len(shardings) > 1:
         yield f"sharding by layer ({_named(sorted(shardings))}): all layers share it"
     if len({run.strategy.sequence_parallel for run in runs if run.strategy.tensor > 1}) > 1:
@@ -165,16 +163,16 @@ def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
     refused = [
         run
         for run in runs
-        if sharding_of(run) not in capabilities.shardings_of(stages, run.strategy.tensor, run.strategy.data)
+        if run.strategy.effective.sharding not in capabilities.shardings_of(stages, *run.strategy.degrees)
     ]
     if refused:
-        sharding, where = sharding_of(refused[0]), capabilities.missing_shardings
+        sharding, where = refused[0].strategy.effective.sharding, capabilities.missing_shardings
         if sharding is Sharding.NONE and stages > 1 and sharding not in capabilities.pipelined_shardings:
             where = "of several stages in this number format"
         yield f"{_sharding(sharding)} {where}"
-    if not capabilities.sequence_parallel and any(map(divides_sequence, runs)):
+    if not capabilities.sequence_parallel and any(run.strategy.effective.sequence_parallel for run in runs):
         yield "sequence parallelism: it has none"
-    if any(run.strategy.keep_gathered_weights and sharding_of(run) is Sharding.ZERO3 for run in runs):
+    if any(run.strategy.effective.keep_gathered_weights for run in runs):
         yield "weights that stay gathered for later passes: they are gathered for every pass"
     count = recomputed_blocks(plan)
     if count is not None and not capabilities.can_recompute(plan, count):

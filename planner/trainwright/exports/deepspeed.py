@@ -68,13 +68,13 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
     With tensor groups the global batch is left to DeepSpeed, which counts every rank as a replica in it.
     """
     recomputes_stages = len(shape.ends) > 1 and shape.recomputed_blocks > 0
-    is_untested = optimizer == "sgd" and shape.sharding is not Sharding.NONE
+    is_untested = optimizer == "sgd" and shape.strategy.sharding is not Sharding.NONE
     return {
-        **({"train_batch_size": shape.global_batch_size} if shape.tensor == 1 else {}),
+        **({"train_batch_size": shape.global_batch_size} if shape.strategy.tensor == 1 else {}),
         "train_micro_batch_size_per_gpu": shape.rows,
         "gradient_accumulation_steps": shape.micro_batches,
-        "zero_optimization": {"stage": STAGES[shape.sharding]},
-        **({"tensor_parallel": {"autotp_size": shape.tensor}} if shape.tensor > 1 else {}),
+        "zero_optimization": {"stage": STAGES[shape.strategy.sharding]},
+        **({"tensor_parallel": {"autotp_size": shape.strategy.tensor}} if shape.strategy.tensor > 1 else {}),
         **({FORMATS[dtype]: {"enabled": True}} if dtype in FORMATS else {}),
         **({"pipeline": {"use_reentrant": False}} if recomputes_stages else {}),
         **({"zero_allow_untested_optimizer": True} if is_untested else {}),
@@ -87,14 +87,14 @@ def _reasons(order: ExportOrder) -> list[str]:
     shape = order.shape
     told = [
         (
-            f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
-            f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.sharding]}; the learning rate is yours."
+            f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.strategy.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
+            f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.strategy.sharding]}; the learning rate is yours."
         ),
         f"optimizer: {'assumed, since the model was not given (--model)' if order.model is None else 'that of the model file'}.",
         _format_reason(order),
     ]
-    if shape.tensor > 1:
-        told.append(f"tensor_parallel.autotp_size {shape.tensor}: devices that share each layer.")
+    if shape.strategy.tensor > 1:
+        told.append(f"tensor_parallel.autotp_size {shape.strategy.tensor}: devices that share each layer.")
     if shape.recomputed_blocks and len(shape.ends) > 1:
         told.append(
             "pipeline.use_reentrant: reentrant checkpoints, the default, fail in the first stage, whose input has no gradient."
@@ -117,7 +117,10 @@ def _format_reason(order: ExportOrder) -> str:
 def _pipeline(shape: UniformShape, model: Model | None) -> str:
     interval = int(shape.recomputed_blocks > 0)
     lines = [
-        (f"topology=PipeDataParallelTopology(num_pp={len(shape.ends)}, num_dp={shape.data}),", "stages outermost"),
+        (
+            f"topology=PipeDataParallelTopology(num_pp={len(shape.ends)}, num_dp={shape.strategy.data}),",
+            "stages outermost",
+        ),
         ('partition_method="uniform",', "stages of equal numbers of layers: embedding and head count as one each"),
         (
             f"activation_checkpoint_interval={interval},",

@@ -52,7 +52,7 @@ class Megatron:
             *_run_arguments(order),
         ]
         before = f"arguments=(\n{explained(arguments)})\n"
-        if order.shape.tensor > 1 and order.shape.sharding not in STRATEGIES:
+        if order.shape.strategy.tensor > 1 and order.shape.strategy.sharding not in STRATEGIES:
             before += (
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
@@ -108,10 +108,10 @@ def parallel_arguments(
     """
     stages = len(shape.ends)
     overlap = f"gradients are reduced during the last backward{_OVERLAP[overlaps_gradients]}"
-    yield f"--tensor-model-parallel-size {shape.tensor}", "devices that share each layer"
-    if shape.sequence_parallel:
+    yield f"--tensor-model-parallel-size {shape.strategy.tensor}", "devices that share each layer"
+    if shape.strategy.sequence_parallel:
         yield "--sequence-parallel", "activations divided along the sequence outside of products"
-    elif has_experts and shape.tensor > 1:
+    elif has_experts and shape.strategy.tensor > 1:
         yield "--sequence-parallel", "not of the plan: Megatron refuses to train experts in tensor groups without it"
     yield f"--pipeline-model-parallel-size {stages}", "stages; replicas follow from the number of ranks"
     if stages > 1:
@@ -120,17 +120,17 @@ def parallel_arguments(
     yield f"--micro-batch-size {shape.rows}", "rows of a micro-batch on one replica"
     yield (
         f"--global-batch-size {shape.global_batch_size}",
-        f"{counted(shape.data, 'replica')} × {counted(shape.micro_batches, 'micro-batch', 'es')}",
+        f"{counted(shape.strategy.data, 'replica')} × {counted(shape.micro_batches, 'micro-batch', 'es')}",
     )
-    if shape.sharding is Sharding.NONE:
-        if shape.data > 1:
+    if shape.strategy.sharding is Sharding.NONE:
+        if shape.strategy.data > 1:
             yield "--overlap-grad-reduce", overlap
-    elif shape.sharding is Sharding.ZERO1:
-        yield "--use-distributed-optimizer", f"ZeRO-1: optimizer state over {counted(shape.data, 'replica')}"
+    elif shape.strategy.sharding is Sharding.ZERO1:
+        yield "--use-distributed-optimizer", f"ZeRO-1: optimizer state over {counted(shape.strategy.data, 'replica')}"
         yield "--overlap-grad-reduce", overlap
     else:
-        strategy = STRATEGIES[shape.sharding]
-        yield "--use-megatron-fsdp", f"{shape.sharding} over {counted(shape.data, 'replica')}"
+        strategy = STRATEGIES[shape.strategy.sharding]
+        yield "--use-megatron-fsdp", f"{shape.strategy.sharding} over {counted(shape.strategy.data, 'replica')}"
         yield f"--data-parallel-sharding-strategy {strategy}", "what is sharded"
         yield "--use-distributed-optimizer", "Megatron-FSDP needs it"
         yield "--no-gradient-accumulation-fusion", "Megatron-FSDP needs it"
@@ -203,13 +203,13 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
 def _expert_remarks(order: ExportOrder) -> Iterator[str]:
     """Say where sequence parallelism is Megatron's wish and not the plan's."""
     family, shape = None if order.model is None else order.model.family, order.shape
-    if not isinstance(family, Moe) or shape.tensor == 1 or shape.sequence_parallel:
+    if not isinstance(family, Moe) or shape.strategy.tensor == 1 or shape.strategy.sequence_parallel:
         return
     what = "The plan is" if order.runtime is None else "The plan and its prediction are"
     yield f"{what} without sequence parallelism, which Megatron demands where tensor groups have experts."
-    if family.sequence_length % shape.tensor:
+    if family.sequence_length % shape.strategy.tensor:
         yield (
-            f"Megatron cannot train this plan: {family.sequence_length} tokens cannot be divided among {shape.tensor} devices; "
+            f"Megatron cannot train this plan: {family.sequence_length} tokens cannot be divided among {shape.strategy.tensor} devices; "
             "choose a sequence length or a tensor degree with which they can."
         )
 

@@ -10,9 +10,9 @@ from math import exp, log, log2
 
 from trainwright.cluster import Device
 from trainwright.exports.capabilities import Capabilities, is_expressible
-from trainwright.exports.uniform_shape import UniformShape, divides_sequence, ranks
+from trainwright.exports.uniform_shape import UniformShape, ranks
 from trainwright.plan import Plan, Schedule, split_rows
-from trainwright.strategy import Sharding
+from trainwright.strategy import Sharding, Strategy
 
 IDLE_WEIGHT = 8.0
 """Distance of idle devices: that of a degree that is doubled for an eighth of the plan's computation."""
@@ -48,7 +48,7 @@ class _Original:
         stages, tensor, data, rows: its (mean) degrees, and rows of a micro-batch on one replica.
         degrees: tensor degrees that the model is known to allow.
         recomputed: most recomputed layers of a stage.
-        sequence_parallel: whether some tensor group divides activations along the sequence.
+        divides: whether some tensor group divides activations along the sequence.
     """
 
     plan: Plan
@@ -61,7 +61,7 @@ class _Original:
     degrees: tuple[int, ...]
     sharding: Sharding
     recomputed: int
-    sequence_parallel: bool
+    divides: bool
 
     @classmethod
     def of(cls, plan: Plan) -> _Original:
@@ -90,7 +90,7 @@ class _Original:
             degrees=tuple(degree for degree in range(1, max(used) + 1) if any(one % degree == 0 for one in used)),
             sharding=max((run.strategy.sharding for run in runs), key=tuple(Sharding).index),
             recomputed=max(sum(run.count for run in stage.layers if run.strategy.recompute) for stage in plan.stages),
-            sequence_parallel=any(map(divides_sequence, runs)),
+            divides=any(run.strategy.effective.sequence_parallel for run in runs),
         )
 
     def keep(self, count: int) -> tuple[tuple[Device, ...], tuple[float, ...]]:
@@ -127,15 +127,17 @@ def _shapes(original: _Original, capabilities: Capabilities) -> Iterator[tuple[f
                 rows = min(fitting, key=lambda rows: abs(log2(rows / original.rows)))
                 shape = UniformShape(
                     ends=_ends(plan.model_layers, stages, powers, uneven=capabilities.uneven_stages),
-                    tensor=tensor,
-                    data=data,
+                    strategy=Strategy(
+                        tensor,
+                        data,
+                        sharding=_nearest_sharding(original.sharding, shardings),
+                        sequence_parallel=capabilities.sequence_parallel and original.divides and tensor > 1,
+                    ),
                     rows=rows,
                     micro_batches=batch // rows,
-                    sharding=_nearest_sharding(original.sharding, shardings),
                     recomputed_blocks=0,
                     schedule=_nearest_schedule(plan.schedule, capabilities.schedules_of(stages)),
                     devices=devices,
-                    sequence_parallel=capabilities.sequence_parallel and original.sequence_parallel and tensor > 1,
                 )
                 yield _distance(original, shape, idle), _with_recompute(shape, original.recomputed, capabilities)
 
@@ -187,11 +189,11 @@ def _with_recompute(shape: UniformShape, recomputed: int, capabilities: Capabili
 def _distance(original: _Original, shape: UniformShape, idle: float) -> float:
     ratios = (
         len(shape.ends) / original.stages,
-        shape.tensor / original.tensor,
-        shape.data / original.data,
+        shape.strategy.tensor / original.tensor,
+        shape.strategy.data / original.data,
         shape.rows / original.rows,
     )
-    crossing = _crossing(shape, shape.tensor) + _crossing(shape, shape.tensor * shape.data) / 2
+    crossing = _crossing(shape, shape.strategy.tensor) + _crossing(shape, shape.strategy.width) / 2
     return IDLE_WEIGHT * idle + CROSSING_WEIGHT * crossing + sum(abs(log2(ratio)) for ratio in ratios)
 
 

@@ -10,7 +10,7 @@ from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misun
 from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.plan import Plan, Schedule, check_tensor_degree, split_rows
-from trainwright.strategy import Sharding
+from trainwright.strategy import Sharding, Strategy
 
 __all__ = ["WORDS", "is_shorthand", "plan_of_shorthand"]
 
@@ -53,11 +53,9 @@ def _shape(
     _check_micro_batches(said, data, rows, batch)
     return UniformShape(
         ends=ends,
-        tensor=tensor,
-        data=data,
+        strategy=Strategy(tensor, data, sharding=Sharding(said.flags.get("sharding", Sharding.NONE))),
         rows=rows,
         micro_batches=batch // data // rows,
-        sharding=Sharding(said.flags.get("sharding", Sharding.NONE)),
         recomputed_blocks=layers if "recompute" in said.flags else 0,
         schedule=Schedule.GPIPE if said.flags.get("schedule") == "gpipe" else Schedule.ONE_FORWARD_ONE_BACKWARD,
         devices=tuple(devices[:needed]),

@@ -13,8 +13,8 @@ from trainwright.exports.uniform_shape import UniformShape
 def neighbours(shape: UniformShape, capabilities: Capabilities) -> Iterator[UniformShape]:
     """Yield shapes with the same degrees that differ in one choice."""
     stages, most = len(shape.ends), max(shape.blocks)
-    for sharding in sorted(capabilities.shardings_of(stages, shape.tensor, shape.data) - {shape.sharding}):
-        yield replace(shape, sharding=sharding)
+    for sharding in sorted(capabilities.shardings_of(stages, *shape.strategy.degrees) - {shape.strategy.sharding}):
+        yield shape.with_strategy(sharding=sharding)
     for schedule in sorted(capabilities.schedules_of(stages) - {shape.schedule}):
         yield replace(shape, schedule=schedule)
     rows = divisors(shape.rows * shape.micro_batches)

@@ -58,11 +58,11 @@ def _communication_remarks(order: ExportOrder) -> Iterator[str]:
     """Say what replicas communicate otherwise than predictions count it, or than would be best."""
     shape = order.shape
     stages, batches = len(shape.ends), shape.micro_batches
-    if shape.data == 1:
+    if shape.strategy.data == 1:
         return
     if stages > 1 and order.overlaps_gradients:
         yield "Stages reduce gradients after the last backward; the prediction is of a reduction during it."
-    elif stages == 1 and batches > 1 and shape.sharding is Sharding.NONE:
+    elif stages == 1 and batches > 1 and shape.strategy.sharding is Sharding.NONE:
         yield (
             f"torchtitan reduces gradients in each of {batches} micro-batches. zero2 communicates as much, and takes less memory."
         )
@@ -86,7 +86,7 @@ def _recipe(order: ExportOrder) -> str:
     stages = len(shape.ends)
     training = [
         (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
-        (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
+        (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.strategy.data, 'replica')}"),
         ("seq_len=SEQUENCE,", f"yours: {_NO_MODEL}") if model is None else (f"seq_len={_sequence(model)},", "model"),
         (
             'steps=int(os.environ.get("TRAINWRIGHT_ITERATIONS", "100")),',
@@ -163,24 +163,24 @@ def _local_batch(shape: UniformShape) -> str:
 
 
 def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
-    sharded = shape.sharding is not Sharding.NONE
-    replicas = 1 if sharded else shape.data
+    sharded = shape.strategy.sharding is not Sharding.NONE
+    replicas = 1 if sharded else shape.strategy.data
     told = [
         (
             f"data_parallel_replicate_degree={replicas},",
             "1: replicas shard" if sharded else "replicas: HSDP without shards",
         ),
         (
-            f"data_parallel_shard_degree={shape.data if sharded else 1},",
-            f"{shape.sharding} (FSDP2)" if sharded else "no FSDP",
+            f"data_parallel_shard_degree={shape.strategy.data if sharded else 1},",
+            f"{shape.strategy.sharding} (FSDP2)" if sharded else "no FSDP",
         ),
-        (f"tensor_parallel_degree={shape.tensor},", "devices that share each layer"),
-        (f"enable_sequence_parallel={shape.sequence_parallel},", "activations along the sequence, as planned"),
+        (f"tensor_parallel_degree={shape.strategy.tensor},", "devices that share each layer"),
+        (f"enable_sequence_parallel={shape.strategy.sequence_parallel},", "activations along the sequence, as planned"),
         (f"pipeline_parallel_degree={len(shape.ends)},", "stages"),
         ('spmd_backend="partial_dtensor",', "the default, spmd_types, needs more of FSDP2 than torch 2.13 has"),
     ]
     if sharded:
-        always = shape.sharding is Sharding.ZERO3
+        always = shape.strategy.sharding is Sharding.ZERO3
         why = "weights are gathered for each pass" if always else "weights stay whole until the backward"
         if len(shape.ends) > 1:
             why = "stages keep whole weights and gradients until the last micro-batch"

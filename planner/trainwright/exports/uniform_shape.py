@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
-from trainwright.strategy import RankOrder, Sharding, Strategy
+from trainwright.strategy import RankOrder, Strategy
 
 
 @dataclass(frozen=True)
@@ -18,22 +19,19 @@ class UniformShape:
 
     Attributes:
         ends: `[stage]` index after the stage's last layer.
+        strategy: of all layers, without recompute and with the tensor degree innermost.
         rows: of a micro-batch on one replica (Megatron's micro-batch size).
         recomputed_blocks: first blocks of every stage that are recomputed; embedding and head never are.
         devices: by rank, with the tensor degree innermost and the stages outermost (Megatron's tp-dp-pp).
-        sequence_parallel: whether tensor groups divide activations along the sequence; false without tensor groups.
     """
 
     ends: tuple[int, ...]
-    tensor: int
-    data: int
+    strategy: Strategy
     rows: int
     micro_batches: int
-    sharding: Sharding
     recomputed_blocks: int
     schedule: Schedule
     devices: tuple[Device, ...]
-    sequence_parallel: bool = False
 
     @property
     def layers(self) -> int:
@@ -51,34 +49,27 @@ class UniformShape:
 
     @property
     def global_batch_size(self) -> int:
-        return self.data * self.rows * self.micro_batches
+        return self.strategy.data * self.rows * self.micro_batches
+
+    def with_strategy(self, **changes: Any) -> UniformShape:
+        """Return the shape with some fields of its strategy changed."""
+        return replace(self, strategy=self.strategy.replace(**changes))
 
     def plan(self) -> Plan:
         """Return the plan; its layer runs are as long as they can be."""
-        width = self.tensor * self.data
+        width = self.strategy.width
         stages = tuple(
             Stage(self.devices[number * width : (number + 1) * width], self._runs(first, end))
             for number, (first, end) in enumerate(self.spans)
         )
-        pipeline = Pipeline(self.micro_batches, self.rows * self.data, stages)
+        pipeline = Pipeline(self.micro_batches, self.rows * self.strategy.data, stages)
         return Plan(self.layers, self.global_batch_size, (pipeline,), self.schedule)
 
     def _runs(self, first: int, end: int) -> tuple[LayerRun, ...]:
         recomputed = _blocks(first, end, self.layers)[: self.recomputed_blocks]
         inner = (recomputed.start, recomputed.stop) if recomputed else (first, first)
         return tuple(
-            LayerRun(
-                start,
-                stop - start,
-                Strategy(
-                    self.tensor,
-                    self.data,
-                    sharding=self.sharding,
-                    recompute=recompute,
-                    sequence_parallel=self.sequence_parallel,
-                ),
-                (self.rows,) * self.data,
-            )
+            LayerRun(start, stop - start, self.strategy.replace(recompute=recompute), (self.rows,) * self.strategy.data)
             for start, stop, recompute in ((first, inner[0], False), (*inner, True), (inner[1], end, False))
             if stop > start
         )
@@ -123,34 +114,24 @@ def shape_of(plan: Plan) -> UniformShape | None:
     head, count = runs[0], recomputed_blocks(plan)
     if len(plan.pipelines) > 1 or count is None or len(set(head.rows)) > 1:
         return None
-    if any(_strategy(run) != _strategy(head) for run in runs) or mixes_orders(plan):
+    if any((_shared_strategy(run), run.rows) != (_shared_strategy(head), head.rows) for run in runs) or mixes_orders(
+        plan
+    ):
         return None
     return UniformShape(
         ends=tuple(stage.end for stage in plan.stages),
-        tensor=head.strategy.tensor,
-        data=head.strategy.data,
+        strategy=_shared_strategy(head),
         rows=head.rows[0],
         micro_batches=plan.pipelines[0].micro_batches,
-        sharding=sharding_of(head),
         recomputed_blocks=count,
         schedule=plan.schedule,
         devices=ranks(plan),
-        sequence_parallel=divides_sequence(head),
     )
 
 
-def _strategy(run: LayerRun) -> tuple[int, int, tuple[int, ...], Sharding, bool]:
-    return run.strategy.tensor, run.strategy.data, run.rows, sharding_of(run), divides_sequence(run)
-
-
-def divides_sequence(run: LayerRun) -> bool:
-    """Return whether the run is sequence parallel, which it is not without tensor groups."""
-    return run.strategy.sequence_parallel and run.strategy.tensor > 1
-
-
-def sharding_of(run: LayerRun) -> Sharding:
-    """Return the sharding, which is none where there are no replicas to share anything."""
-    return run.strategy.sharding if run.strategy.data > 1 else Sharding.NONE
+def _shared_strategy(run: LayerRun) -> Strategy:
+    """Return what layers of a uniform plan have in common: recompute may differ, and the order where groups do not."""
+    return run.strategy.effective.replace(order=RankOrder.TENSOR_INNER, recompute=False)
 
 
 def mixes_orders(plan: Plan) -> bool:

@@ -52,7 +52,7 @@ def test_shorthand_gives_the_plan_that_it_says(pp: int, dp: int, tp: int, mb: in
     plan = plan_of_shorthand(text, devices, 10, 36 * dp * mb)
     shape = shape_of(plan)
     assert shape is not None
-    assert (len(shape.ends), shape.data, shape.tensor, shape.rows) == (pp, dp, tp, mb)
+    assert (len(shape.ends), shape.strategy.data, shape.strategy.tensor, shape.rows) == (pp, dp, tp, mb)
     assert shape.recomputed_blocks == (max(shape.blocks) if recompute else 0)
     assert max(shape.blocks) - min(shape.blocks) <= 1
     assert shape.devices == devices[: pp * dp * tp]

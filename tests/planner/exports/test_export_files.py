@@ -125,7 +125,10 @@ def test_megatron_arguments_say_the_batch(shape: UniformShape) -> None:
 )
 def test_megatron_arguments_save_memory(sharding: Sharding, recomputed: int, arguments: list[str]) -> None:
     told = [
-        argument for argument, _ in parallel_arguments(replace(SHAPE, sharding=sharding, recomputed_blocks=recomputed))
+        argument
+        for argument, _ in parallel_arguments(
+            replace(SHAPE.with_strategy(sharding=sharding), recomputed_blocks=recomputed)
+        )
     ]
     assert set(arguments) <= set(told)
 
@@ -135,7 +138,7 @@ def test_megatron_arguments_save_memory(sharding: Sharding, recomputed: int, arg
 def test_sequence_parallelism_is_told_as_planned(shape: UniformShape) -> None:
     megatron = "--sequence-parallel" in [argument for argument, _ in parallel_arguments(shape)]
     titan = "enable_sequence_parallel=True" in written("torchtitan", shape.plan())["trainwright_recipe.py"]
-    assert megatron == titan == shape.sequence_parallel
+    assert megatron == titan == shape.strategy.sequence_parallel
 
 
 @given(shape=shapes())
@@ -151,7 +154,7 @@ def test_torchtitan_modules_are_those_of_the_model_in_order(shape: UniformShape)
 @examples(100)
 def test_deepspeed_configuration_states_the_batch(shape: UniformShape) -> None:
     found = config(shape, Dtype.FLOAT16, "adam")
-    whole = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * shape.data
+    whole = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * shape.strategy.data
     assert whole == shape.global_batch_size
     assert found.get("train_batch_size", whole) == whole
 
@@ -235,7 +238,7 @@ def test_pytorchjobs_pin_a_pod_for_every_run_of_ranks() -> None:
 
 @pytest.mark.parametrize(("tensor", "is_told"), [(1, False), (2, True)])
 def test_megatron_is_sequence_parallel_where_tensor_groups_have_experts(tensor: int, is_told: bool) -> None:
-    shape = replace(SHAPE, tensor=tensor, data=2 // tensor)
+    shape = SHAPE.with_strategy(tensor=tensor, data=2 // tensor)
     script = written("megatron", shape.plan(), MODELS[3])["launch.sh"]
     assert ("--sequence-parallel" in script) == is_told
     assert ("The plan is without sequence parallelism" in script) == is_told
@@ -243,13 +246,13 @@ def test_megatron_is_sequence_parallel_where_tensor_groups_have_experts(tensor: 
 
 
 def test_megatron_export_says_that_experts_are_predicted_without_sequence_parallelism() -> None:
-    order = ExportOrder(replace(SHAPE, tensor=2, data=1).plan(), MODELS[3], runtime=Runtime())
+    order = ExportOrder(SHAPE.with_strategy(tensor=2, data=1).plan(), MODELS[3], runtime=Runtime())
     (file,) = TARGETS["megatron"].files(order)
     assert "The plan and its prediction are without sequence parallelism" in file.text
 
 
 def test_megatron_export_says_that_tokens_cannot_be_divided() -> None:
-    shape = replace(SHAPE, tensor=2, data=1)
+    shape = SHAPE.with_strategy(tensor=2, data=1)
     odd = Model.of(Moe(layers=4, hidden_size=64, heads=4, sequence_length=31, experts=4))
     assert "31 tokens cannot be divided among 2 devices" in written("megatron", shape.plan(), odd)["launch.sh"]
 
@@ -275,7 +278,7 @@ def test_deepspeed_says_why_its_optimizer_and_number_format(model: Model | None,
 def test_deepspeed_stages_that_recompute_use_no_reentrant_checkpoints(
     ends: tuple[int, ...], recomputed: int, is_told: bool
 ) -> None:
-    shape = replace(SHAPE, ends=ends, data=6 // len(ends), recomputed_blocks=recomputed)
+    shape = replace(SHAPE.with_strategy(data=6 // len(ends)), ends=ends, recomputed_blocks=recomputed)
     found = config(shape, Dtype.BFLOAT16, "adam")
     assert ("pipeline" in found) == is_told
     assert found.get("pipeline", {"use_reentrant": False}) == {"use_reentrant": False}
@@ -286,10 +289,10 @@ def test_deepspeed_stages_that_recompute_use_no_reentrant_checkpoints(
 
 @pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1])
 def test_deepspeed_trains_with_momentum_whatever_is_sharded(sharding: Sharding) -> None:
-    found = config(replace(SHAPE, sharding=sharding), None, "sgd")
+    found = config(SHAPE.with_strategy(sharding=sharding), None, "sgd")
     assert found["optimizer"] == {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9}}
     assert found.get("zero_allow_untested_optimizer", False) == (sharding is Sharding.ZERO1)
-    assert "zero_allow_untested_optimizer" not in config(replace(SHAPE, sharding=sharding), None, "adam")
+    assert "zero_allow_untested_optimizer" not in config(SHAPE.with_strategy(sharding=sharding), None, "adam")
 
 
 def test_deepspeed_stages_name_the_layers_that_share_a_weight() -> None:
@@ -301,7 +304,7 @@ def test_deepspeed_stages_name_the_layers_that_share_a_weight() -> None:
 @pytest.mark.parametrize(("tensor", "is_checked"), [(1, False), (2, True)])
 def test_accelerate_checks_that_the_model_is_divided(tensor: int, is_checked: bool) -> None:
     devices = tuple(Device("a", slot) for slot in range(2 * tensor))
-    shape = replace(SHAPE, ends=(6,), tensor=tensor, sharding=Sharding.ZERO3, devices=devices)
+    shape = replace(SHAPE.with_strategy(tensor=tensor, sharding=Sharding.ZERO3), ends=(6,), devices=devices)
     files = written("accelerate", shape.plan())
     assert ("tp_size is ignored unless" in files["launch.sh"]) == is_checked
     assert ("def check_tensor_degree(model):" in files["trainwright_parallelism.py"]) == is_checked

@@ -49,7 +49,9 @@ def test_launch_script_asks_for_the_tokenizer(tmp_path: Path) -> None:
 )
 def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Sharding, words: tuple[str, ...]) -> None:
     devices = tuple(Device("a", slot) for slot in range(2 * len(ends)))
-    recipe = written(replace(ONE_STAGE, ends=ends, sharding=sharding, devices=devices))["trainwright_recipe.py"]
+    recipe = written(replace(ONE_STAGE.with_strategy(sharding=sharding), ends=ends, devices=devices))[
+        "trainwright_recipe.py"
+    ]
     assert all(word in recipe for word in (*words, "data_parallel_shard_degree=2", f"{sharding} (FSDP2)"))
 
 
@@ -57,10 +59,10 @@ def test_recipe_shards_as_far_as_stages_do(ends: tuple[int, ...], sharding: Shar
     ("changes", "words"),
     [
         ({}, "reduces gradients in each of 4 micro-batches. zero2 communicates as much"),
-        ({"sharding": Sharding.ZERO2}, None),
-        ({"sharding": Sharding.ZERO3}, None),
+        ({"strategy": ONE_STAGE.strategy.replace(sharding=Sharding.ZERO2)}, None),
+        ({"strategy": ONE_STAGE.strategy.replace(sharding=Sharding.ZERO3)}, None),
         ({"micro_batches": 1}, None),
-        ({"ends": (3, 6), "data": 1}, None),
+        ({"ends": (3, 6), "strategy": ONE_STAGE.strategy.replace(data=1)}, None),
         ({"ends": (2, 6), "devices": tuple(Device("a", slot) for slot in range(4))}, "after the last backward; the"),
     ],
 )

@@ -22,7 +22,7 @@ from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule
-from trainwright.strategy import Sharding
+from trainwright.strategy import Sharding, Strategy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PACKAGES = {
@@ -41,15 +41,12 @@ CASES = [
     (
         UniformShape(
             ends=ends,
-            tensor=tensor,
-            data=data,
+            strategy=Strategy(tensor, data, sharding=sharding, sequence_parallel=tensor > 1 and model is not MOE),
             rows=2,
             micro_batches=4,
-            sharding=sharding,
             recomputed_blocks=recomputed,
             schedule=schedule,
             devices=tuple(Device("a", slot) for slot in range(len(ends) * tensor * data)),
-            sequence_parallel=tensor > 1 and model is not MOE,
         ),
         model,
     )
@@ -126,16 +123,16 @@ def _facts(shape: UniformShape, stage: int, model: Model, trainer: str) -> dict[
     always = trainer == "megatron" and model is MOE  # which it does not train without
     return {
         "stages": len(shape.ends),
-        "tensor": shape.tensor,
-        "data": shape.data,
+        "tensor": shape.strategy.tensor,
+        "data": shape.strategy.data,
         "rows": shape.rows,
         "micro_batches": shape.micro_batches,
         "global_batch_size": shape.global_batch_size,
-        "sharding": ZERO.index(shape.sharding),
+        "sharding": ZERO.index(shape.strategy.sharding),
         "blocks": blocks,
         "recomputed_blocks": min(shape.recomputed_blocks, blocks),
         "recomputes": shape.recomputed_blocks > 0,
-        "sequence_parallel": shape.tensor > 1 and (always or shape.sequence_parallel),
+        "sequence_parallel": shape.strategy.tensor > 1 and (always or shape.strategy.sequence_parallel),
         "dtype": str(model.dtype),
         "schedule": str(shape.schedule),
     }

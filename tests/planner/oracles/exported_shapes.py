@@ -16,15 +16,13 @@ from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule
-from trainwright.strategy import Sharding
+from trainwright.strategy import Sharding, Strategy
 
 SHAPE = UniformShape(
     ends=(2, 5, 6),
-    tensor=1,
-    data=2,
+    strategy=Strategy(1, 2),
     rows=2,
     micro_batches=4,
-    sharding=Sharding.NONE,
     recomputed_blocks=0,
     schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
     devices=tuple(Device(node, slot) for node, slot in (("a", 1), ("a", 0), ("b", 0), ("b", 1), ("b", 2), ("a", 3))),
@@ -46,15 +44,17 @@ def shapes(draw: st.DrawFn) -> UniformShape:
     tensor, data = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
     shape = UniformShape(
         ends=(*sorted(cuts), layers),
-        tensor=tensor,
-        data=data,
+        strategy=Strategy(
+            tensor,
+            data,
+            sharding=draw(st.sampled_from(Sharding)) if data > 1 else Sharding.NONE,
+            sequence_parallel=tensor > 1 and draw(st.booleans()),
+        ),
         rows=draw(st.integers(1, 3)),
         micro_batches=draw(st.integers(1, 4)),
-        sharding=draw(st.sampled_from(Sharding)) if data > 1 else Sharding.NONE,
         recomputed_blocks=0,
         schedule=draw(st.sampled_from(Schedule)),
         devices=tuple(Device(f"node-{number // 2}", number % 2) for number in range(stages * tensor * data)),
-        sequence_parallel=tensor > 1 and draw(st.booleans()),
     )
     return replace(shape, recomputed_blocks=draw(st.integers(0, max(shape.blocks))))
 
