@@ -9,6 +9,7 @@ from functools import cached_property
 from trainwright.document_kind import document
 from trainwright.families import Family
 from trainwright.layer import Attention, Dtype, LayerKind
+from trainwright.strategy import Strategy
 
 
 @document("Model")
@@ -62,6 +63,10 @@ class Model:
         """
         lengths = self._sequences.get(kind.name, ())
         return tensor > 1 and bool(lengths) and not any(length % tensor for length in lengths)
+
+    def divides_sequence(self, kind: LayerKind, strategy: Strategy) -> bool:
+        """Return whether a tensor group divides the activations of a kind along the sequence under a strategy."""
+        return strategy.sequence_parallel and self.allows_sequence_parallel(kind, strategy.tensor)
 
     def favours_sequence_parallel(self, tensor: int) -> bool:
         """Return whether all tensor-parallel layers allow it, so that sequences are gathered at the ends of stages alone."""

@@ -204,8 +204,7 @@ def divides_boundary(model: Model, above: LayerRun, below: LayerRun) -> bool:
     """
     sides = (above, above.end - 1), (below, below.first)
     return above.strategy.tensor == below.strategy.tensor and all(
-        run.strategy.sequence_parallel and model.allows_sequence_parallel(model.kind_of(layer), run.strategy.tensor)
-        for run, layer in sides
+        model.divides_sequence(model.kind_of(layer), run.strategy) for run, layer in sides
     )
 
 

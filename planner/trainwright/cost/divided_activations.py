@@ -65,6 +65,16 @@ class DividedActivations:
         """Return how tensor groups divide a layer of this kind under a strategy."""
         return self._split(kind, strategy.tensor, asks=strategy.sequence_parallel)
 
+    def is_as_chosen(self, strategy: Strategy) -> bool:
+        """Return whether a strategy is sequence parallel exactly if those are that searches make at its tensor degree."""
+        return strategy.sequence_parallel == self.chosen_at(strategy.tensor)
+
+    def as_chosen(self, strategy: Strategy) -> Strategy:
+        """Return the strategy as searches make it; itself where it is so."""
+        if self.is_as_chosen(strategy):
+            return strategy
+        return strategy.replace(sequence_parallel=not strategy.sequence_parallel)
+
     def chosen_split(self, kind: LayerKind, tensor: int) -> TensorSplit:
         """Return how tensor groups divide a layer of this kind in the plans that searches make."""
         return self._split(kind, tensor, asks=self.chosen_at(tensor))

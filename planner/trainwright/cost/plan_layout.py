@@ -112,7 +112,7 @@ class PlanLayout:
         if len(self.plan.pipelines) > 1:
             for pipeline in self.plan.pipelines:
                 for run in (run for stage in pipeline.stages for run in stage.layers):
-                    way = run.strategy.tensor, run.strategy.data, run.strategy.sharding is Sharding.NONE
+                    way = *run.strategy.degrees, run.strategy.sharding is Sharding.NONE
                     for layer in range(run.first, run.end):
                         shardings.setdefault(layer, set()).add(way)
         return frozenset(layer for layer, found in shardings.items() if len(found) > 1)

@@ -15,7 +15,7 @@ from trainwright.search.cost_objective import (
 )
 from trainwright.search.degrees import RequiredProfile, required_profiles
 from trainwright.search.expressible import ExpressibleSearch
-from trainwright.search.plan_variants import VariantSearch, fastest_variant, without_sequence_parallel
+from trainwright.search.plan_variants import VariantSearch, fastest_variant, without_runtime_choices
 from trainwright.search.preference.candidate_order import (
     MIN_CANDIDATES,
     add_distinct_complexities,
@@ -135,7 +135,7 @@ def _search(planner: str, problem: Problem) -> Search:
     wanted = problem.limits.expressible_by
     if wanted is None or wanted.every_plan:
         return VariantSearch(SEARCHES[planner], fastest_variant)
-    return VariantSearch(ExpressibleSearch(SEARCHES[planner], wanted), without_sequence_parallel)
+    return VariantSearch(ExpressibleSearch(SEARCHES[planner], wanted), without_runtime_choices)
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:

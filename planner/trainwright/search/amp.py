@@ -40,7 +40,8 @@ class PartitionDescent:
         """Return the candidate or a faster one with the same degrees, rows and device order."""
         pipeline = candidate.plan.pipelines[0]
         run = pipeline.stages[0].layers[0]
-        degrees = Degrees(len(pipeline.stages), run.strategy.data, run.strategy.tensor)
+        tensor, data = run.strategy.degrees
+        degrees = Degrees(len(pipeline.stages), data, tensor)
         stages = self.plan_space.tables.place_stages(megatron_placement(degrees))
         seen = {_ends(candidate)}
         while True:

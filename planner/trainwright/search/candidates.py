@@ -198,7 +198,7 @@ def _savings(pipeline: Pipeline) -> tuple[Sharding, bool]:
 
 
 def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({(run.strategy.data, run.strategy.tensor) for run in stage.layers}))
+    return tuple(sorted({run.strategy.degrees for run in stage.layers}))
 
 
 def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:

@@ -12,7 +12,7 @@ from trainwright.exports.shape_moves import neighbours
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
 from trainwright.search.megatron import megatron
-from trainwright.search.plan_variants import fastest_variant, without_sequence_parallel
+from trainwright.search.plan_variants import fastest_variant, without_runtime_choices
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
@@ -84,7 +84,7 @@ def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) 
         return candidate_of(problem, plan)
     found = expressible_candidates(problem, [plan], capabilities, SearchControl())
     if found:
-        return without_sequence_parallel(found[0], problem)
+        return without_runtime_choices(found[0], problem)
     return candidate_of(problem, nearest_shapes(plan, capabilities)[0].plan())
 
 

@@ -9,10 +9,9 @@ from trainwright.plan import LayerRun, Plan, Stage
 
 
 def run_with_runtime_choices(run: LayerRun, context: CostContext) -> LayerRun:
-    """Return the run, sequence parallel exactly if the runtime chooses that for its tensor degree."""
-    if _is_as_chosen(run, context):
-        return run
-    return run.with_strategy(sequence_parallel=not run.strategy.sequence_parallel)
+    """Return the run with what the runtime chooses for its degrees."""
+    strategy = context.divided_activations.as_chosen(run.strategy)
+    return run if strategy is run.strategy else replace(run, strategy=strategy)
 
 
 def stage_with_runtime_choices(stage: Stage, context: CostContext) -> Stage:
@@ -30,4 +29,4 @@ def with_runtime_choices(plan: Plan, context: CostContext) -> Plan:
 
 
 def _is_as_chosen(run: LayerRun, context: CostContext) -> bool:
-    return run.strategy.sequence_parallel == context.divided_activations.chosen_at(run.strategy.tensor)
+    return context.divided_activations.is_as_chosen(run.strategy)

@@ -56,7 +56,7 @@ def fastest_variant(candidate: Candidate, problem: Problem) -> Candidate:
 
     Stages under ZeRO-1 and ZeRO-2 become ZeRO-3 for that, unless the candidate has shardings of operators.
     """
-    found = with_kept_weights(without_sequence_parallel(candidate, problem), problem)
+    found = with_kept_weights(without_runtime_choices(candidate, problem), problem)
     if candidate.operators or not problem.runtime.keeps_gathered_weights:
         return found
     return _changed_where_faster(found, _sharded_and_kept, problem)
@@ -67,7 +67,7 @@ def with_kept_weights(candidate: Candidate, problem: Problem) -> Candidate:
     return _changed_where_faster(candidate, _kept, problem) if problem.runtime.keeps_gathered_weights else candidate
 
 
-def without_sequence_parallel(candidate: Candidate, problem: Problem) -> Candidate:
+def without_runtime_choices(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate without sequence parallelism if that is faster: short layer runs gather at their ends."""
     stages = _changed_stages(candidate.plan, _not_sequence_parallel)
     return _faster(candidate, _not_sequence_parallel, stages, problem) if stages else candidate
@@ -79,11 +79,7 @@ def gathering_in_every_pass(plan: Plan) -> Plan:
 
 
 def _not_sequence_parallel(run: LayerRun) -> LayerRun:
-    return (
-        run.with_strategy(sequence_parallel=False)
-        if run.strategy.sequence_parallel and run.strategy.tensor > 1
-        else run
-    )
+    return run.with_strategy(sequence_parallel=False) if run.strategy.effective.sequence_parallel else run
 
 
 def _gathered_in_every_pass(run: LayerRun) -> LayerRun:

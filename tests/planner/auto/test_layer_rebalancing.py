@@ -70,10 +70,12 @@ def test_rebalancing_changes_only_the_cuts(plan: Plan, problem: Problem) -> None
 
 def test_moved_layers_take_the_strategy_of_their_neighbours(plan: Plan, problem: Problem) -> None:
     upper, middle, lower = stage_configs(with_sizes(plan, (5, 1, 5)).pipelines[0])
-    again = with_stage_configs(plan, 0, [upper, middle.map_layers(lambda layer: replace(layer, recompute=True)), lower])
+    again = with_stage_configs(
+        plan, 0, [upper, middle.map_layers(lambda layer: layer.with_strategy(recompute=True)), lower]
+    )
     dealt = LayerRebalancer(problem).rebalance(again)
     assert sizes(dealt)[1] > 1
-    assert [[layer.recompute for layer in stage.layers] for stage in stage_configs(dealt.pipelines[0])] == [
+    assert [[layer.strategy.recompute for layer in stage.layers] for stage in stage_configs(dealt.pipelines[0])] == [
         [number == 1] * size for number, size in enumerate(sizes(dealt))
     ]
 

@@ -23,9 +23,10 @@ def recomputed(plan: Plan) -> list[int]:
 def with_one_less(plan: Plan, number: int) -> Plan:
     """Return the plan without recomputation of the stage's last recomputed layer."""
     stages = list(stage_configs(plan.pipelines[0]))
-    last = max(index for index, layer in enumerate(stages[number].layers) if layer.recompute)
+    last = max(index for index, layer in enumerate(stages[number].layers) if layer.strategy.recompute)
     layers = [
-        replace(one, recompute=one.recompute and index != last) for index, one in enumerate(stages[number].layers)
+        one.with_strategy(recompute=one.strategy.recompute and index != last)
+        for index, one in enumerate(stages[number].layers)
     ]
     stages[number] = replace(stages[number], layers=tuple(layers))
     return with_stage_configs(plan, 0, stages)

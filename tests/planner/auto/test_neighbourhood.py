@@ -39,7 +39,7 @@ def plan(problem: Problem, make_plan: Callable[..., Plan]) -> Plan:
     """Two stages of two nodes each, one device a replica; rows differ, and the first layer is computed again."""
     even = make_plan(problem, (4, 4), data=4, rows=3)
     upper, lower = stage_configs(even.pipelines[0])
-    upper = upper.map_some_layers([0], lambda layer: replace(layer, recompute=True))
+    upper = upper.map_some_layers([0], lambda layer: layer.with_strategy(recompute=True))
     upper = upper.map_layers(lambda layer: replace(layer, rows=(4, 4, 2, 2)))
     return with_stage_configs(even, 0, [upper, lower])
 

@@ -47,7 +47,7 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _strategy_key(pipeline: Pipeline) -> tuple[object, ...]:
-    runs = [[(run.strategy.data, run.strategy.tensor) for run in stage.layers] for stage in pipeline.stages]
+    runs = [[run.strategy.degrees for run in stage.layers] for stage in pipeline.stages]
     degrees = tuple(tuple(dict.fromkeys(stage)) for stage in runs)
     shardings = frozenset(run.strategy.sharding for stage in pipeline.stages for run in stage.layers)
     recomputes = any(run.strategy.recompute for stage in pipeline.stages for run in stage.layers)

@@ -21,6 +21,7 @@ from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import LineInterval, StageSites
 from trainwright.search.degrees import divisors
 from trainwright.search.problem import Problem
+from trainwright.strategy import Strategy
 
 
 def pipeline_of(sequence: StageSequence, line_options: LineOptions, micro_batches: int) -> Pipeline:
@@ -43,7 +44,11 @@ def _build_stage(interval: LineInterval, line_options: LineOptions, remaining_st
     groups = sites.tensor_groups_of(interval.first_block, interval.end_block, option.tensor)
     recomputed = recomputed_layers(sites.replica_tables, option, range(first, end), ratio)
     rows = rows_by_replica(groups, option.row_splits)
-    layers = tuple(LayerStrategy(rows, option.tensor, sharding, layer in recomputed) for layer in range(first, end))
+    kept, again = (
+        LayerStrategy(rows, Strategy(option.tensor, len(rows), sharding=sharding, recompute=recompute))
+        for recompute in (False, True)
+    )
+    layers = tuple(again if layer in recomputed else kept for layer in range(first, end))
     devices = line.devices[line.block_bounds[interval.first_block] : line.block_bounds[interval.end_block]]
     return StageConfig(devices, layers).to_stage(first)
 

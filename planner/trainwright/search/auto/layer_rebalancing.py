@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -17,30 +18,34 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
 from trainwright.search.uniform.layer_partition import partition, with_messages
-from trainwright.strategy import RankOrder, Sharding, Strategy
+from trainwright.strategy import Sharding, Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStrategy:
-    """Parallelism of one layer, see `LayerRun`; a single replica is not sharded."""
+    """Strategy of one layer, and the rows of its replicas; a single replica is not sharded.
+
+    What the runtime decides is left open: moves change the degrees that it depends on.
+    """
 
     rows: tuple[int, ...]
-    tensor: int = 1
-    sharding: Sharding = Sharding.NONE
-    recompute: bool = False
-    order: RankOrder = RankOrder.TENSOR_INNER
+    strategy: Strategy
 
-    @property
-    def data(self) -> int:
-        return len(self.rows)
+    @classmethod
+    def of(cls, run: LayerRun) -> LayerStrategy:
+        return cls(run.rows, run.strategy.without_runtime_choices)
 
     def to_layer_run(self, first: int, count: int) -> LayerRun:
-        sharding = self.sharding if self.data > 1 else Sharding.NONE
-        return LayerRun(first, count, Strategy(self.tensor, self.data, self.order, sharding, self.recompute), self.rows)
+        return LayerRun(first, count, self.strategy.with_replicas(len(self.rows)), self.rows)
+
+    def with_strategy(self, **changes: Any) -> LayerStrategy:
+        """Return the layer with some fields of its strategy changed."""
+        return replace(self, strategy=self.strategy.replace(**changes))
 
     def with_tensor_degree(self, tensor: int, devices: int, rows: int) -> LayerStrategy:
         """Return the strategy at another tensor degree, with even rows."""
-        return replace(self, tensor=tensor, rows=scale_rows((1,) * (devices // tensor), rows))
+        data = devices // tensor
+        return LayerStrategy(scale_rows((1,) * data, rows), self.strategy.replace(tensor=tensor, data=data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,7 @@ class StageConfig:
     def of(cls, stage: Stage) -> StageConfig:
         layers: list[LayerStrategy] = []
         for run in stage.layers:
-            layers += [
-                LayerStrategy(
-                    run.rows, run.strategy.tensor, run.strategy.sharding, run.strategy.recompute, run.strategy.order
-                )
-            ] * run.count
+            layers += [LayerStrategy.of(run)] * run.count
         return cls(stage.devices, tuple(layers))
 
     def to_stage(self, first: int) -> Stage:
@@ -99,12 +100,13 @@ class StageConfig:
         """
 
         def change(layer: LayerStrategy) -> LayerStrategy:
-            tensor = layer.tensor if len(devices) % layer.tensor == 0 else 1
+            tensor = layer.strategy.tensor if len(devices) % layer.strategy.tensor == 0 else 1
+            data = len(devices) // tensor
             rows_by_node: dict[str, list[int]] = {}
             for share, node in zip(layer.rows, _replica_nodes(layer, self.devices), strict=True):
                 rows_by_node.setdefault(node, []).append(share)
-            changed = replace(layer, tensor=tensor, rows=(1,) * (len(devices) // tensor))
-            mean, seen_by_node, proportions = sum(layer.rows) // layer.data, Counter[str](), []
+            changed = LayerStrategy((1,) * data, layer.strategy.replace(tensor=tensor, data=data))
+            mean, seen_by_node, proportions = sum(layer.rows) // len(layer.rows), Counter[str](), []
             for node in _replica_nodes(changed, devices):
                 proportions.append(
                     rows_by_node[node][seen_by_node[node] % len(rows_by_node[node])] if node in rows_by_node else mean
@@ -116,23 +118,23 @@ class StageConfig:
 
     @property
     def max_data_degree(self) -> int:
-        return max(layer.data for layer in self.layers)
+        return max(layer.strategy.data for layer in self.layers)
 
     @property
     def max_tensor_degree(self) -> int:
-        return max(layer.tensor for layer in self.layers)
+        return max(layer.strategy.tensor for layer in self.layers)
 
 
 def _replica_nodes(layer: LayerStrategy, devices: tuple[Device, ...]) -> Iterator[str]:
     """Yield the node of each replica's first device."""
-    return (group[0].node for group in layer.to_layer_run(0, 1).strategy.tensor_groups(devices))
+    return (group[0].node for group in layer.strategy.tensor_groups(devices))
 
 
 def with_sharding(plan: Plan, sharding: Sharding) -> Plan:
     """Apply one sharding to all layers."""
     for index, pipeline in enumerate(plan.pipelines):
         stages = [
-            stage.map_layers(lambda layer: replace(layer, sharding=sharding)) for stage in stage_configs(pipeline)
+            stage.map_layers(lambda layer: layer.with_strategy(sharding=sharding)) for stage in stage_configs(pipeline)
         ]
         plan = with_stage_configs(plan, index, stages)
     return plan
@@ -215,8 +217,8 @@ class LayerRebalancer:
     def _stage_seconds(self, stage: StageConfig) -> Array:
         """Return [first, end] micro-batch seconds of the slowest replica."""
         most_common, _ = Counter(stage.layers).most_common(1)[0]
-        recompute_ratio = sum(layer.recompute for layer in stage.layers) / len(stage.layers)
-        groups = most_common.to_layer_run(0, 1).strategy.tensor_groups(stage.devices)
+        recompute_ratio = sum(layer.strategy.recompute for layer in stage.layers) / len(stage.layers)
+        groups = most_common.strategy.tensor_groups(stage.devices)
         replicas = tuple(tuple(device.node for device in group) for group in groups)
         return self._cached_replica_seconds(replicas, most_common.rows, recompute_ratio)
 

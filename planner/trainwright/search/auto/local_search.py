@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory import stage_memory
@@ -77,10 +77,10 @@ class _StageMemoryLimit:
         return all(part.total_bytes <= memory[one.node] for one, part in zip(stage.devices, memory_parts, strict=True))
 
     def repair(self, config: StageConfig) -> StageConfig | None:
-        stored_layers = [number for number, layer in enumerate(config.layers) if not layer.recompute]
+        stored_layers = [number for number, layer in enumerate(config.layers) if not layer.strategy.recompute]
 
         def changed(count: int) -> StageConfig:
-            return config.map_some_layers(stored_layers[:count], lambda layer: replace(layer, recompute=True))
+            return config.map_some_layers(stored_layers[:count], lambda layer: layer.with_strategy(recompute=True))
 
         first_layer = self.plan_layout.plan.pipelines[self.key[0]].stages[self.key[1]].first
         fewest_recomputed = bisect_left(

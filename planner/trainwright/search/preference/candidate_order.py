@@ -11,7 +11,7 @@ from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
 from trainwright.search.plan_defaults import with_runtime_choices
-from trainwright.search.plan_variants import gathering_in_every_pass, with_kept_weights, without_sequence_parallel
+from trainwright.search.plan_variants import gathering_in_every_pass, with_kept_weights, without_runtime_choices
 from trainwright.search.preference.link_noise import snap_links
 from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.search.preference.simplicity import (
@@ -126,7 +126,7 @@ class _CandidatePool:
         if found is None and (fewer := gathering_in_every_pass(plan)) != plan:
             found = fitting_candidate(self.problem, fewer)
             found = None if found is None else with_kept_weights(found, self.problem)
-        return None if found is None else without_sequence_parallel(found, self.problem)
+        return None if found is None else without_runtime_choices(found, self.problem)
 
     def _is_new(self, plan: Plan) -> bool:
         key = self.symmetry.canonical_key(with_runtime_choices(plan, self.problem.cost_context))

@@ -25,7 +25,7 @@ class Complexity:
     """Complexity of a plan, compared lexicographically.
 
     Attributes:
-        stage_types: distinct stages by accelerators, degrees, sharding and recompute.
+        stage_types: distinct stages by accelerators, degrees, sharding and recompute; what the runtime chooses makes none.
         degrees: distinct pairs of tensor and data degree.
         uneven_stages: stages whose replicas get different numbers of rows.
 
@@ -50,8 +50,7 @@ class Complexity:
             (
                 frozenset(accelerator[device.node] for device in stage.devices),
                 frozenset(
-                    (run.strategy.tensor, run.strategy.data, run.strategy.sharding, run.strategy.recompute)
-                    for run in stage.layers
+                    (*run.strategy.degrees, run.strategy.sharding, run.strategy.recompute) for run in stage.layers
                 ),
             )
             for stage in plan.stages
@@ -59,7 +58,7 @@ class Complexity:
         return cls(
             stage_types=len(types),
             pipelines=len(plan.pipelines),
-            degrees=len({(run.strategy.tensor, run.strategy.data) for run in runs}),
+            degrees=len({run.strategy.degrees for run in runs}),
             uneven_stages=sum(any(len(set(run.rows)) > 1 for run in stage.layers) for stage in plan.stages),
             recomputed_layers=sum(run.count for run in runs if run.strategy.recompute),
             sharded_layers=sum(run.count for run in runs if run.strategy.sharding is not Sharding.NONE),

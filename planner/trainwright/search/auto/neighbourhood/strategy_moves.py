@@ -23,7 +23,7 @@ def change_tensor_degree(editable: Sequence[EditablePipeline]) -> Iterator[Move]
                 layer_ranges += [range(1), range(count - 1, count), range(count // 2), range(count // 2, count)]
             for layer_range in dict.fromkeys(layer_ranges):
                 for doubles in (True, False):
-                    tensor = stage.layers[layer_range[0]].tensor
+                    tensor = stage.layers[layer_range[0]].strategy.tensor
                     wanted = tensor * 2 if doubles else tensor // 2
                     if wanted and len(stage.devices) % wanted == 0 and len(stage.devices) // wanted <= pipeline.rows:
                         yield partial(_with_tensor_degree, pipeline, number, layer_range, wanted)
@@ -70,24 +70,24 @@ def change_sharding(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
 def save_memory(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
     """Recompute or shard some layers less or more; repair adds back only the recompute that memory requires."""
     for pipeline in editable:
-        if any(layer.recompute for stage in pipeline.stages for layer in stage.layers):
+        if any(layer.strategy.recompute for stage in pipeline.stages for layer in stage.layers):
             yield partial(_stop_all_recompute, pipeline)
         for number in pipeline.slowest_first:
             stage = pipeline.stages[number]
-            recomputed = [index for index, layer in enumerate(stage.layers) if layer.recompute]
+            recomputed = [index for index, layer in enumerate(stage.layers) if layer.strategy.recompute]
             for chosen in (recomputed[-1:], recomputed[len(recomputed) // 2 :], recomputed):
                 if chosen:
                     yield partial(_stop_recompute, pipeline, number, chosen)
             for current, replacement in ((Sharding.ZERO2, Sharding.ZERO3), (Sharding.ZERO3, Sharding.ZERO2)):
-                found = [index for index, layer in enumerate(stage.layers) if layer.sharding is current]
+                found = [index for index, layer in enumerate(stage.layers) if layer.strategy.sharding is current]
                 for chosen in (found[-1:], found[len(found) // 2 :]):
-                    if chosen and stage.layers[chosen[0]].data > 1:
+                    if chosen and stage.layers[chosen[0]].strategy.data > 1:
                         yield partial(_change_sharding_of_layers, pipeline, number, chosen, replacement)
 
 
 def _stop_recompute(pipeline: EditablePipeline, number: int, chosen: Container[int]) -> Plan:
     return pipeline.replace_stages(
-        {number: pipeline.stages[number].map_some_layers(chosen, lambda layer: replace(layer, recompute=False))}
+        {number: pipeline.stages[number].map_some_layers(chosen, lambda layer: layer.with_strategy(recompute=False))}
     )
 
 
@@ -95,14 +95,14 @@ def _change_sharding_of_layers(
     pipeline: EditablePipeline, number: int, chosen: Container[int], sharding: Sharding
 ) -> Plan:
     return pipeline.replace_stages(
-        {number: pipeline.stages[number].map_some_layers(chosen, lambda layer: replace(layer, sharding=sharding))}
+        {number: pipeline.stages[number].map_some_layers(chosen, lambda layer: layer.with_strategy(sharding=sharding))}
     )
 
 
 def _stop_all_recompute(pipeline: EditablePipeline) -> Plan:
     return pipeline.replace_stages(
         {
-            number: stage.map_layers(lambda layer: replace(layer, recompute=False))
+            number: stage.map_layers(lambda layer: layer.with_strategy(recompute=False))
             for number, stage in enumerate(pipeline.stages)
         }
     )
