@@ -176,7 +176,7 @@ def test_every_planner_plans_a_custom_model_without_tensor_degrees(
     for candidate in json.loads(done.stdout)["candidates"]:
         plan = documents.parse(candidate["plan"], Plan)
         runs = [run for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers]
-        assert {run.tensor for run in runs} == {1}
+        assert {run.strategy.tensor for run in runs} == {1}
 
 
 @pytest.mark.torch_processes
