@@ -65,7 +65,7 @@ class Split(StrEnum):
 
 
 class TensorSplit(NamedTuple):
-    """How a tensor group divides the computation of one layer.
+    """Division of the computation of one layer among a tensor group.
 
     Attributes:
         divides_sequence: activations outside of products and attention are divided along the sequence.

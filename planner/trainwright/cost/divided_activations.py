@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -60,20 +59,19 @@ class DividedActivations:
     runtime: Runtime
     row_bytes: tuple[int, ...]
     is_tensor_sharded: Callable[[LayerKind, int], bool]
+    _splits: dict[tuple[str, int, bool], TensorSplit] = field(default_factory=dict, repr=False, compare=False)
+    _chosen: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+    _input_row_bytes: dict[int, tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _series_ends: dict[tuple[int, int, int], SeriesEnds] = field(default_factory=dict, repr=False, compare=False)
 
     def split(self, kind: LayerKind, strategy: Strategy) -> TensorSplit:
         """Return how tensor groups divide a layer of this kind under a strategy."""
         return self._split(kind, strategy.tensor, asks=strategy.sequence_parallel)
 
-    def is_as_chosen(self, strategy: Strategy) -> bool:
-        """Return whether a strategy is sequence parallel exactly if those are that searches make at its tensor degree."""
-        return strategy.sequence_parallel == self.chosen_at(strategy.tensor)
-
     def as_chosen(self, strategy: Strategy) -> Strategy:
         """Return the strategy as searches make it; itself where it is so."""
-        if self.is_as_chosen(strategy):
-            return strategy
-        return strategy.replace(sequence_parallel=not strategy.sequence_parallel)
+        chosen = self.chosen_at(strategy.tensor)
+        return strategy if strategy.sequence_parallel == chosen else strategy.replace(sequence_parallel=chosen)
 
     def chosen_split(self, kind: LayerKind, tensor: int) -> TensorSplit:
         """Return how tensor groups divide a layer of this kind in the plans that searches make."""
@@ -86,19 +84,8 @@ class DividedActivations:
             found = self._splits[key] = TensorSplit(tensor, divides_sequence=asks and self._allows(kind, tensor))
         return found
 
-    def least_seconds_ratio(self, kind: LayerKind, tensor: int, most_rows: int, computed: LayerKind) -> float:
-        """Return the least that dividing the sequence leaves of the compute of a kind's layer, as a tensor group computes it."""
-        if not self.model.allows_sequence_parallel(kind, tensor):
-            return 1.0
-        return least_sequence_parallel_seconds_ratio(computed, tensor, most_rows, self.model.dtype)
-
     def _allows(self, kind: LayerKind, tensor: int) -> bool:
-        key = (kind.name, tensor)
-        if key not in self._allowed:
-            self._allowed[key] = self.is_tensor_sharded(kind, tensor) and self.model.allows_sequence_parallel(
-                kind, tensor
-            )
-        return self._allowed[key]
+        return self.is_tensor_sharded(kind, tensor) and self.model.allows_sequence_parallel(kind, tensor)
 
     def chosen_at(self, tensor: int) -> bool:
         """Return whether layer runs of this tensor degree are sequence parallel in the plans that searches make.
@@ -124,19 +111,13 @@ class DividedActivations:
 
     def chosen_divided_cuts(self, tensor: int) -> NDArray[np.bool_]:
         """Return `[cut]` whether the boundary before a layer stays divided in the plans that searches make."""
-        divides = self._chosen_layers(tensor)
+        divides = _chosen_layers(self, tensor)
         return np.array([False, *(before and behind for before, behind in pairwise(divides)), False])
 
     def chosen_message_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[cut]` bytes of one row of a message there in the plans that searches make, at one tensor degree."""
         whole: NDArray[np.float64] = np.array(self.row_bytes, dtype=np.float64)
         return whole / np.where(self.chosen_divided_cuts(tensor), tensor, 1)
-
-    def _chosen_layers(self, tensor: int) -> list[bool]:
-        return [
-            self.chosen_split(self.model.kind_of(layer), tensor).divides_sequence
-            for layer in range(len(self.model.layers))
-        ]
 
     def input_row_bytes(self, strategy: Strategy) -> tuple[float, ...]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute."""
@@ -164,7 +145,7 @@ class DividedActivations:
 
     def chosen_gathered_output_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[cut]` these bytes in the plans that searches make, without recompute, at one tensor degree."""
-        is_gathered = np.array([False, *self._chosen_layers(tensor)]) & ~self.chosen_divided_cuts(tensor)
+        is_gathered = np.array([False, *_chosen_layers(self, tensor)]) & ~self.chosen_divided_cuts(tensor)
         return np.where(is_gathered, np.array(self.row_bytes) / tensor, 0.0)
 
     def series_ends(self, run: LayerRun) -> SeriesEnds:
@@ -185,22 +166,14 @@ class DividedActivations:
             )
         return self._series_ends[key]
 
-    @cached_property
-    def _allowed(self) -> dict[tuple[str, int], bool]:
-        return {}
 
-    @cached_property
-    def _splits(self) -> dict[tuple[str, int, bool], TensorSplit]:
-        return {}
+def _chosen_layers(activations: DividedActivations, tensor: int) -> list[bool]:
+    layers = activations.model.layers
+    return [activations.chosen_split(activations.model.kind(name), tensor).divides_sequence for name in layers]
 
-    @cached_property
-    def _chosen(self) -> dict[int, bool]:
-        return {}
 
-    @cached_property
-    def _input_row_bytes(self) -> dict[int, tuple[float, ...]]:
-        return {}
-
-    @cached_property
-    def _series_ends(self) -> dict[tuple[int, int, int], SeriesEnds]:
-        return {}
+def least_seconds_ratio(model: Model, kind: LayerKind, tensor: int, most_rows: int, computed: LayerKind) -> float:
+    """Return the least that dividing the sequence leaves of the compute of a kind's layer, as a tensor group computes it."""
+    if not model.allows_sequence_parallel(kind, tensor):
+        return 1.0
+    return least_sequence_parallel_seconds_ratio(computed, tensor, most_rows, model.dtype)

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from trainwright.cost.context import CostContext
+from trainwright.cost.divided_activations import least_seconds_ratio
 from trainwright.cost.layer_sums import Array
 from trainwright.layer import LayerKind, TensorSplit
 
@@ -68,9 +69,7 @@ def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, most_r
             ]
             forward = min(cost.forward_seconds / rows for rows, cost in costs)
             backward = min(cost.backward_seconds / rows for rows, cost in costs)
-            ratio = context.divided_activations.least_seconds_ratio(
-                kind, tensor, most_rows, context.tensor_kind(kind, tensor)
-            )
+            ratio = least_seconds_ratio(context.model, kind, tensor, most_rows, context.tensor_kind(kind, tensor))
             least = min(least, tensor * (forward + backward) * ratio)
     return least
 

@@ -29,4 +29,4 @@ def with_runtime_choices(plan: Plan, context: CostContext) -> Plan:
 
 
 def _is_as_chosen(run: LayerRun, context: CostContext) -> bool:
-    return context.divided_activations.is_as_chosen(run.strategy)
+    return context.divided_activations.as_chosen(run.strategy) is run.strategy

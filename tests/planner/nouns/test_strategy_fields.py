@@ -86,7 +86,7 @@ def test_interchangeable_devices_do_not_hide_the_field(field: str, problem: Prob
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_shape_for_trainers_is_the_plan_again(field: str) -> None:
-    """Of plans with one recompute and one order: a shape has the tensor degree innermost and recomputes blocks."""
+    """A shape has the tensor degree innermost, and recomputes blocks alone."""
     plan = plan_of(runs_of(changed(field)))
     shape = shape_of(plan)
     if field == "recompute":

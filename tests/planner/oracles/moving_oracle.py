@@ -27,7 +27,9 @@ def held_units(plan: Plan, setting: CostContext) -> dict[Device, set[Unit]]:
             for name, flag, divided, run_ in named_values(stage, setting):
                 inner = run_.strategy.order is RankOrder.TENSOR_INNER
                 replica, part = (
-                    divmod(index, run_.strategy.tensor) if inner else (index % run_.strategy.data, index // run_.data)
+                    divmod(index, run_.strategy.tensor)
+                    if inner
+                    else (index % run_.strategy.data, index // run_.strategy.data)
                 )
                 for state, shards in (
                     ("weights", run_.strategy.sharding is Sharding.ZERO3),
