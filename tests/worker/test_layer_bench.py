@@ -30,6 +30,7 @@ from trainwright_worker.measure.layer_bench import (
     relative_spread,
 )
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
+from trainwright_worker.run_task import task_devices
 
 CPU = torch.device("cpu")
 
@@ -57,7 +58,9 @@ def one_thread():
 def profile(order: ProfilingTask) -> ProfilingReport:
     """Profile in this process."""
     environment = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "TRAINWRIGHT_NODE_NAME": "node-a"}
-    return layer_bench.profile_layers(order, RankAssignment.from_environment(order, environment), CPU, Silence())
+    return layer_bench.profile_layers(
+        order, RankAssignment.from_environment(order.gang, task_devices(order), environment), CPU, Silence()
+    )
 
 
 @gang_test

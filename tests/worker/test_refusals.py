@@ -13,6 +13,7 @@ from trainwright.worker_api import FailureReason, GangNode, LayerCheck, LinkTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.measure.link_bench import _repeats
+from trainwright_worker.run_task import task_devices
 from trainwright_worker.validation import check_task
 
 
@@ -77,7 +78,7 @@ def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
     a, b, c = gang_devices(gang)
     order = replace(make.trial(gang), plan=make.plan((c, a, b)))
     seats = [
-        RankAssignment.from_environment(order, environment(*place, 3))
+        RankAssignment.from_environment(gang, task_devices(order), environment(*place, 3))
         for place in (("node-a", 0, 0), ("node-b", 1, 0), ("node-b", 2, 1))
     ]
     assert [seat.device for seat in seats] == [a, b, c]
@@ -89,8 +90,9 @@ def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
     "place", [("node-z", 0, 0, 3), ("node-b", 0, 0, 3), ("node-a", 0, 0, 2), ("node-a", 1, 1, 3), ("", 0, 0, 3)]
 )
 def test_process_at_an_unexpected_place_is_refused(make, place: tuple) -> None:
+    order = make.trial(make.gang(1, 2))
     with pytest.raises(WorkerError) as refusal:
-        RankAssignment.from_environment(make.trial(make.gang(1, 2)), environment(*place))
+        RankAssignment.from_environment(order.gang, task_devices(order), environment(*place))
     assert refusal.value.reason is FailureReason.PLACEMENT_NOT_MET
 
 

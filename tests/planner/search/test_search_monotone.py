@@ -212,7 +212,10 @@ def test_polish_never_slows_a_plan_and_keeps_its_degrees(larger: Problem, pick: 
     assert after.estimate.iteration_seconds <= before.estimate.iteration_seconds
     assert after.plan.devices == before.plan.devices
     for new, old in zip(after.plan.pipelines[0].stages, before.plan.pipelines[0].stages, strict=True):
-        assert (new.layers[0].strategy.tensor, new.layers[0].rows) == (old.layers[0].tensor, old.layers[0].rows)
+        assert (new.layers[0].strategy.tensor, new.layers[0].rows) == (
+            old.layers[0].strategy.tensor,
+            old.layers[0].rows,
+        )
     if tries == 0:
         assert after == before
 
