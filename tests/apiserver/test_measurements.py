@@ -46,7 +46,7 @@ def _measurements(todo: list[Any]) -> list[CreateConfigMap]:
 
 def test_plan_reuses_what_is_kept_and_kubectl_lists_it(equipped_api_server, namespace, training_plan, tmp_path) -> None:
     api = equipped_api_server
-    manifest = training_plan("again", {"trials.topK": 0, "training.dtype": "float32"})
+    manifest = training_plan("again", {"trials.topK": 0, "training.dtype": "float32", "search.planner": "Megatron"})
     nodes = [one for one in api.get("nodes")["items"] if EMULATION_ANNOTATION in one["metadata"]["annotations"]]
     names = keep_measurements(api, namespace, manifest["spec"], nodes)
     assert {name.partition("-")[0] for name in names} == {"links", "profile"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -273,6 +274,7 @@ class Operation:
         for module in (reconciler, apply, namespace_claims, pod_refusals):
             monkeypatch.setattr(module, "datetime", JumpingTime)
         monkeypatch.setattr(asyncio, "to_thread", at_once)  # the loop waits for no threads
+        monkeypatch.setattr(random, "random", random.Random(1).random)  # pauses are drawn alike in each run
         monkeypatch.setattr(snapshot_reader, "ObjectCache", partial(ObjectCache, clock=clock))
         monkeypatch.setattr(reconciler, "NamespaceClaims", partial(namespace_claims.NamespaceClaims, clock=clock))
         monkeypatch.setattr(reconciler, "SearchPool", Searches)
