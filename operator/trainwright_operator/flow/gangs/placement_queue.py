@@ -47,13 +47,16 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     for stored in snapshot.stored:
         if stored.role != StoredRole.TASK or stored.terminating or not names.owns(stored.name):
             continue
+        pods = snapshot.pods_of(stored.gang)
+        if not pods:  # only these hold devices or wait for them, and reading the task takes longer than all else here
+            continue
         try:
             task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
         except (documents.DocumentError, NeedsNewerVersion):
             continue
         held, wanted = Counter[str](), Counter[str]()
         places = launcher_of(stored).places(names, stored.gang, task.gang)
-        for pod, node in assigned_pods(places, snapshot.pods_of(stored.gang)):
+        for pod, node in assigned_pods(places, pods):
             if pod is not None and scheduling.is_gated(pod):
                 wanted[node.name] += len(node.slots)
             elif pod is not None and pod.phase not in ("Succeeded", "Failed"):
