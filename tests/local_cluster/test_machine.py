@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from local_cluster import host_settings
-from local_cluster.cleanup import dead_sockets
+from local_cluster.cleanup import dead_sockets, remove_links_into
 from local_cluster.commands import ClusterError
 from local_cluster.control_groups import control_groups
 from local_cluster.images import check_free_disk
@@ -104,3 +104,23 @@ def test_a_full_disk_is_told_before_images_are_built(tmp_path: Path) -> None:
         ClusterError, match=r"images need 1000000 GB of disk, \d+ GB are free; free some, or set XDG_CACHE"
     ):
         check_free_disk(tmp_path, needed_gb=1e6)
+
+
+def test_links_that_a_kubelet_removes_meanwhile_stop_no_cleanup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, links = tmp_path / "node", tmp_path / "containers"
+    links.mkdir()
+    for name in ("one.log", "gone.log", "two.log"):
+        (links / name).symlink_to(target / name)
+    (links / "other.log").symlink_to(tmp_path / "elsewhere" / "other.log")
+    read = Path.readlink
+
+    def read_late(link: Path) -> Path:
+        if link.name == "gone.log":
+            link.unlink()
+        return read(link)
+
+    monkeypatch.setattr(Path, "readlink", read_late)
+    remove_links_into(target, links)
+    assert [link.name for link in links.iterdir()] == ["other.log"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from local_cluster.mounts import unmount_below
@@ -67,14 +68,14 @@ def remove_builders_cache() -> None:
         _remove_if_empty(folder)
 
 
-def remove_links_into(target: Path) -> None:
-    """Remove container log links that point into a folder."""
-    links = Path("/var/log/containers")
+def remove_links_into(target: Path, links: Path = Path("/var/log/containers")) -> None:
+    """Remove container log links that point into a folder, except those that a kubelet removes meanwhile."""
     if not links.exists():
         return
     for link in links.iterdir():
-        if link.is_symlink() and link.readlink().is_relative_to(target):
-            link.unlink()
+        with suppress(FileNotFoundError):
+            if link.is_symlink() and link.readlink().is_relative_to(target):
+                link.unlink()
 
 
 def _remove_if_empty(folder: Path) -> None:
