@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from trainwright.cluster import Accelerator, Node
 from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.number_formats import formats_to_profile
-from trainwright_operator.flow.documents.planned_trials import PlannedTrials
+from trainwright_operator.flow.documents.planned_trials import PlannedTrials, plan_digest
 from trainwright_operator.flow.names import Names
 
 A100, V100, T4 = "NVIDIA-A100-SXM4-40GB", "Tesla-V100-SXM2-16GB", "Tesla-T4"
@@ -56,6 +58,12 @@ class Recorded(World):
         )
         if runs:
             self.run()
+
+    def run_again(self) -> None:
+        """Record what a spec's edit, which changes neither measurements nor search, lets the plan run anew."""
+        self.tasks.clear()
+        self.generation += 1
+        self.run()
 
     @property
     def profiled(self) -> set[tuple[str, Dtype]]:
@@ -214,3 +222,58 @@ def test_names_of_stored_plans_do_not_depend_on_the_former_default() -> None:
     assert names["float32"] == "demo-d632f730"
     assert names["float16"] == "demo-344e6248"
     assert len(set(names.values())) == 4
+
+
+def change_trial(world: Recorded, name: str, **changes: Any) -> None:
+    """Store the planned trials with another plan or format of one of them, as after an edit that changes the search."""
+    assert world.status.candidates_ref is not None
+    stored, before = world.stored[world.status.candidates_ref.config_map], world.planned
+    trials = tuple(dataclasses.replace(trial, **changes) if trial.name == name else trial for trial in before.trials)
+    data = {"document.json": documents.dumps(dataclasses.replace(before, trials=trials))}
+    world.stored[stored.name] = dataclasses.replace(stored, data=data)
+
+
+def test_result_of_one_format_does_not_count_for_the_same_plan_in_another() -> None:
+    world = Recorded("auto", A100, A100)
+    tried = world.planned.trials[0]
+    assert tried.dtype is Dtype.BFLOAT16
+    change_trial(world, tried.name, dtype=Dtype.FLOAT16)
+    world.run_again()
+    (task,) = world.tasks
+    assert isinstance(task, TrialTask)
+    assert (task.plan, task.model.dtype) == (tried.plan, Dtype.FLOAT16)
+
+
+def name_former_digests(world: Recorded) -> None:
+    """Store the trials' results with digests that name no format, as operators before 0.2.0 did."""
+    for trial in world.planned.trials:
+        for stored in [
+            one for one in world.stored.values() if one.gang.startswith(trial.name) and one.role == StoredRole.RESULT
+        ]:
+            outcome = json.loads(stored.data["outcome.json"]) | {"tried": plan_digest(trial.plan)}
+            world.stored[stored.name] = dataclasses.replace(
+                stored, data=dict(stored.data) | {"outcome.json": json.dumps(outcome)}
+            )
+
+
+def test_results_without_a_format_count_for_the_only_trial_of_their_plan() -> None:
+    world = Recorded("auto", A100, A100)
+    name_former_digests(world)
+    world.run_again()
+    assert not world.tasks
+    first, second, *_ = world.planned.trials
+    change_trial(world, second.name, plan=first.plan, dtype=Dtype.FLOAT16)
+    world.run_again()
+    tried = [(task.plan, task.model.dtype) for task in world.tasks if isinstance(task, TrialTask)]
+    assert sorted(dtype for _, dtype in tried) == [Dtype.BFLOAT16, Dtype.FLOAT16]
+    assert {plan for plan, _ in tried} == {first.plan}
+
+
+def test_gang_that_runs_a_plan_in_a_former_format_is_ended() -> None:
+    world = Recorded("auto", A100, A100, trials={"topK": 1}, runs=False)
+    world.run(until=lambda: any("candidate" in name for name in world.jobs))
+    for trial in world.planned.trials:
+        change_trial(world, trial.name, dtype=Dtype.FLOAT16)
+    world.run()
+    assert {trial.dtype for trial in world.status.trials} == {Dtype.FLOAT16}
+    assert {task.model.dtype for task in world.tasks if isinstance(task, TrialTask)} == {Dtype.FLOAT16}

@@ -38,9 +38,12 @@ def plan_digest(plan: Plan) -> str:
     return _digest(plan, _run_fields)
 
 
-def trial_digest(plan: Plan, framework: FrameworkSpec | None) -> str:
-    """Return a digest of the plan and, if it is not our executor, of what runs it."""
-    return _with_framework(plan_digest(plan), framework)
+def trial_digest(plan: Plan, dtype: Dtype | None, framework: FrameworkSpec | None) -> str:
+    """Return a digest of the plan, of its number format if the search chose it, and of what runs it if not our executor."""
+    digest = plan_digest(plan)
+    if dtype is not None:
+        digest = _hash(f"{digest} {dtype}")
+    return _with_framework(digest, framework)
 
 
 def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
@@ -51,14 +54,18 @@ def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
         ]
         for pipeline in plan.pipelines
     ]
-    return hashlib.sha256(json.dumps([plan.schedule, pipelines]).encode()).hexdigest()[:16]
+    return _hash(json.dumps([plan.schedule, pipelines]))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _with_framework(digest: str, framework: FrameworkSpec | None) -> str:
     if framework is None:
         return digest
     asked = framework.model_dump_json(by_alias=True, exclude_defaults=True)
-    return hashlib.sha256(f"{digest} {asked}".encode()).hexdigest()[:16]
+    return _hash(f"{digest} {asked}")
 
 
 def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
@@ -110,24 +117,32 @@ class PlannedTrial:
     plan: Plan
     dtype: Dtype | None = None
 
+    def is_run_by(self, plan: Plan, dtype: Dtype) -> bool:
+        """Return whether a task with that plan and number format runs this trial."""
+        return self.plan == plan and self.dtype in (None, dtype)
+
 
 def counting_digests(trials: Sequence[PlannedTrial], framework: FrameworkSpec | None) -> dict[str, frozenset[str]]:
     """Return by the trial's name the digests with which a stored result is of its plan.
 
-    Beside its own that is the former digest, which left out sequence parallelism and weights kept gathered, unless a trial of
-    another plan has it too.
+    Beside its own these are the former digests, which left out sequence parallelism, weights kept gathered, and the number
+    format, unless a trial of another plan or format has them too.
     """
-    plans_of: dict[str, set[Plan]] = {}
-    for trial in trials:
-        plans_of.setdefault(_digest(trial.plan, _former_run_fields), set()).add(trial.plan)
-    former = {plan: digest for digest, plans in plans_of.items() if len(plans) == 1 for plan in plans}
-    return {
-        trial.name: frozenset(
+    own = {trial.name: trial_digest(trial.plan, trial.dtype, framework) for trial in trials}
+    former = {
+        trial.name: {
             _with_framework(digest, framework)
-            for digest in (plan_digest(trial.plan), former.get(trial.plan))
-            if digest is not None
-        )
+            for digest in (plan_digest(trial.plan), _digest(trial.plan, _former_run_fields))
+        }
         for trial in trials
+    }
+    owners: dict[str, set[str]] = {}
+    for trial in trials:
+        for digest in (own[trial.name], *former[trial.name]):
+            owners.setdefault(digest, set()).add(own[trial.name])
+    return {
+        name: frozenset({digest, *(earlier for earlier in former[name] if owners[earlier] == {digest})})
+        for name, digest in own.items()
     }
 
 

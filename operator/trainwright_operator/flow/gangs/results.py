@@ -16,10 +16,11 @@ from trainwright.worker_api import (
     TrialTask,
     WorkerReport,
 )
+from trainwright_operator.api.spec import AUTO
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.documents import outcome as outcomes
 from trainwright_operator.flow.documents.outcome import GangOutcome, OutcomeState
-from trainwright_operator.flow.documents.planned_trials import plan_digest, trial_digest
+from trainwright_operator.flow.documents.planned_trials import trial_digest
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.framework_log import StepLog
@@ -67,7 +68,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             started_at=started_at,
             device_seconds=device_time / len(assessments),
             generation=context.plan.generation,
-            tried=_tried(gang_spec, number),
+            tried=_tried(context, gang_spec, number),
         )
         report = reported.get(number) if ending.reason is not Reason.REPORT_INVALID else None
         data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
@@ -83,12 +84,14 @@ def device_seconds(context: ReconcileContext, gang_spec: GangSpec, started_at: d
     return max((context.now - started_at).total_seconds(), 0.0) * devices if started_at is not None else 0.0
 
 
-def _tried(gang_spec: GangSpec, number: int) -> str:
-    """Return the digest of the plan with that number, or nothing where a modified task has fewer."""
+def _tried(context: ReconcileContext, gang_spec: GangSpec, number: int) -> str:
+    """Return the digest of the trial with that number, or nothing where a modified task has fewer."""
     task = gang_spec.task
-    if isinstance(task, TrialTask):
-        return trial_digest(task.plan, gang_spec.framework)
-    return plan_digest(task.plans[number]) if isinstance(task, TrialSeriesTask) and number < len(task.plans) else ""
+    if not isinstance(task, TrialTask | TrialSeriesTask):
+        return ""
+    plans = (task.plan,) if isinstance(task, TrialTask) else task.plans
+    dtype = task.model.dtype if context.spec.training.dtype == AUTO else None
+    return trial_digest(plans[number], dtype, gang_spec.framework) if number < len(plans) else ""
 
 
 def finished_reports(

@@ -86,7 +86,6 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
     """
     if context.spec.trials.framework is not None:
         return ()
-    by_plan = {trial.plan: trial for trial in planned.trials}
     for first in planned.trials:
         gang = first.name + SERIES_SUFFIX
         task_map = context.snapshot.find(context.names.task(gang))
@@ -96,7 +95,9 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
             task: TrialSeriesTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialSeriesTask, task_map.name)
         except documents.DocumentError:
             continue
-        trials = tuple(by_plan[plan] for plan in task.plans if plan in by_plan)
+        trials = tuple(
+            trial for plan in task.plans for trial in planned.trials if trial.is_run_by(plan, task.model.dtype)
+        )
         if len(trials) == len(task.plans) and trials[:1] == (first,):
             return trials
     return ()
@@ -111,7 +112,7 @@ def gangs_under_way(context: ReconcileContext) -> frozenset[str]:
 
 
 def runs_other_plan(context: ReconcileContext, trial: PlannedTrial) -> bool:
-    """Return whether a gang of this trial alone runs a plan that a former search chose, or in another framework.
+    """Return whether a gang of this trial alone runs a former search's plan or number format, or another framework.
 
     An unreadable task does not count.
     """
@@ -121,7 +122,8 @@ def runs_other_plan(context: ReconcileContext, trial: PlannedTrial) -> bool:
             continue
         with suppress(documents.DocumentError):
             task: TrialTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialTask, task_map.name)
-            return task.plan != trial.plan or framework_of(task_map) != context.spec.trials.framework
+            is_of_trial = trial.is_run_by(task.plan, task.model.dtype)
+            return not is_of_trial or framework_of(task_map) != context.spec.trials.framework
     return False
 
 
