@@ -15,7 +15,7 @@ TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, devices and order of collectives of their ranks, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py device_placement.py collective_order.py layers_attention.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
+.PHONY: help venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs release
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algo
 
 soak: venv programs  ## What the operator costs with 1,000 plans, 5,000 nodes and random changes, on a real API server (40 minutes)
 	PYTHONPATH=tests/support:tests/operator/simulation $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
+
+release: venv  ## Write VERSION=0.3.0 wherever a version stands, and the changelog from changes/
+	@deploy/development/release.sh $(VERSION)
 
 lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .

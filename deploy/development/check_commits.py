@@ -1,4 +1,4 @@
-"""Check of commit subjects: `area: Imperative summary` in at most 72 characters, from `origin/main` to `HEAD`."""
+"""Check of commit subjects: `area: Imperative summary` in at most 72 characters, or `release: 0.2.0`, since `origin/main`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 BASE = "origin/main"
 MAX_CHARACTERS = 72
 SUBJECT = re.compile(r"(?P<area>[A-Za-z0-9][\w./-]*(, [A-Za-z0-9][\w./-]*)*): (?P<verb>[A-Z][a-z-]+) \S.*[^.]")
+RELEASE = re.compile(r"release: \d+\.\d+\.\d+")
 NO_VERB = re.compile(r"(?!(Bring|String|Ping|Ring)\b|(Embed|Need|Feed|Seed|Shed|Speed|Exceed|Proceed|Focus|Bias|Alias)\b)"
                      r"\w+(ing|ed|[^s]s)")  # fmt: skip
 """Words with endings that no imperative has: Adding, Added, Adds."""
@@ -18,6 +19,8 @@ def complaint(subject: str) -> str | None:
     """Return what is wrong with a subject, or None."""
     if len(subject) > MAX_CHARACTERS:
         return f"{len(subject)} characters; at most {MAX_CHARACTERS}"
+    if RELEASE.fullmatch(subject):
+        return None
     found = SUBJECT.fullmatch(subject)
     if found is None:
         return "not of the form `area: Imperative summary`, without a full stop"

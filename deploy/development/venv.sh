@@ -19,11 +19,12 @@ read -r key layout < <("$python" - "$pins/constraints.txt" <<'PY'
 import hashlib, json, sys, tomllib
 from pathlib import Path
 project = tomllib.load(open("pyproject.toml", "rb"))
-project["dependency-groups"].pop("docs")  # docs.sh installs it by itself
+for group in ("docs", "release"):  # docs.sh and release.sh install theirs by themselves
+    project["dependency-groups"].pop(group)
 wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
           project["dependency-groups"], project["build-system"], sys.version, "5",
           Path(sys.argv[1]).read_text()]
-for part in (wanted, project["tool"]["hatch"]):
+for part in (wanted, [project["tool"]["hatch"], project["project"]["version"]]):
     print(hashlib.sha256(json.dumps(part).encode()).hexdigest()[:12], end=" ")
 print()
 PY
@@ -44,7 +45,8 @@ if [ ! -e "$cached/.complete" ]; then
   "$python" - > "$pins/requirements.txt" <<'PY'
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
-project["dependency-groups"].pop("docs")
+for group in ("docs", "release"):
+    project["dependency-groups"].pop(group)
 groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values(),
           *project["dependency-groups"].values(), project["build-system"]["requires"]]
 print("\n".join(sorted({line for group in groups for line in group})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trainwright_operator.kube.namespace_claims import CLAIM_NAME
 from trainwright_operator.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
 EVERYWHERE = ("--set", "watchNamespaces={*}")
 NAMED = ("--set", "watchNamespaces={team-a,team-b}")
@@ -269,13 +271,13 @@ def test_images_come_from_the_values(rendered) -> None:
     def image(*settings: str) -> str:
         return str(container(rendered(*settings))["image"])
 
-    assert image() == "trainwright/operator:0.1.0"
+    assert image() == f"trainwright/operator:{VERSION}"
     assert image("--set", "image.repository=registry.example:5000/op,image.tag=v2") == "registry.example:5000/op:v2"
     assert image("--set", "image.tag=1234567") == "trainwright/operator:1234567"
     assert image("--set-json", 'image={"tag": 20250102030405}') == "trainwright/operator:20250102030405"
     digest = f"sha256:{'a' * 64}"
     assert image("--set", f"image.tag=v2,image.digest={digest}") == f"trainwright/operator@{digest}"
-    assert environment(rendered())["TRAINWRIGHT_WORKER_IMAGE"] == "trainwright/worker:0.1.0"
+    assert environment(rendered())["TRAINWRIGHT_WORKER_IMAGE"] == f"trainwright/worker:{VERSION}"
     chosen = rendered("--set", "worker.image=registry.example/w:3")
     assert environment(chosen)["TRAINWRIGHT_WORKER_IMAGE"] == "registry.example/w:3"
 

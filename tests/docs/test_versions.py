@@ -68,3 +68,24 @@ def test_users_are_told_to_install_tested_versions(page: str, part: str) -> None
     found = re.findall(INSTALLED[part], Path(ROOT / page).read_text(encoding="utf-8"))
     named = {"".join(one) for one in found}
     assert named <= set(EXPECTED[part]), f"{page} names {named}"
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/install.md", "docs/custom-models.md", "deploy/examples/custom/Dockerfile"]
+)
+def test_images_that_pages_name_have_the_version_of_the_project(name: str) -> None:
+    tags = re.findall(r"(?:operator|worker):(\d+\.\d+\.\d+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert set(tags) == {PROJECT["project"]["version"]}
+
+
+def test_chart_and_changelog_have_the_version_of_the_project() -> None:
+    chart = (ROOT / "charts" / "trainwright" / "Chart.yaml").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = PROJECT["project"]["version"]
+    assert re.findall(r"^(?:version|appVersion): (.*)$", chart, re.MULTILINE) == [version, version]
+    assert re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)[0] in ("Unreleased", version)
+
+
+def test_a_release_has_at_most_forty_lines_in_the_changelog() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert all(len([line for line in release.splitlines() if line]) <= 40 for release in releases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -280,4 +281,4 @@ def test_memory_in_another_unit_is_refused_with_the_bytes_to_write(folder: Path,
 
 def test_version_is_shown() -> None:
     result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, "trainwright 0.1.0\n")
+    assert (result.exit_code, result.stdout) == (0, f"trainwright {version('trainwright')}\n")
