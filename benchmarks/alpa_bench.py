@@ -14,13 +14,14 @@ from rich.table import Table
 
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cost.network import link_matrices, node_classes
+from trainwright.cost.stage_tables import StageSpans
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Problem, run
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.inter_operator_dp import no_boundary_costs
-from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.micro_batch_search import MicroBatchSearch
 from trainwright.search.alpa.stage_candidates import StageCandidates
 from trainwright.search.alpa.submeshes import RepresentativeDevices, device_chains, node_blocks
@@ -67,10 +68,10 @@ class Tables:
     """Stage candidates of a problem, by micro-batch size, in the first order of the device types."""
 
     problem: Problem
-    spans: LayerSpans = field(init=False)
+    spans: StageSpans = field(init=False)
 
     def __post_init__(self) -> None:
-        self.spans = LayerSpans(self.problem.model, cluster_ends(self.problem.model))
+        self.spans = cluster_spans(self.problem.model)
 
     def edges(self, rows: int) -> tuple[StageCandidates, int]:
         """Return the stage candidates of micro-batches of `rows`, and the number of devices."""
@@ -120,7 +121,7 @@ def _programmes(problem: Problem) -> tuple[float, int]:
     tables, spent, count = Tables(problem), 0.0, 0
     for rows in divisors(BATCH):
         edges, devices = tables.edges(rows)
-        clusters = len(tables.spans.ends)
+        clusters = tables.spans.piece_count
         started = time.process_time()
         TMaxSearch(edges, no_boundary_costs(clusters, devices), BATCH // rows, clusters).solve()
         spent += time.process_time() - started
@@ -131,7 +132,7 @@ def _programmes(problem: Problem) -> tuple[float, int]:
 def _against_algorithm_1(console: Console) -> None:
     """Print CPU seconds of Algorithm 1 and of our stage DP on the same candidates; both must find the optimum of Eq. 2."""
     tables = Tables(SMALL.problem())
-    clusters = len(tables.spans.ends)
+    clusters = tables.spans.piece_count
     table = Table("rows", "stages to choose from", "t_max", "Algorithm 1 s", "ours s", "times", "T (Eq. 2) s")
     for rows in (8, 64, 256):
         edges, devices = tables.edges(rows)

@@ -242,19 +242,20 @@ def tail_seconds(  # noqa: PLR0913 - what follows the last backward
     sharding: Sharding,
     *,
     data: Array | int,
-    window: Array | float,
+    backward_seconds: Array,
     context: CostContext,
     last_reduce_seconds: Array | float = 0.0,
 ) -> Array:
     """Return seconds after a stage's last backward: gradients reduced, weights updated and, under zero1 and zero2, gathered.
 
-    `values` are the parameters resident on a rank, `update_seconds` as if nothing was sharded. `window` seconds of the last
-    backward hide the reduction (0 if it comes later), but for `last_reduce_seconds` of gradients that come last.
+    `values` are the parameters resident on a rank, `update_seconds` as if nothing was sharded. If gradients are reduced during
+    the last backward, its `backward_seconds` hide the reduction, but for `last_reduce_seconds` of gradients that come last.
     """
     is_sharded = sharding is not Sharding.NONE
+    overlaps = context.runtime.overlaps_gradients or sharding in {Sharding.ZERO2, Sharding.ZERO3}
     reduce_seconds = ring.reduce_scatter_seconds if is_sharded else ring.all_reduce_seconds
     reduction = reduce_seconds(values * context.gradient_dtype.num_bytes)
-    hidden = np.clip(reduction - last_reduce_seconds, 0.0, window)
+    hidden = np.clip(reduction - last_reduce_seconds, 0.0, backward_seconds if overlaps else 0.0)
     exposed: Array = overlapped_seconds(reduction, hidden, context.runtime.overlap_slowdown_ratio)
     seconds = exposed + update_seconds / (data if is_sharded else 1)
     if sharding in {Sharding.ZERO1, Sharding.ZERO2}:

@@ -19,7 +19,7 @@ from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.stage_candidates import (
     UNLIMITED_STAGES,
@@ -180,13 +180,13 @@ def test_single_stage_costs_equal_the_exact_estimate(
 ) -> None:
     even = replace(even, runtime=Runtime(overlaps_gradients=overlaps_gradients))
     devices = RepresentativeDevices(even)
-    spans = LayerSpans(even.model, cluster_ends(even.model))
+    spans = cluster_spans(even.model)
     (kind,) = node_blocks(even)
     submesh = Submesh(((kind, nodes),))
     count = even.global_batch_size // rows
     found = DegreeOptions(even, spans, devices).options(submesh, rows, count)
     assert found is not None
-    last = len(spans.ends)
+    last = spans.piece_count
     for option in range(len(found.seconds)):
         plan = one_stage(even, found.strategy(option, 0, last), rows, devices.devices_of(submesh))
         exact = estimate_with_context(plan, even.cost_context).iteration_seconds
@@ -203,12 +203,12 @@ def test_single_stage_costs_equal_the_exact_estimate(
 
 
 def test_stage_bytes_equal_the_exact_memory(even: Problem) -> None:
-    spans = LayerSpans(even.model, cluster_ends(even.model))
+    spans = cluster_spans(even.model)
     (kind,) = node_blocks(even)
     node = Submesh(((kind, 1),))
     found = DegreeOptions(even, spans, RepresentativeDevices(even)).options(node, 2, 8)
     assert found is not None
-    last = len(spans.ends)
+    last = spans.piece_count
     for option in range(len(found.seconds)):
         for cut in (2, last - 1):
             stages = (
@@ -228,7 +228,7 @@ def test_limits_and_rows_exclude_options(even: Problem) -> None:
     submesh = Submesh(((kind, 1),))
 
     def degrees(problem: Problem, rows: int) -> set[tuple[int, int]]:
-        spans = LayerSpans(problem.model, cluster_ends(problem.model))
+        spans = cluster_spans(problem.model)
         found = DegreeOptions(problem, spans, RepresentativeDevices(problem)).options(submesh, rows, 4)
         if found is None:
             return set()
@@ -244,7 +244,7 @@ def test_limits_and_rows_exclude_options(even: Problem) -> None:
 
 def test_logical_meshes_take_their_links_from_the_cluster(even: Problem) -> None:
     (kind,) = node_blocks(even)
-    spans = LayerSpans(even.model, cluster_ends(even.model))
+    spans = cluster_spans(even.model)
     options = OperatorOptions(even, spans, RepresentativeDevices(even))
     assert [mesh.shape for mesh in options.meshes(Submesh(((kind, 0),), 1))] == [(1, 1)]
     assert [mesh.shape for mesh in options.meshes(Submesh(((kind, 1),)))] == [(2, 2), (1, 4)]
@@ -258,10 +258,10 @@ def test_logical_meshes_take_their_links_from_the_cluster(even: Problem) -> None
 
 def test_operator_options_give_plans_that_run(even: Problem) -> None:
     (kind,) = node_blocks(even)
-    spans = LayerSpans(even.model, cluster_ends(even.model))
+    spans = cluster_spans(even.model)
     found = OperatorOptions(even, spans, RepresentativeDevices(even)).options(Submesh(((kind, 2),)), 8, 2)
     assert found is not None
-    last = len(spans.ends)
+    last = spans.piece_count
     exact = 0
     for option in range(len(found.seconds)):
         strategy = found.strategy(option, 0, last)

@@ -15,7 +15,7 @@ from trainwright.plan import Plan
 from trainwright.runtime import CollectiveRatios, Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh, node_blocks
 from trainwright.search.auto.replica_tables import ReplicaTables
@@ -52,7 +52,7 @@ def table_bytes(problem: Problem) -> dict[str, float]:
     accelerator = problem.cluster.accelerator_of(device).name
     amp = UniformPlanSpace.of(problem).tables.required_bytes(accelerator, 1, 1, np.array([float(IN_FLIGHT)]))
     found = {"amp": float(amp[0, 0, CUT])}
-    spans = LayerSpans(problem.model, cluster_ends(problem.model))
+    spans = cluster_spans(problem.model)
     submesh = Submesh(((node_blocks(problem)[0], 0),), 1)
     for one in (DegreeOptions, OperatorOptions):
         options = one(problem, spans, RepresentativeDevices(problem)).options(submesh, 1, batch)

@@ -21,7 +21,7 @@ from trainwright.profiles import LayerCost
 from trainwright.search import Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.inter_operator_dp import boundary_costs_of
-from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh, device_chains, node_blocks
 from trainwright.search.auto.device_lines import device_lines
 from trainwright.search.auto.replica_tables import ReplicaTables
@@ -53,7 +53,7 @@ def seconds_by_user(
         replica_tables = ReplicaTables(problem, count + 1)
         space = UniformPlanSpace.of(problem)
         stages = space.tables.place_stages(megatron_placement(Degrees(1, 1, 2)))
-        spans = LayerSpans(problem.model, cluster_ends(problem.model))
+        spans = cluster_spans(problem.model)
         (block,) = node_blocks(problem)
         alpa = DegreeOptions(problem, spans, RepresentativeDevices(problem)).options(Submesh(((block, 1),)), ROWS, 1)
         assert alpa is not None
@@ -113,7 +113,7 @@ def _boundaries(problem: Problem) -> Iterator[tuple[int, int, float, float]]:
     yield devices[cut], devices[cut + 1], per_byte, latency
     chain = device_chains(node_blocks(problem))[0]
     ends = np.array([number[device.node] for block in chain.blocks for device in block.devices(0, len(block.nodes))])
-    costs = boundary_costs_of(problem, LayerSpans(problem.model, cluster_ends(problem.model)), chain, 1)
+    costs = boundary_costs_of(problem, cluster_spans(problem.model), chain, 1)
     for place in np.flatnonzero(np.diff(ends)) + 1:
         yield (
             int(ends[place - 1]),

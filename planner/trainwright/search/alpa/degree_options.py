@@ -7,22 +7,16 @@ replay adds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from trainwright.cost import memory
-from trainwright.cost.collectives import Collective
+from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import (
-    InFlightBytes,
-    activation_bytes,
-    boundary_buffer_bytes,
-    shard_values,
-    state_bytes,
-)
+from trainwright.cost.memory_terms import InFlightBytes, activation_bytes, shard_values, state_bytes
+from trainwright.cost.stage_tables import StageSpans, StageTables, hidden_by_next, hidden_by_previous, kind_parameters
 from trainwright.cost.time_terms import (
     DataRing,
     LayerTerms,
@@ -32,9 +26,7 @@ from trainwright.cost.time_terms import (
     tail_seconds,
     with_recompute,
 )
-from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, split_rows
-from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import is_profiled, tensor_degrees
@@ -49,22 +41,8 @@ less optimizer time.
 """
 
 
-class _Shape(NamedTuple):
-    """Logical mesh shape, and the most rows of a micro-batch on one replica."""
-
-    tensor: int
-    data: int
-    rows: int
-
-
-class _DegreeOption(NamedTuple):
-    shape: _Shape
-    sharding: Sharding
-    recompute: bool
-
-
 class _OptionCosts(NamedTuple):
-    """Costs `[first, end]` of one option, as in `SubmeshOptions`."""
+    """Costs `[span]` of one option, as in `SubmeshOptions`."""
 
     seconds: Array
     iteration_seconds: Array
@@ -77,29 +55,44 @@ class DegreeOptions:
     """Intra-operator pass by degrees for one problem, caching what submeshes share."""
 
     problem: Problem
-    spans: LayerSpans
+    spans: StageSpans
     devices: RepresentativeDevices
-    _resident: dict[int, Array] = field(default_factory=dict)
+
+    @cached_property
+    def stages(self) -> StageTables:
+        return StageTables(self.problem.cost_context, self.spans)
 
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
         """Return every option that limits, profiles and rows allow, None if there is none."""
-        ways = self._enumerate_options(submesh, rows)
-        if not ways:
+        strategies = self._strategies(submesh, rows)
+        if not strategies:
             return None
-        tables = _SubmeshTables(self, submesh, micro_batches)
-        found = [tables.costs(way) for way in ways]
+        meshes = {one.tensor: self._mesh(submesh, one.tensor, rows, micro_batches) for one in strategies}
+        found = [meshes[one.tensor].costs(one) for one in strategies]
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
-            return StageStrategy((_layer_run(ways[option], rows, *self.spans.boundaries[[first, end]].tolist()),))
+            start, stop = self.spans.cuts[first], self.spans.cuts[end]
+            chosen = strategies[option]
+            return StageStrategy((LayerRun(start, stop - start, chosen, split_rows(rows, chosen.data)),))
 
         seconds, iteration, state, activation = (np.stack(values) for values in zip(*found, strict=True))
         is_split = self.problem.runtime.splits_boundaries
-        copies = np.array([1.0 if is_split else float(way.shape.tensor) for way in ways])
+        copies = np.array([1.0 if is_split else float(one.tensor) for one in strategies])
         return SubmeshOptions(
-            np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, copies, strategy
+            self.spans.grid(seconds, np.inf),
+            self.spans.grid(iteration, 0.0),
+            self.spans.grid(state, 0.0),
+            self.spans.grid(activation, 0.0),
+            copies,
+            strategy,
         )
 
-    def _enumerate_options(self, submesh: Submesh, rows: int) -> list[_DegreeOption]:
+    def _mesh(self, submesh: Submesh, tensor: int, rows: int, micro_batches: int) -> _MeshCosts:
+        within, across = self.devices.collectives(submesh, tensor)
+        group, data = TensorGroupClass(submesh.accelerators, tensor, within), submesh.size // tensor
+        return _MeshCosts(self.stages, group, DataRing.of(across), -(-rows // data), micro_batches)
+
+    def _strategies(self, submesh: Submesh, rows: int) -> list[Strategy]:
         problem, limits, size = self.problem, self.problem.limits, submesh.size
         found = []
         for tensor in tensor_degrees(problem.model, size, limits.max_tensor_degree):
@@ -107,153 +100,134 @@ class DegreeOptions:
             if data > min(rows, limits.max_data_degree or rows):
                 continue
             if is_profiled(problem.model, problem.profiles, submesh.accelerators, tensor):
-                shape = _Shape(tensor, data, -(-rows // data))
                 shardings = SHARDINGS if data > 1 else (Sharding.NONE,)
                 found += [
-                    _DegreeOption(shape, sharding, recompute) for sharding in shardings for recompute in (False, True)
+                    Strategy(tensor, data, sharding=sharding, recompute=recompute)
+                    for sharding in shardings
+                    for recompute in (False, True)
                 ]
-        return found
-
-    def resident_parameters(self, tensor: int) -> Array:
-        """Return `[first, end]` the number of parameters on a device."""
-        if tensor not in self._resident:
-            self._resident[tensor] = self.spans.at_boundaries(self.problem.cost_context.resident_values(tensor))
-        return self._resident[tensor]
-
-    def loss_bytes(self, shape: _Shape) -> Array:
-        """Return `[first, end]` workspace bytes of the loss, nonzero only for last stages."""
-        found = np.zeros_like(self.spans.is_stage, dtype=float)
-        found[:, -1] = memory.loss_bytes(self.problem.cost_context, shape.tensor, shape.rows)
         return found
 
 
 @dataclass
-class _SubmeshTables:
-    """Cost tables of one submesh, caching what its options share."""
+class _MeshCosts:
+    """Costs of all stages on one logical mesh shape, `[span]`.
 
-    degree_options: DegreeOptions
-    submesh: Submesh
+    Attributes:
+        group, data_ring: tensor groups, and rings of the data groups.
+        rows: most rows of a micro-batch on one replica.
+    """
+
+    stages: StageTables
+    group: TensorGroupClass
+    data_ring: DataRing
+    rows: int
     micro_batches: int
-    _kind_tables: dict[_Shape, LayerTerms[Array]] = field(default_factory=dict)
-    _activations: dict[tuple[_Shape, bool], InFlightBytes[Array]] = field(default_factory=dict)
 
-    def costs(self, way: _DegreeOption) -> _OptionCosts:
-        state, gathered = self._state_bytes(way)
-        activations = self._activation_bytes(way.shape, recompute=way.recompute)
-        seconds, overlappable = self._seconds(way)
-        iteration = self._iteration_seconds(way, overlappable)
+    def costs(self, strategy: Strategy) -> _OptionCosts:
+        """Return the costs of one option of this shape."""
+        state, gathered = self._state_bytes(strategy)
+        activations = self._activation_bytes[strategy.recompute]
+        seconds, overlappable = self._seconds(strategy)
+        iteration = self._iteration_seconds(strategy, overlappable)
         return _OptionCosts(seconds, iteration, state + gathered + activations.once, activations.per_micro_batch)
 
-    def _kind_table(self, shape: _Shape) -> LayerTerms[Array]:
-        if shape not in self._kind_tables:
-            group = TensorGroupClass(self.submesh.accelerators, shape.tensor, self._collectives(shape)[0])
-            self._kind_tables[shape] = kind_table(group, shape.rows, self.degree_options.problem.cost_context)
-        return self._kind_tables[shape]
+    @property
+    def _context(self) -> CostContext:
+        return self.stages.context
 
-    def _by_layer(self, by_kind: Array | Sequence[float]) -> Array:
-        found: Array = np.asarray(by_kind, dtype=np.float64)[self.degree_options.problem.cost_context.kind_numbers]
+    @property
+    def _spans(self) -> StageSpans:
+        return self.stages.spans
+
+    def _by_layer(self, by_kind: Array) -> Array:
+        found: Array = by_kind[self._context.kind_numbers]
         return found
 
-    def _collectives(self, shape: _Shape) -> tuple[Collective, Collective]:
-        """Return the all-reduces of the tensor groups and of the data groups."""
-        return self.degree_options.devices.collectives(self.submesh, shape.tensor)
+    @cached_property
+    def _terms(self) -> LayerTerms[Array]:
+        """`[kind]` terms without recompute."""
+        return kind_table(self.group, self.rows, self._context)
 
-    def _seconds(self, way: _DegreeOption) -> tuple[Array, Array]:
-        """Return `[first, end]` seconds of one micro-batch, and backward compute seconds that gradient reduction can overlap."""
-        table, spans = self._kind_table(way.shape), self.degree_options.spans
-        if way.recompute:
-            table = with_recompute(table)
-        forward, backward = self._by_layer(table.forward_seconds), self._by_layer(table.backward_seconds)
-        seconds = spans.sums(self._by_layer(table.forward_pass_seconds + table.backward_pass_seconds))
+    @cached_property
+    def _parameters(self) -> Array:
+        """`[kind]` parameters of one layer on one rank."""
+        return kind_parameters(self._context, self.group.tensor)
+
+    @cached_property
+    def _resident_values(self) -> Array:
+        return self.stages.resident_values(self.group.tensor)
+
+    def _seconds(self, strategy: Strategy) -> tuple[Array, Array]:
+        """Return seconds of one micro-batch, and backward compute seconds that gradient reduction can overlap."""
+        terms, spans = with_recompute(self._terms) if strategy.recompute else self._terms, self._spans
+        forward, backward = self._by_layer(terms.forward_seconds), self._by_layer(terms.backward_seconds)
+        seconds = spans.sums(self._by_layer(terms.forward_pass_seconds + terms.backward_pass_seconds))
         overlappable = spans.sums(backward)
-        if way.sharding is not Sharding.ZERO3:
+        if strategy.sharding is not Sharding.ZERO3:
             return seconds, overlappable
-        gather = self._by_layer([self._gather_seconds(one, way) for one in self.degree_options.problem.model.kinds])
-        # An all-gather overlaps the compute of the layer before it in the forward, and of the one after it in the backward.
-        forward_hidden = spans.sums_of_pairs(np.minimum(forward[:-1], gather[1:]))
-        backward_hidden = spans.sums_of_pairs(np.minimum(backward[1:], gather[:-1]))
+        gather = self._by_layer(
+            self.data_ring.all_gather_seconds(self._parameters * self._context.model.dtype.num_bytes)
+        )
+        forward_hidden = spans.sums(hidden_by_previous(gather, forward), without_first=True)
+        backward_hidden = spans.sums(hidden_by_next(gather, backward), without_last=True)
         seconds = overlapped_seconds(
             2 * spans.sums(gather),
             forward_hidden + backward_hidden,
-            self.degree_options.problem.runtime.overlap_slowdown_ratio,
+            self._context.runtime.overlap_slowdown_ratio,
             seconds,
         )
         return seconds, np.maximum(overlappable - backward_hidden, 0.0)
 
-    def _gather_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
-        context = self.degree_options.problem.cost_context
-        values = context.parameters_per_rank(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].all_gather_seconds(values * context.model.dtype.num_bytes)
-
-    def _reduce_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
-        context = self.degree_options.problem.cost_context
-        values = context.parameters_per_rank(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].reduce_scatter_seconds(values * context.gradient_dtype.num_bytes)
-
-    def _iteration_seconds(self, way: _DegreeOption, overlappable: Array) -> Array:
-        """Return `[first, end]` exposed gradient reduction, optimizer step and all-gather of updated weights.
-
-        `overlappable`: backward compute seconds of the last micro-batch that gradient reduction can overlap.
-        """
-        context, shape, spans = self.degree_options.problem.cost_context, way.shape, self.degree_options.spans
-        overlaps = way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or context.runtime.overlaps_gradients
-        reductions = self._by_layer([self._reduce_seconds(kind, way) for kind in context.model.kinds])
+    def _iteration_seconds(self, strategy: Strategy, overlappable: Array) -> Array:
+        """Return exposed gradient reduction, optimizer step and all-gather of updated weights."""
+        reductions = self.data_ring.reduce_scatter_seconds(self._parameters * self._context.gradient_dtype.num_bytes)
         return tail_seconds(
-            self.degree_options.resident_parameters(shape.tensor),
-            spans.sums(self._by_layer(self._kind_table(shape).update_seconds)),
-            DataRing.of(self._collectives(shape)[1]),
-            way.sharding,
-            data=shape.data,
-            window=overlappable if overlaps else 0.0,
-            last_reduce_seconds=spans.first_layer_values(reductions),
-            context=context,
+            self._resident_values,
+            self._spans.sums(self._by_layer(self._terms.update_seconds)),
+            self.data_ring,
+            strategy.sharding,
+            data=strategy.data,
+            backward_seconds=overlappable,
+            last_reduce_seconds=self._by_layer(reductions)[self._spans.layers[0]],
+            context=self._context,
         )
 
-    def _state_bytes(self, way: _DegreeOption) -> tuple[Array, Array]:
-        """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
-        context, data = self.degree_options.problem.cost_context, way.shape.data
-        values = self.degree_options.resident_parameters(way.shape.tensor)
-        sizes = np.array([context.parameters_per_rank(kind, way.shape.tensor) for kind in context.model.kinds], float)
-        accumulates, spans = context.keeps_whole_gradients(self.micro_batches), self.degree_options.spans
+    def _state_bytes(self, strategy: Strategy) -> tuple[Array, Array | float]:
+        """Return bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
+        context = self._context
+        accumulates = context.keeps_whole_gradients(self.micro_batches)
         state = state_bytes(
-            values,
-            shard_values(values, data),
-            way.sharding,
+            self._resident_values,
+            shard_values(self._resident_values, strategy.data),
+            strategy.sharding,
             context.value_bytes,
             accumulates=accumulates,
-            largest_layer=0 if accumulates else spans.largest(sizes),
+            largest_layer=0 if accumulates else self._spans.largest(self._parameters),
         )
-        gathered = np.zeros_like(values)
-        if way.sharding is Sharding.ZERO3:
-            gathered = spans.largest_pair(sizes) * context.model.dtype.num_bytes
-        return state.total, gathered
+        if strategy.sharding is not Sharding.ZERO3:
+            return state.total, 0.0
+        return state.total, self._spans.largest_pair(self._parameters) * context.value_bytes.weight
 
-    def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> InFlightBytes[Array]:
-        """Return `[first, end]` bytes of activations, boundaries and the runtime."""
-        key = (shape, recompute)
-        if key not in self._activations:
-            context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
-            sizes = self._kind_table(shape).activation_bytes
-            inputs = shape.rows * context.divided_activations.chosen_input_row_bytes(shape.tensor)
-            saved = activation_bytes(
-                spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
+    @cached_property
+    def _activation_bytes(self) -> tuple[InFlightBytes[Array], ...]:
+        """Bytes of activations, boundaries, the loss and the runtime, without and with recompute."""
+        tensor, stored = self.group.tensor, self._terms.activation_bytes
+        buffers = self.stages.boundary_row_bytes
+        constant = self._context.runtime.constant_bytes_of(*self.group.accelerators)
+        once = self.rows * buffers.once + self.stages.loss_bytes(tensor, self.rows) + constant
+        return tuple(
+            InFlightBytes(
+                self.rows * buffers.per_micro_batch + saved.per_micro_batch,
+                once + saved.once + 1.0,  # exact memory is rounded up to whole bytes
             )
-            sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
-            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
-            constant = context.runtime.constant_bytes_of(*self.submesh.accelerators)
-            once = buffers.once + self.degree_options.loss_bytes(shape) + constant + saved.once
-            self._activations[key] = InFlightBytes(
-                buffers.per_micro_batch + saved.per_micro_batch,
-                once + 1.0,  # exact memory is rounded up to whole bytes
+            for saved in (
+                activation_bytes(
+                    self._spans.sums(self._by_layer(stored)),
+                    self.rows * self.stages.input_row_bytes(tensor),
+                    self._spans.largest(stored),
+                    recompute=recompute,
+                )
+                for recompute in (False, True)
             )
-        return self._activations[key]
-
-
-def _layer_run(way: _DegreeOption, rows: int, first: int, end: int) -> LayerRun:
-    parts = split_rows(rows, way.shape.data)
-    return LayerRun(
-        first,
-        end - first,
-        Strategy(way.shape.tensor, way.shape.data, sharding=way.sharding, recompute=way.recompute),
-        parts,
-    )
+        )

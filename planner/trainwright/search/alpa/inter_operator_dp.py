@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.cost.time_terms import pipeline_seconds
-from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import Indices, StageCandidates
 from trainwright.search.alpa.submeshes import Block, DeviceChain
 from trainwright.search.problem import Problem
@@ -63,7 +63,7 @@ def no_boundary_costs(clusters: int, devices: int) -> StageBoundaryCosts:
     return StageBoundaryCosts(np.zeros(clusters + 1), np.zeros((2, devices + 1)), np.zeros((2, devices + 1)))
 
 
-def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, rows: int) -> StageBoundaryCosts:
+def boundary_costs_of(problem: Problem, spans: StageSpans, line: DeviceChain, rows: int) -> StageBoundaryCosts:
     """Return message costs along the device chain: within nodes, between neighbouring nodes of a block and between blocks."""
     paces, latencies = np.zeros((2, line.size + 1)), np.zeros((2, line.size + 1))
     number = problem.cost_context.node_numbers
@@ -82,9 +82,7 @@ def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, ro
         if last is not None:
             lay(slice(start, start + 1), last.nodes[-1], block.nodes[0])
         last = block
-    return StageBoundaryCosts(
-        rows * np.array(problem.cost_context.row_bytes, dtype=np.float64)[spans.boundaries], paces, latencies
-    )
+    return StageBoundaryCosts(rows * StageTables(problem.cost_context, spans).row_bytes, paces, latencies)
 
 
 UNREACHABLE = np.iinfo(np.int64).min // 4

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.cost.stage_tables import StageSpans
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.alpa.inter_operator_dp import StageAssignment, boundary_costs_of, no_boundary_costs
-from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import (
     UNLIMITED_STAGES,
     IntraOperatorPass,
@@ -78,7 +78,7 @@ class MicroBatchSearch:
     problem: Problem
     intra: IntraOperatorPass
     rows: int
-    spans: LayerSpans
+    spans: StageSpans
     keeps_tables: bool = True
     _options: dict[Submesh, SubmeshOptions | None] = field(default_factory=dict)
     _edges: dict[Submesh, StageCandidates | None] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class MicroBatchSearch:
         edges = self._candidates_in(berths, self._memory_candidates)
         if edges is None:
             return None
-        crossings = no_boundary_costs(len(self.spans.ends), line.size)
+        crossings = no_boundary_costs(self.spans.piece_count, line.size)
         found = TMaxSearch(edges, crossings, _LARGEST_STAGE_WEIGHT, self._max_stages, 1e-3).solve()
         return self._solution(line, berths, edges, found[0]) if found else None
 
@@ -119,7 +119,7 @@ class MicroBatchSearch:
 
     @property
     def _max_stages(self) -> int:
-        return self.problem.limits.max_pipeline_degree or len(self.spans.ends)
+        return self.problem.limits.max_pipeline_degree or self.spans.piece_count
 
     def stage_candidates(self, berths: Sequence[SubmeshSlot]) -> StageCandidates | None:
         """Return the stage candidates of all submesh slots, None if no stage can run."""

@@ -9,13 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import boundary_buffer_bytes
+from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
-from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
@@ -32,9 +30,13 @@ class OperatorOptions:
     """Intra-operator pass by operators for one problem, caching what submeshes share."""
 
     problem: Problem
-    spans: LayerSpans
+    spans: StageSpans
     devices: RepresentativeDevices
     _meshes: dict[Submesh, tuple[LogicalMesh, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def _stages(self) -> StageTables:
+        return StageTables(self.problem.cost_context, self.spans)
 
     @cached_property
     def _intra(self) -> IntraOperator:
@@ -75,16 +77,14 @@ class OperatorOptions:
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
         """Return one option by clusters, adding the memory of the runtime, stage boundaries and the loss."""
-        bounds, context = self.spans.boundaries, self.problem.cost_context
-        share = -(-rows // mesh.shape[0])
-        sent = share * np.array(context.row_bytes, dtype=np.float64)[bounds]
-        buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
-        once = buffers.once + context.runtime.constant_bytes_of(*mesh.accelerators)
-        once[:, -1] += memory.loss_bytes(context, 1, rows) / mesh.devices
+        context = self.problem.cost_context
+        share, buffers = -(-rows // mesh.shape[0]), self._stages.boundary_row_bytes
+        loss = self._stages.loss_bytes(1, rows) / mesh.devices
+        once = share * buffers.once + loss + context.runtime.constant_bytes_of(*mesh.accelerators)
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
             del option  # each table has a single option
-            specs = costs.specs(int(bounds[first]), int(bounds[end]))
+            specs = costs.specs(self.spans.cuts[first], self.spans.cuts[end])
             runs, is_unchanged = self._layer_runs(specs.degrees, mesh, rows)
             is_exact = specs.exact and is_unchanged
             return StageStrategy(runs, is_exact, None if is_exact else specs)
@@ -92,17 +92,15 @@ class OperatorOptions:
         return SubmeshOptions(
             self._by_clusters(costs.seconds),
             self._by_clusters(costs.iteration_seconds),
-            self._by_clusters(costs.state_bytes) + once,
-            self._by_clusters(costs.activation_bytes) + buffers.per_micro_batch,
+            self._by_clusters(costs.state_bytes, once),
+            self._by_clusters(costs.activation_bytes, share * buffers.per_micro_batch),
             np.array([1.0 if context.runtime.splits_boundaries else max(mesh.devices / rows, 1.0)]),
             strategy,
         )
 
-    def _by_clusters(self, values: Array) -> Array:
-        """Select `[1, first, end]` by clusters from `[layer, end]`, infinite if no layer lies between."""
-        whole = np.concatenate([values, np.full((1, values.shape[1]), np.inf)])
-        found: Array = np.where(self.spans.is_stage, self.spans.at_boundaries(whole), np.inf)[None]
-        return found
+    def _by_clusters(self, values: Array, added: Array | float = 0.0) -> Array:
+        """Return `[1, first, end]` by clusters of `[layer, end]` values plus those of stages; infinite if no layer lies between."""
+        return self.spans.grid(values[self.spans.layers] + added, np.inf)[None]
 
     def _layer_runs(
         self, degrees: Sequence[NearestDegrees], mesh: LogicalMesh, rows: int

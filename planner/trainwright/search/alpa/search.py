@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from trainwright.cost.stage_tables import StageSpans
 from trainwright.plan import Plan
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.micro_batch_search import MicroBatchSearch, MicroBatchSolution
 from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.stage_candidates import IntraOperatorPass
@@ -54,14 +55,14 @@ def brief_alpa(problem: Problem, control: SearchControl, top: int | None) -> lis
 
 def _search(problem: Problem, control: SearchControl) -> _Search:
     check_profiled(problem)
-    return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model)))
+    return _Search(problem, control, cluster_spans(problem.model))
 
 
 @dataclass
 class _Search:
     problem: Problem
     control: SearchControl
-    spans: LayerSpans
+    spans: StageSpans
     found: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
     """Least T of Eq. 2 so far."""

@@ -243,7 +243,7 @@ class LayerDeviceDP:
         """
         sites, block_count = self.line_options.sites, self._block_count
         found = np.zeros((2, block_count + 1, block_count + 1, self._cut_count))
-        row_bytes = self.line_options.rows * sites.replica_tables.row_bytes
+        row_bytes = self.line_options.rows * sites.replica_tables.stage_tables.row_bytes
         for first in range(block_count):
             for end in range(first + 1, block_count + 1):
                 number = sites.site_numbers[first, end]

@@ -243,7 +243,7 @@ class LayerRebalancer:
             for end in (0, -1)
         )
         per_byte = boundary_terms(last[:-1], first[1:], context).send_seconds_per_byte.sum(axis=0)
-        exchanged: Array = per_byte[:, None] * (rows * self._replica_tables.row_bytes)
+        exchanged: Array = per_byte[:, None] * (rows * self._replica_tables.stage_tables.row_bytes)
         return exchanged
 
 

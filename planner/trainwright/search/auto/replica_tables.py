@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.cost import memory
 from trainwright.cost.collectives import NO_COMMUNICATION
 from trainwright.cost.layer_sums import Array, prefix_sums
 from trainwright.cost.memory_terms import activation_bytes, gathered_bytes
+from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.cost.time_terms import TensorGroupClass, kind_table
 from trainwright.layer import WHOLE_LAYER
 from trainwright.runtime import CollectiveRatios
@@ -35,12 +35,11 @@ class ReplicaTables:
     _totals: dict[tuple[TensorGroupClass, int], float] = field(default_factory=dict)
     _columns: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
     _row_splits: dict[tuple[GroupCounts, int], dict[TensorGroupClass, RowSplit] | None] = field(default_factory=dict)
-    _resident: dict[int, Array] = field(default_factory=dict)
     _gathered: dict[int, int] = field(default_factory=dict)
 
     def with_max_cuts(self, max_cuts: int) -> ReplicaTables:
         """Return tables with other cuts that share everything independent of cuts."""
-        return replace(self, max_cuts=max_cuts, _resident={})
+        return replace(self, max_cuts=max_cuts)
 
     def tensor_group(self, nodes: tuple[str, ...]) -> TensorGroupClass:
         """Return the interned class of groups on these nodes; one node stands for interchangeable ones in groups inside a node."""
@@ -71,6 +70,11 @@ class ReplicaTables:
         even_cuts = np.linspace(0, total[-1], self.max_cuts - 2)
         chosen = {int(np.argmin(np.abs(total - one))) for one in even_cuts} | {0, 1, layers - 1, layers}
         return tuple(sorted(chosen))
+
+    @cached_property
+    def stage_tables(self) -> StageTables:
+        """Return the tables of stages between these cuts."""
+        return StageTables(self.problem.cost_context, StageSpans(self.problem.model, self.cuts))
 
     @cached_property
     def _layer_seconds(self) -> Array:
@@ -126,35 +130,10 @@ class ReplicaTables:
             float
         )
 
-    def resident_values(self, tensor: int) -> Array:
-        """Return [first, end] parameters resident on a rank, by cut."""
-        if tensor not in self._resident:
-            cuts = list(self.cuts)
-            self._resident[tensor] = self.problem.cost_context.resident_values(tensor)[np.ix_(cuts, cuts)]
-        return self._resident[tensor]
-
-    @cached_property
-    def row_bytes(self) -> Array:
-        """Return [cut] boundary bytes per row."""
-        result: Array = self._row_bytes[list(self.cuts)]
-        return result
-
-    @cached_property
-    def _row_bytes(self) -> Array:
-        return np.array(self.problem.cost_context.row_bytes, dtype=np.float64)
-
-    def input_bytes(self, tensor: int) -> Array:
-        """Return [cut] input bytes per row that the layers before it store when recomputed."""
-        result: Array = prefix_sums(self._input_row_bytes(tensor))[list(self.cuts)]
-        return result
-
-    def _input_row_bytes(self, tensor: int) -> Array:
-        return self.problem.cost_context.divided_activations.chosen_input_row_bytes(tensor)
-
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
         by_layer = self._kind_costs(group, rows)[:, self.problem.cost_context.kind_numbers]
-        inputs = rows * self._input_row_bytes(group.tensor)
+        inputs = rows * self.problem.cost_context.divided_activations.chosen_input_row_bytes(group.tensor)
         whole, recomputed = (
             activation_bytes(by_layer[3], inputs, by_layer[3], recompute=recompute) for recompute in (False, True)
         )
@@ -172,6 +151,3 @@ class ReplicaTables:
             sizes = [context.parameters_per_rank(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
             self._gathered[tensor] = gathered_bytes(sizes, context.value_bytes)
         return self._gathered[tensor]
-
-    def loss_bytes(self, tensor: int, rows: int) -> int:
-        return memory.loss_bytes(self.problem.cost_context, tensor, rows)

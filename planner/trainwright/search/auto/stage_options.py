@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
-from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
+from trainwright.cost.layer_sums import Array, Spans, prefix_sums, span_sums
+from trainwright.cost.memory_terms import activation_bytes, state_bytes
+from trainwright.cost.stage_tables import StageTables, hidden_by_next, hidden_by_previous
 from trainwright.cost.time_terms import DataRing, TensorGroupClass, overlapped_seconds, tail_seconds
 from trainwright.search.auto.replica_sets import ReplicaSet, StageOption, sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
@@ -36,8 +37,8 @@ class _OptionCells:
         rows: [kind] rows per micro-batch.
         device_bytes: [kind] memory of the smallest device, without the runtime's constant part.
         largest_layer_bytes: [kind] stored bytes of the largest layer.
-        loss_bytes: [kind] bytes of the loss.
-        input_bytes: [kind, cut] bytes per row that recompute stores of the layers before it.
+        loss_bytes: [kind, span] bytes of the loss.
+        input_bytes: [kind, span] bytes that recompute stores.
         prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
     """
 
@@ -77,14 +78,17 @@ class StageOptions:
         splits = ((one, self.replica_tables.row_splits(one.counts, self.rows)) for one in self.replica_sets)
         return [StageOption(one, split) for one, split in splits if split is not None]
 
-    @cached_property
-    def spans(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        first, end = np.triu_indices(len(self.replica_tables.cuts), 1)
-        return first, end
+    @property
+    def _stage_tables(self) -> StageTables:
+        return self.replica_tables.stage_tables
+
+    @property
+    def spans(self) -> Spans:
+        return self._stage_tables.spans.pairs
 
     @cached_property
     def _option_cells(self) -> _OptionCells:
-        replica_tables = self.replica_tables
+        replica_tables, stages = self.replica_tables, self._stage_tables
         kind_of: dict[tuple[TensorGroupClass, int], int] = {}
         option: list[int] = []
         kind: list[int] = []
@@ -101,8 +105,8 @@ class StageOptions:
                 [float(min(replica_tables.device_bytes[name] for name in cell.accelerators)) for cell, _ in kind_of]
             ),
             largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
-            loss_bytes=np.array([float(replica_tables.loss_bytes(cell.tensor, rows)) for cell, rows in kind_of]),
-            input_bytes=np.stack([replica_tables.input_bytes(cell.tensor) for cell, _ in kind_of]),
+            loss_bytes=np.stack([stages.loss_bytes(cell.tensor, rows) for cell, rows in kind_of]),
+            input_bytes=np.stack([rows * stages.input_row_bytes(cell.tensor) for cell, rows in kind_of]),
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
 
@@ -131,11 +135,7 @@ class StageOptions:
     @cached_property
     def resident_values(self) -> Array:
         """Return [option, span] parameters resident on a rank."""
-        first, end = self.spans
-        number: dict[int, int] = {}
-        numbers = [number.setdefault(option.tensor, len(number)) for option in self.options]
-        by_tensor: Array = np.stack([self.replica_tables.resident_values(tensor)[first, end] for tensor in number])
-        return by_tensor[numbers]
+        return np.stack([self._stage_tables.resident_values(option.tensor) for option in self.options])
 
     @cached_property
     def _data_ring(self) -> DataRing:
@@ -166,19 +166,15 @@ class StageOptions:
         Each piece between two cuts is gathered while its predecessor (in the backward: its successor) computes.
         """
         context = self.replica_tables.problem.cost_context
-        first, end = self.spans
-        single_cuts = np.flatnonzero(end == first + 1)
-        gather = self._data_ring.all_gather_seconds(
-            self.resident_values[:, single_cuts] * context.model.dtype.num_bytes
+        pieces = self._stage_tables.spans.pieces
+        gather = self._data_ring.all_gather_seconds(self.resident_values[:, pieces] * context.model.dtype.num_bytes)
+        backward = self.backward_seconds[:, pieces]
+        forward = forward_backward[:, pieces] - backward
+        in_forward, in_backward = (
+            overlapped_seconds(gather, hidden, context.runtime.overlap_slowdown_ratio)
+            for hidden in (hidden_by_previous(gather, forward), hidden_by_next(gather, backward))
         )
-        slowdown = context.runtime.overlap_slowdown_ratio
-        backward = self.backward_seconds[:, single_cuts]
-        forward = forward_backward[:, single_cuts] - backward
-        zero = np.zeros((len(gather), 1))
-        exposed = zero
-        for concurrent_compute in (np.hstack([zero, forward[:, :-1]]), np.hstack([backward[:, 1:], zero])):
-            exposed = exposed + overlapped_seconds(gather, np.minimum(gather, concurrent_compute), slowdown)
-        return span_sums(prefix_sums(exposed), self.spans)
+        return span_sums(prefix_sums(in_forward + in_backward), self.spans)
 
     def _reduction_overhead(self) -> Array | float:
         """Return [option, span] seconds that reducing gradients in every backward adds to a micro-batch.
@@ -188,14 +184,13 @@ class StageOptions:
         context = self.replica_tables.problem.cost_context
         if self.micro_batches == 1:
             return 0.0
-        first, end = self.spans
-        single_cuts = np.flatnonzero(end == first + 1)
+        pieces = self._stage_tables.spans.pieces
         reduce = self._data_ring.reduce_scatter_seconds(
-            self.resident_values[:, single_cuts] * context.gradient_dtype.num_bytes
+            self.resident_values[:, pieces] * context.gradient_dtype.num_bytes
         )
-        computes = np.hstack([np.zeros((len(reduce), 1)), self.backward_seconds[:, single_cuts[:-1]]])
-        slowdown = context.runtime.overlap_slowdown_ratio
-        return span_sums(prefix_sums(overlapped_seconds(reduce, np.minimum(reduce, computes), slowdown)), self.spans)
+        hidden = hidden_by_previous(reduce, self.backward_seconds[:, pieces])
+        exposed = overlapped_seconds(reduce, hidden, context.runtime.overlap_slowdown_ratio)
+        return span_sums(prefix_sums(exposed), self.spans)
 
     @cached_property
     def shardings(self) -> tuple[Sharding, ...]:
@@ -208,7 +203,6 @@ class StageOptions:
         """Return [sharding, option, span] approximate seconds after the last backward: reduce, update and all-gather."""
         update = self._slowest(self._option_cells.prefix_sums[2])
         context = self.replica_tables.problem.cost_context
-        overlapped = set(Sharding) if context.runtime.overlaps_gradients else {Sharding.ZERO2, Sharding.ZERO3}
         tails = [
             tail_seconds(
                 self.resident_values,
@@ -216,7 +210,7 @@ class StageOptions:
                 self._data_ring,
                 sharding,
                 data=self._data_degrees,
-                window=self.backward_seconds if sharding in overlapped else 0.0,
+                backward_seconds=self.backward_seconds,
                 context=context,
             )
             for sharding in self.shardings
@@ -224,20 +218,12 @@ class StageOptions:
         return np.stack(tails)
 
     @cached_property
-    def _is_last(self) -> NDArray[np.bool_]:
-        """Return [span] whether it ends with the model."""
-        result: NDArray[np.bool_] = self.spans[1] == len(self.replica_tables.cuts) - 1
-        return result
-
-    @cached_property
     def _free_bytes(self) -> Array:
         """Return [sharding, member, span] bytes left for in-flight activations."""
         context, members = self.replica_tables.problem.cost_context, self._option_cells
-        first, end = self.spans
-        # Whole boundaries, since the neighbours' tensor degrees are not known; the exact estimate knows which stay divided.
-        buffers = boundary_buffer_bytes(self.replica_tables.row_bytes[first], self.replica_tables.row_bytes[end])
+        buffers = self._stage_tables.boundary_row_bytes
         by_kind = members.device_bytes[:, None] - members.rows[:, None] * buffers.once
-        free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
+        free = (by_kind - members.loss_bytes)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
         gathered = np.array([self.replica_tables.max_gathered_bytes(one.tensor) for one in self.options])[
@@ -255,17 +241,15 @@ class StageOptions:
     @cached_property
     def _in_flight_bytes(self) -> tuple[Array, Array, Array]:
         """Return [kind, span] bytes stored per micro-batch, bytes that recompute saves, and bytes that it needs once."""
-        members, cells = self._option_cells, self.replica_tables
-        (first, end), rows = self.spans, members.rows[:, None]
+        members = self._option_cells
         stored = span_sums(members.prefix_sums[3], self.spans)
-        inputs = rows * span_sums(members.input_bytes, self.spans)
         whole, recomputed = (
-            activation_bytes(stored, inputs, members.largest_layer_bytes[:, None], recompute=recompute)
+            activation_bytes(stored, members.input_bytes, members.largest_layer_bytes[:, None], recompute=recompute)
             for recompute in (False, True)
         )
         saved = np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 1.0)
-        buffers = boundary_buffer_bytes(cells.row_bytes[first], cells.row_bytes[end])
-        return whole.per_micro_batch + rows * buffers.per_micro_batch, saved, recomputed.once
+        buffers = self._stage_tables.boundary_row_bytes
+        return whole.per_micro_batch + members.rows[:, None] * buffers.per_micro_batch, saved, recomputed.once
 
     @cached_property
     def _max_in_flight(self) -> Array:
