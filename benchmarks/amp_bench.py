@@ -22,8 +22,8 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Problem, run
 from trainwright.search.uniform.layer_partition import partition
+from trainwright.search.uniform.placed_stages import PlacedStages
 from trainwright.search.uniform.plan_space import UniformPlanSpace
-from trainwright.search.uniform.stage_tables import PlacedStages
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from trainwright.plan import Plan
 from trainwright.runtime import Kernels, Runtime
 from trainwright.search import Problem
 from trainwright.search.degrees import Degrees, divisors
-from trainwright.search.uniform.stage_tables import uniform_plan
+from trainwright.search.uniform.placed_stages import uniform_plan
 from trainwright_papers.published import AmpSetting, MeasuredPlan
 
 GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=52256, dropout=True)

@@ -12,8 +12,8 @@ from trainwright.search.candidates import LazyCandidate, best_of, fastest_first,
 from trainwright.search.degrees import Degrees, micro_batch_sizes
 from trainwright.search.node_order import device_orders
 from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.uniform.placed_stages import PlacedStages, megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees
-from trainwright.search.uniform.stage_tables import PlacedStages, megatron_placement
 
 Ends = tuple[int, ...]
 MAX_MOVED_LAYERS = 8

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from trainwright.search.candidates import best_of
 from trainwright.search.degrees import Degrees, divisors, micro_batch_sizes
 from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.uniform.placed_stages import PlacedStages, Placement, megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees
-from trainwright.search.uniform.stage_tables import PlacedStages, Placement, megatron_placement
 
 _STEPS_PER_DOMINO = 16
 """Steps per domino of the search for a tiling, before Megatron's placement is used instead."""

@@ -10,8 +10,8 @@ from trainwright.search.candidates import LazyCandidate, best_of
 from trainwright.search.degrees import Degrees, divisors
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.layer_partition import even_split
+from trainwright.search.uniform.placed_stages import PlacedStages, megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees
-from trainwright.search.uniform.stage_tables import PlacedStages, megatron_placement
 
 Split = tuple[PlacedStages, int, tuple[int, ...]]
 """Placement, rows, and ends of the stages."""

@@ -7,8 +7,8 @@ import numpy as np
 from trainwright.search.candidates import LazyCandidate, best_of
 from trainwright.search.degrees import Degrees, micro_batch_sizes
 from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.uniform.placed_stages import Placement, megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees
-from trainwright.search.uniform.stage_tables import Placement, megatron_placement
 
 DRAWS = 50
 _MAX_DRAWS = 1000

@@ -25,8 +25,8 @@ from trainwright.search.auto.replica_sets import sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import StageSites
 from trainwright.search.degrees import Degrees
+from trainwright.search.uniform.placed_stages import megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace
-from trainwright.search.uniform.stage_tables import megatron_placement
 from trainwright.strategy import Sharding
 
 MakeCluster = Callable[..., Cluster]

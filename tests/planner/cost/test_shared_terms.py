@@ -29,8 +29,8 @@ from trainwright.search.auto.stage_sites import StageSites
 from trainwright.search.degrees import Degrees
 from trainwright.search.galvatron import galvatron_model
 from trainwright.search.uniform import amp_model
+from trainwright.search.uniform.placed_stages import megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace
-from trainwright.search.uniform.stage_tables import megatron_placement
 
 MakeCluster = Callable[..., Cluster]
 MakePlan = Callable[..., Plan]

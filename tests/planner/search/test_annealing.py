@@ -17,7 +17,7 @@ from trainwright.search import Problem, SearchControl, annealing
 from trainwright.search.annealing import domino_placement, tiling
 from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, divisors
-from trainwright.search.uniform.stage_tables import megatron_placement
+from trainwright.search.uniform.placed_stages import megatron_placement
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]

@@ -24,8 +24,8 @@ from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, RequiredProfil
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform import amp_model
+from trainwright.search.uniform.placed_stages import megatron_placement, uniform_plan
 from trainwright.search.uniform.plan_space import UniformPlanSpace
-from trainwright.search.uniform.stage_tables import megatron_placement, uniform_plan
 from trainwright.training import Optimizer
 
 MakeCluster = Callable[..., Cluster]

@@ -20,8 +20,8 @@ from trainwright.search.amp import MAX_EXHAUSTIVE_PLANS, PartitionDescent, amp, 
 from trainwright.search.candidates import candidate_of
 from trainwright.search.degrees import micro_batch_sizes
 from trainwright.search.plan_defaults import with_runtime_choices
+from trainwright.search.uniform.placed_stages import uniform_plan
 from trainwright.search.uniform.plan_space import UniformPlanSpace, open_degrees
-from trainwright.search.uniform.stage_tables import uniform_plan
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]

@@ -11,8 +11,9 @@ import numpy as np
 
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.layer_sums import Array, prefix_sums
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.time_terms import TensorGroupClass, kind_table, with_recompute
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Schedule
 from trainwright.search.auto.memory_first_starts import (
     Group,
     build_single_replica_plan,
@@ -81,12 +82,12 @@ class _GroupTables:
     pass_seconds: Array
     memory_bytes: float
 
-    def resident_bytes(self, in_flight: int) -> Array:
+    def resident_bytes(self, in_flight: float) -> Array:
         """Return [layer + 1] bytes with `in_flight` micro-batches."""
         found: Array = self.state_bytes + in_flight * self.input_bytes
         return found
 
-    def max_end(self, first: int, seconds: float, in_flight: int, extra_bytes: float) -> int:
+    def max_end(self, first: int, seconds: float, in_flight: float, extra_bytes: float) -> int:
         """Return the largest end of a stage from `first` within the seconds and memory."""
         resident = self.resident_bytes(in_flight)
         memory_end = int(np.searchsorted(resident, resident[first] + self.memory_bytes - extra_bytes, side="right"))
@@ -128,9 +129,10 @@ class _BottleneckSearch:
             found.append(float(held[end] - held[first]))
         return found
 
-    def _in_flight(self, number: int) -> int:
-        """Return in-flight micro-batches of a stage."""
-        return min(self.problem.global_batch_size, max(self.stages - number, 1))
+    def _in_flight(self, number: int) -> float:
+        """Return in-flight micro-batches of a stage; those beyond the expected number count as the last."""
+        schedule, stage = Schedule.ONE_FORWARD_ONE_BACKWARD, min(number, self.stages - 1)
+        return in_flight_micro_batches(schedule, self.problem.global_batch_size, stage, self.stages)
 
     def _split_within(self, seconds: float) -> _LayerSplit | None:
         """Fill groups with layers in order; return None if some layers are left."""

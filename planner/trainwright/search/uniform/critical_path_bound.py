@@ -12,7 +12,7 @@ from trainwright.cost.boundary_terms import BoundaryTerms, PlacedBoundaries, Sha
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.time_terms import TensorGroupClass, kind_table, overlapped_seconds
 from trainwright.search.problem import Problem
-from trainwright.search.uniform.stage_tables import PlacedStages, StageTables
+from trainwright.search.uniform.placed_stages import PlacedStages, PlacementTables
 
 _MARGIN = 1e-9
 """Relative margin for rounding."""
@@ -35,7 +35,7 @@ class CriticalPathBound:
     """
 
     problem: Problem
-    tables: StageTables
+    tables: PlacementTables
     _layer_sums: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
     _syncs: dict[bytes, Array] = field(default_factory=dict)
     _parameters: dict[int, Array] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class CriticalPathBound:
         default_factory=dict
     )
 
-    def with_tables(self, tables: StageTables) -> CriticalPathBound:
+    def with_tables(self, tables: PlacementTables) -> CriticalPathBound:
         """Return the bounds for another device order; caches that do not depend on the order are shared."""
         return replace(self, tables=tables, _syncs={}, _replicas_by_placement={})
 
@@ -56,7 +56,7 @@ class CriticalPathBound:
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         whole, slices, replicas = self._distinct_replicas(stages)
         forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
-        row_bytes = rows * self.tables.row_bytes[ends[:, :-1]]
+        row_bytes = rows * self.tables.stages.row_bytes[ends[:, :-1]]
         is_divided = self.problem.cost_context.divided_activations.chosen_divided_cuts(stages.tensor)[ends[:, :-1]]
         per_byte, latency = (
             np.where(is_divided[:, :, None], of_slices[:, None], of_whole[:, None])

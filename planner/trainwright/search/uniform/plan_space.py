@@ -22,10 +22,10 @@ from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import NoFeasiblePlan, Problem
 from trainwright.search.uniform.critical_path_bound import CriticalPathBound
 from trainwright.search.uniform.layer_partition import partition, with_messages
-from trainwright.search.uniform.stage_tables import (
+from trainwright.search.uniform.placed_stages import (
     PlacedStages,
     Placement,
-    StageTables,
+    PlacementTables,
     megatron_placement,
     plan_from_placement,
 )
@@ -74,8 +74,8 @@ class UniformPlanSpace:
         return cls(problem, device_order(problem))
 
     @cached_property
-    def tables(self) -> StageTables:
-        return StageTables(self.problem, self.order)
+    def tables(self) -> PlacementTables:
+        return PlacementTables(self.problem, self.order)
 
     @cached_property
     def bounds(self) -> CriticalPathBound:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Accelerator, Device
-from trainwright.cost import memory
 from trainwright.cost.boundary_terms import BoundaryTerms, boundary_terms
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import (
@@ -20,6 +19,7 @@ from trainwright.cost.memory_terms import (
     state_bytes,
 )
 from trainwright.cost.network import LinkMatrices
+from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import Degrees
@@ -108,7 +108,7 @@ class PlacedStages:
 
 
 @dataclass
-class StageTables:
+class PlacementTables:
     """Tables of one problem, with caches that candidates share.
 
     Only placements depend on the device order: `replace(tables, order=...)` shares everything else.
@@ -120,17 +120,17 @@ class StageTables:
     _paper_rings: dict[TensorGroupClass, AmpRing] = field(default_factory=dict)
     _layers: dict[tuple[TensorGroupClass, int], tuple[Array, Array]] = field(default_factory=dict)
     _times: dict[tuple[frozenset[TensorGroupClass], int], Array] = field(default_factory=dict)
-    _state_bytes: dict[int, Array] = field(default_factory=dict)
     _fits: dict[tuple[str, int, int, tuple[float, ...]], NDArray[np.bool_]] = field(default_factory=dict)
+
+    @cached_property
+    def stages(self) -> StageTables:
+        """Tables of all stages, which may start before every layer."""
+        model = self.problem.model
+        return StageTables(self.problem.cost_context, StageSpans(model, tuple(range(len(model.layers) + 1))))
 
     @cached_property
     def links(self) -> LinkMatrices:
         return self.problem.cost_context.link_matrices
-
-    @cached_property
-    def row_bytes(self) -> Array:
-        """`[cut]` bytes per row of the boundary before a layer."""
-        return np.array(self.problem.cost_context.row_bytes, dtype=np.float64)
 
     def place_stages(self, placement: Placement) -> PlacedStages:
         """Reduce a placement to the quantities that tables depend on."""
@@ -173,7 +173,7 @@ class StageTables:
     def boundary_seconds(self, stages: PlacedStages, rows: int) -> Array:
         """Return `[stage, end]` seconds e_i if the pipeline is cut before layer `end` (Eq. 5)."""
         slowest = stages.boundaries.send_seconds_per_byte.sum(axis=0).max(axis=1)
-        table: Array = slowest[:, None] * (rows * self.row_bytes)[None, :]
+        table: Array = slowest[:, None] * (rows * self.stages.row_bytes)[None, :]
         return table
 
     def fits(self, stages: PlacedStages, rows: int) -> NDArray[np.bool_]:
@@ -202,16 +202,14 @@ class StageTables:
         return self._fits[key]
 
     def required_bytes(self, accelerator: str, tensor: int, rows: int, in_flight: Array) -> Array:
-        """Return `[stage, first, end]` bytes on a device.
+        """Return `[stage, first, end]` bytes on a device, infinite where end <= first.
 
         `in_flight[stage]` micro-batches are in flight, each with `rows` rows.
         """
-        context = self.problem.cost_context
-        if tensor not in self._state_bytes:
-            values = context.resident_values(tensor)
-            self._state_bytes[tensor] = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
-        resident = self._state_bytes[tensor] + context.runtime.constant_bytes_of(accelerator)
-        resident[:, -1] += memory.loss_bytes(context, tensor, rows)
+        context, spans = self.problem.cost_context, self.stages.spans
+        values = self.stages.resident_values(tensor)
+        state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
+        resident = state + context.runtime.constant_bytes_of(accelerator) + self.stages.loss_bytes(tensor, rows)
         by_layer = layer_values(
             context.model,
             lambda kind: (
@@ -220,17 +218,16 @@ class StageTables:
                 ).activation_bytes
             ),
         )
-        saved = span_sums(prefix_sums(by_layer))
+        saved = spans.sums(by_layer)
         activations = activation_bytes(saved, saved, 0 * saved, recompute=False)
         sequences = context.divided_activations
         crossing = rows * sequences.chosen_message_row_bytes(tensor)
         gathered = rows * sequences.chosen_gathered_output_row_bytes(tensor)
-        buffers = boundary_buffer_bytes(crossing[:, None], crossing[None, :], gathered[None, :])
+        first, end = spans.layers
+        buffers = boundary_buffer_bytes(crossing[first], crossing[end], gathered[end])
         per_micro_batch = activations.per_micro_batch + buffers.per_micro_batch
-        needed: Array = resident + np.round(
-            in_flight[:, None, None] * per_micro_batch + (activations.once + buffers.once)
-        )
-        return needed
+        activation = np.round(in_flight[:, None] * per_micro_batch + (activations.once + buffers.once))
+        return spans.grid(resident + activation, np.inf)
 
     def sync_seconds(self, stages: PlacedStages, ends: tuple[int, ...]) -> float:
         """Return the second term of Eq. 4: the slowest device's gradient synchronisation (Eq. 3)."""
