@@ -16,5 +16,5 @@ tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 .venv/bin/python -m venv "$tools"
 requirement=$(.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["release"])')
-"$tools/bin/python" -m pip install --quiet "$requirement" -c deploy/development/constraints.txt
+"$tools/bin/python" -m pip install --quiet "$requirement"
 "$tools/bin/python" -m towncrier build --yes --version "$version"
