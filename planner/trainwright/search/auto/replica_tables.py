@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.cost.collectives import NO_COMMUNICATION
+from trainwright.cost.collectives import NO_COMMUNICATION, Collective
 from trainwright.cost.layer_sums import Array, prefix_sums
 from trainwright.cost.memory_terms import activation_bytes, gathered_bytes
 from trainwright.cost.stage_tables import StageSpans, StageTables
@@ -31,6 +31,7 @@ class ReplicaTables:
     max_cuts: int
     nodes_of_group: dict[TensorGroupClass, tuple[str, ...]] = field(default_factory=dict)
     _groups: dict[tuple[str, ...], TensorGroupClass] = field(default_factory=dict)
+    _equal_groups: dict[tuple[tuple[str, ...], int, Collective], TensorGroupClass] = field(default_factory=dict)
     _replica_sets: dict[tuple[GroupCounts, float, CollectiveRatios], ReplicaSet] = field(default_factory=dict)
     _totals: dict[tuple[TensorGroupClass, int], float] = field(default_factory=dict)
     _columns: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
@@ -42,14 +43,18 @@ class ReplicaTables:
         return replace(self, max_cuts=max_cuts)
 
     def tensor_group(self, nodes: tuple[str, ...]) -> TensorGroupClass:
-        """Return the interned class of groups on these nodes; one node stands for interchangeable ones in groups inside a node."""
+        """Return the interned class of groups on these nodes, which groups on others with an equal ring share.
+
+        One node stands for interchangeable ones in groups inside a node.
+        """
         found = self._groups.get(nodes)
         if found is None:
             context = self.problem.cost_context
             names = tuple(sorted({context.accelerator_of_node[node] for node in nodes}))
             ring = NO_COMMUNICATION if len(nodes) == 1 else context.collectives.all_reduce((nodes,))
-            found = self._groups[nodes] = TensorGroupClass(names, len(nodes), ring)
-            self.nodes_of_group[found] = nodes
+            key = names, len(nodes), ring
+            found = self._groups[nodes] = self._equal_groups.setdefault(key, TensorGroupClass(*key))
+            self.nodes_of_group.setdefault(found, nodes)
         return found
 
     def replica_set(self, counts: GroupCounts, ring_seconds: float, ratios: CollectiveRatios) -> ReplicaSet:
