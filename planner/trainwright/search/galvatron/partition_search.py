@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -93,6 +93,8 @@ def descend_partitions(cut: PipelineSplit, start: PipelineSolution, steps: int) 
     return best
 
 
+_ALL, _FIRST, _LAST = slice(None), slice(1), slice(-1, None)
+"""Weights whose tables are built."""
 _STEADY_ALONE = 1e6
 """Weight of steady micro-batches that makes the last one negligible."""
 
@@ -106,7 +108,7 @@ class SplitTables:
 
     split: PipelineSplit
 
-    def _partition_tables(self) -> PartitionTables:
+    def _partition_tables(self, steady_weights: slice = _ALL, last_weights: slice = _ALL) -> PartitionTables:
         bench, longest = self.split.cache, _longest_range(self.split)
         weights = (0.0, *self.split.steady_weights, _STEADY_ALONE)
 
@@ -115,7 +117,7 @@ class SplitTables:
                 (id(group), weights, longest), lambda: memory_unlimited_options(group, np.array(weights), longest)
             )
 
-        return _partition_tables_of(self.split, options)
+        return _partition_tables_of(self.split, options, steady_weights, last_weights)
 
     def quick_bound(self) -> float:
         """Return a lower bound on Eq. 8 without range tables, splitting layers fractionally over stages.
@@ -136,11 +138,7 @@ class SplitTables:
     @cached_property
     def lower_bound(self) -> float:
         """Return a lower bound on Eq. 8 of the split, from every stage's least steady and least last seconds."""
-        tables = self._partition_tables()
-        least = replace(
-            tables, steady_seconds=tables.steady_seconds[..., -1:], last_seconds=tables.last_seconds[..., :1]
-        )
-        found = best_partition(least, self.split.micro_batches)
+        found = best_partition(self._partition_tables(_LAST, _FIRST), self.split.micro_batches)
         return found.seconds if found else np.inf
 
     def best(self) -> Partition | None:
@@ -149,7 +147,7 @@ class SplitTables:
 
     def time_balanced(self) -> StageEnds | None:
         """Return p_t, the partition whose longest stage is shortest."""
-        return min_max_partition(self._partition_tables().steady_seconds[..., -1])
+        return min_max_partition(self._partition_tables(_LAST, _FIRST).steady_seconds[..., -1])
 
 
 def fitting_partition(cut: PipelineSplit) -> Partition | None:
@@ -180,9 +178,15 @@ def _longest_range(cut: PipelineSplit) -> int:
 
 
 def _partition_tables_of(
-    cut: PipelineSplit, make: Callable[[GroupTables, list[StageTable]], RelaxedStageOptions]
+    cut: PipelineSplit,
+    make: Callable[[GroupTables, list[StageTable]], RelaxedStageOptions],
+    steady_weights: slice = _ALL,
+    last_weights: slice = _ALL,
 ) -> PartitionTables:
-    """Build `[stage, first, end, weight]` steady and last seconds; stages of equal group and in-flight count share a row."""
+    """Build `[stage, first, end, weight]` steady and last seconds of these weights.
+
+    Stages of equal group and in-flight count share a row.
+    """
     rows: dict[int, RelaxedStageOptions] = {}
     places: dict[int, dict[float, int]] = {}
     for group in cut.groups:
@@ -191,12 +195,20 @@ def _partition_tables_of(
         kinds = {stage.in_flight: stage for stage in cut.stages if stage.group is group}
         rows[id(group)] = make(group, list(kinds.values()))
         places[id(group)] = {in_flight: number for number, in_flight in enumerate(kinds)}
-    node = cut.cache.sequence.range_number
+    # Empty ranges have number -1, which is that of the row appended.
+    numbers = cut.cache.sequence.range_number
+    padded = {
+        key: [
+            np.pad(table, ((0, 0), (0, 1), (0, 0)), constant_values=np.inf)
+            for table in (options.steady_seconds[..., steady_weights], options.last_seconds[..., last_weights])
+        ]
+        for key, options in rows.items()
+    }
     steady: list[Array] = []
     last: list[Array] = []
     for stage in cut.stages:
-        options, place = rows[id(stage.group)], places[id(stage.group)][stage.in_flight]
-        place = min(place, len(options.steady_seconds) - 1)
-        for found, table in ((steady, options.steady_seconds), (last, options.last_seconds)):
-            found.append(np.where(node[..., None] >= 0, table[place][node], np.inf))
+        tables, place = padded[id(stage.group)], places[id(stage.group)][stage.in_flight]
+        place = min(place, len(tables[0]) - 1)
+        for found, table in zip((steady, last), tables, strict=True):
+            found.append(table[place][numbers])
     return PartitionTables(np.stack(steady), np.stack(last), cut.exchange_seconds)
