@@ -22,6 +22,7 @@ from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
+from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
 
 
@@ -71,6 +72,12 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.headroom < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
+
+    def allows(self, strategy: Strategy) -> bool:
+        """Return whether the degrees of a strategy are within the bounds."""
+        return strategy.tensor <= (self.max_tensor_degree or strategy.tensor) and strategy.data <= (
+            self.max_data_degree or strategy.data
+        )
 
     @property
     def headroom(self) -> float:

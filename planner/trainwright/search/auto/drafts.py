@@ -21,7 +21,6 @@ from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import LineInterval, StageSites
 from trainwright.search.degrees import divisors
 from trainwright.search.problem import Problem
-from trainwright.strategy import Strategy
 
 
 def pipeline_of(sequence: StageSequence, line_options: LineOptions, micro_batches: int) -> Pipeline:
@@ -41,11 +40,11 @@ def _build_stage(interval: LineInterval, line_options: LineOptions, remaining_st
     )
     cuts, line = sites.replica_tables.cuts, sites.line
     first, end = cuts[interval.first], cuts[interval.end]
-    groups = sites.tensor_groups_of(interval.first_block, interval.end_block, option.tensor)
+    groups = sites.tensor_groups_of(interval.first_block, interval.end_block, option.strategy.tensor)
     recomputed = recomputed_layers(sites.replica_tables, option, range(first, end), ratio)
     rows = rows_by_replica(groups, option.row_splits)
     kept, again = (
-        LayerStrategy(rows, Strategy(option.tensor, len(rows), sharding=sharding, recompute=recompute))
+        LayerStrategy(rows, option.strategy.replace(sharding=sharding, recompute=recompute))
         for recompute in (False, True)
     )
     layers = tuple(again if layer in recomputed else kept for layer in range(first, end))

@@ -104,7 +104,7 @@ class LineOptions:
             span = np.arange(span_count)[None, :]
             seconds = np.where(np.isfinite(least), costs.seconds[sharding_number, option, span], np.inf)
             backward = stage_options.backward_seconds[option, span]
-            tensor = np.array([float(one.tensor) for one in stage_options.options])[option]
+            tensor = np.array([float(one.strategy.tensor) for one in stage_options.options])[option]
             tail = stage_options.tail_seconds[sharding_number, option, span]
             self._best[in_flight] = BestOptions(*(self._by_cuts(one) for one in (seconds, tail, backward, tensor)))
         return self._best[in_flight]

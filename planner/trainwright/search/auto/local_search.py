@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
@@ -171,16 +172,10 @@ class CandidateEvaluator:
 
     def _is_within_limits(self, plan: Plan) -> bool:
         limits = self.problem.limits
-        for pipeline in plan.pipelines:
-            if limits.max_pipeline_degree is not None and len(pipeline.stages) > limits.max_pipeline_degree:
-                return False
-            for stage in pipeline.stages:
-                for run in stage.layers:
-                    if limits.max_tensor_degree is not None and run.strategy.tensor > limits.max_tensor_degree:
-                        return False
-                    if limits.max_data_degree is not None and run.strategy.data > limits.max_data_degree:
-                        return False
-        return True
+        most_stages = limits.max_pipeline_degree or math.inf
+        return all(len(pipeline.stages) <= most_stages for pipeline in plan.pipelines) and all(
+            limits.allows(run.strategy) for stage in plan.stages for run in stage.layers
+        )
 
     def feasible(self) -> list[Candidate]:
         return [candidate for candidate in self.evaluated.values() if candidate is not None]

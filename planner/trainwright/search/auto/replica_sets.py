@@ -10,7 +10,7 @@ from trainwright.cost.collectives import ring_bytes_ratio
 from trainwright.cost.context import CostContext
 from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.runtime import CollectiveRatios
-from trainwright.strategy import Sharding
+from trainwright.strategy import Sharding, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,9 @@ class ReplicaSet:
     ratios: CollectiveRatios
 
     @cached_property
-    def tensor(self) -> int:
-        return self.counts[0][0].tensor
-
-    @cached_property
-    def data(self) -> int:
-        return sum(count for _, count in self.counts)
+    def strategy(self) -> Strategy:
+        """Degrees of the stage, without sharding and recompute."""
+        return Strategy(self.counts[0][0].tensor, sum(count for _, count in self.counts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,5 +165,6 @@ class StageOption:
     row_splits: Mapping[TensorGroupClass, RowSplit]
 
     @property
-    def tensor(self) -> int:
-        return self.replica_set.tensor
+    def strategy(self) -> Strategy:
+        """Degrees of the stage, without sharding and recompute."""
+        return self.replica_set.strategy

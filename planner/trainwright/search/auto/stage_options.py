@@ -135,7 +135,7 @@ class StageOptions:
     @cached_property
     def resident_values(self) -> Array:
         """Return [option, span] parameters resident on a rank."""
-        return np.stack([self._stage_tables.resident_values(option.tensor) for option in self.options])
+        return np.stack([self._stage_tables.resident_values(option.strategy.tensor) for option in self.options])
 
     @cached_property
     def _data_ring(self) -> DataRing:
@@ -147,7 +147,7 @@ class StageOptions:
 
     @cached_property
     def _data_degrees(self) -> Array:
-        return np.array([float(option.replica_set.data) for option in self.options])[:, None]
+        return np.array([float(option.strategy.data) for option in self.options])[:, None]
 
     @cached_property
     def base_seconds(self) -> Array:
@@ -226,7 +226,7 @@ class StageOptions:
         free = (by_kind - members.loss_bytes)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
-        gathered = np.array([self.replica_tables.max_gathered_bytes(one.tensor) for one in self.options])[
+        gathered = np.array([self.replica_tables.max_gathered_bytes(one.strategy.tensor) for one in self.options])[
             members.option_numbers
         ]
         found = np.empty((len(self.shardings), *free.shape))

@@ -57,8 +57,8 @@ class GroupTables:
     def _is_allowed(self, strategy: Strategy) -> bool:
         limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles
         return (
-            strategy.data <= min(self.micro_batch_size, limits.max_data_degree or strategy.data)
-            and strategy.tensor <= (limits.max_tensor_degree or strategy.tensor)
+            limits.allows(strategy)
+            and strategy.data <= self.micro_batch_size
             and model.max_tensor_degree % strategy.tensor == 0
             and is_profiled(model, profiles, tuple(dict.fromkeys(self.costs.accelerators)), strategy.tensor)
         )

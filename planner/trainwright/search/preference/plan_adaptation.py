@@ -302,16 +302,12 @@ def _is_allowed(plan: Plan, problem: Problem) -> bool:
 def _is_run_allowed(run: LayerRun, stage: Stage, problem: Problem) -> bool:
     """Return whether degrees are within the limits, and every layer has a profile on every accelerator of the stage."""
     limits, context = problem.limits, problem.cost_context
-    return (
-        run.strategy.tensor <= (limits.max_tensor_degree or math.inf)
-        and run.strategy.data <= (limits.max_data_degree or math.inf)
-        and all(
-            problem.profiles.has(
-                accelerator,
-                kind.name,
-                run.strategy.tensor if context.is_tensor_sharded(kind, run.strategy.tensor) else 1,
-            )
-            for accelerator in {context.accelerator_of_node[device.node] for device in stage.devices}
-            for kind, _ in context.kind_counts(run.first, run.end)
+    return limits.allows(run.strategy) and all(
+        problem.profiles.has(
+            accelerator,
+            kind.name,
+            run.strategy.tensor if context.is_tensor_sharded(kind, run.strategy.tensor) else 1,
         )
+        for accelerator in {context.accelerator_of_node[device.node] for device in stage.devices}
+        for kind, _ in context.kind_counts(run.first, run.end)
     )
