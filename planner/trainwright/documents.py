@@ -141,7 +141,8 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
         )
     found = _validated(body, kinds[_kind(data, kinds, source)], source)
     _refuse_large_numbers(found, source)
-    _refuse_truth_for_number(body, found, source, "")
+    if _holds_truth(body):  # most documents do not, and this looks faster than beside the fields
+        _refuse_truth_for_number(body, found, source, "")
     return found
 
 
@@ -265,6 +266,13 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
     return [
         name for option in options if isinstance(option, type) and is_dataclass(option) for name in field_types(option)
     ]
+
+
+def _holds_truth(written: Any) -> bool:
+    """Return whether true or false is written anywhere."""
+    if isinstance(written, dict):
+        return any(map(_holds_truth, written.values()))
+    return any(map(_holds_truth, written)) if isinstance(written, list) else isinstance(written, bool)
 
 
 def _refuse_truth_for_number(written: Any, found: Any, source: str, where: str) -> None:

@@ -52,6 +52,10 @@ class StatusModel(ApiModel):
         """Return the model as plain JSON data without None values."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+    def says_the_same(self, other: StatusModel) -> bool:
+        """Return whether both are stored as the same data; equal values are, which is sooner known."""
+        return self == other or self.dump() == other.dump()
+
 
 def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, Any]:
     """Return the schema's CEL rules, each with its message to the user.

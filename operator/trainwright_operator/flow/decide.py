@@ -112,7 +112,7 @@ def is_finished(snapshot: Snapshot) -> bool:
     is_answered = is_of_spec and plan.status.is_answered
     if not is_answered or plan.spec is None or plan.status.cluster is None:
         return is_answered
-    return plan.status.cluster.revision >= snapshot.names(plan.spec).revision
+    return plan.status.cluster.revision >= snapshot.names().revision
 
 
 def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:

@@ -51,7 +51,7 @@ class ReconcileContext:
 
     @cached_property
     def names(self) -> Names:
-        return self.snapshot.names(self.spec)
+        return self.snapshot.names()
 
     @cached_property
     def nodes(self) -> dict[str, NodeFacts]:

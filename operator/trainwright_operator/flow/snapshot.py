@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from trainwright_operator.api.installation import InstallationRules
@@ -15,7 +16,7 @@ from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanFacts:
     """Observed TrainingPlan.
 
@@ -38,6 +39,12 @@ class PlanFacts:
     spec_error: str = ""
     hidden_fields: tuple[str, ...] = ()
     resource_version: str = ""
+
+    @cached_property
+    def first_names(self) -> Names:
+        """Return the names of the children of the first discovery, the same at every pass over a plan as it was read."""
+        assert self.spec is not None
+        return Names.of(self.name, self.uid, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,10 +457,9 @@ class Snapshot:
         """Return the plan's ConfigMap of that name unless it is being deleted."""
         return next((stored for stored in self.stored if stored.name == name and not stored.terminating), None)
 
-    def names(self, spec: TrainingPlanSpec) -> Names:
-        """Return the names of the plan's children in the present revision of its discovery."""
-        present = (stored.name for stored in self.stored if not stored.terminating)
-        return Names.of(self.plan.name, self.plan.uid, spec).at_present(present)
+    def names(self) -> Names:
+        """Return the names of the children, in the present revision of its discovery, of a plan whose spec can be read."""
+        return self.plan.first_names.at_present(stored.name for stored in self.stored if not stored.terminating)
 
     def jobs_of(self, gang: str) -> tuple[JobFacts, ...]:
         return tuple(job for job in self.jobs if job.gang == gang)

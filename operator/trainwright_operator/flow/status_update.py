@@ -31,7 +31,7 @@ def status_actions(
     `upkeep`: of the winner's job; None where nobody looked at it.
     """
     status = _status(context, steps, upkeep)
-    if status.dump() == context.plan.status.dump():
+    if status.says_the_same(context.plan.status):
         return ()
     of_job = upkeep.events(context, status) if upkeep is not None else ()
     return (SetStatus(status), *_events(context, status.conditions), *of_job)
@@ -42,7 +42,7 @@ def with_job_status(context: ReconcileContext, upkeep: JobUpkeep, actions: Seque
     changed = next((one.status for one in actions if isinstance(one, SetStatus)), context.plan.status)
     status = upkeep.status(changed)
     others: list[Action] = [one for one in actions if not isinstance(one, SetStatus)]
-    if status.dump() == context.plan.status.dump():
+    if status.says_the_same(context.plan.status):
         return others
     return [*others, SetStatus(status), *upkeep.events(context, status)]
 

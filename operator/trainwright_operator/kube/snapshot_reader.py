@@ -17,7 +17,7 @@ from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.scheduling import is_gated
-from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL, Names
+from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.snapshot import (
     DryRun,
     JobFacts,
@@ -156,7 +156,7 @@ class SnapshotReader:
         missing = await self._missing_maps(plan, pods, {one.name for one in stored}, memory.back_off)
         before = {pod.name: pod for pod in known_pods or ()}
         kept = {one.name for one in stored if not one.terminating}
-        names = None if plan.spec is None else Names.of(plan.name, plan.uid, plan.spec).at_present(kept)
+        names = None if plan.spec is None else plan.first_names.at_present(kept)
         # Of a gang whose result is stored, no log is read any more.
         over = {pod.gang for pod in pods if names is not None and names.result(pod.gang) in kept}
         snapshot = Snapshot(
@@ -215,7 +215,7 @@ class SnapshotReader:
         spec = snapshot.plan.spec
         if spec is None or spec.suspend or is_finished(snapshot):
             return snapshot
-        names = snapshot.names(spec)
+        names = snapshot.names()
         if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
             return snapshot
         tasks = (one for one in snapshot.stored if one.role == StoredRole.TASK and names.owns(one.name))
@@ -266,7 +266,7 @@ class SnapshotReader:
         is_idle = spec is not None and spec.suspend and not snapshot.pods
         if spec is None or is_idle or (is_finished(snapshot) and spec.replan is Replan.NEVER):
             return snapshot
-        is_new = snapshot.find(snapshot.names(spec).discovery) is None
+        is_new = snapshot.find(snapshot.names().discovery) is None
         age_seconds = SHARED_SECONDS if is_new else WATCH_SECONDS
         usage_age = SHARED_SECONDS
         if memory.is_refused:

@@ -242,7 +242,7 @@ def test_pods_that_nobody_creates_are_asked_for_again(launcher: LauncherKind) ->
     world._create_job = create_without_pods  # type: ignore[method-assign]
     world.run(until=lambda: world.status.waiting is not None)
     assert told(world, "links") == ("Unknown", "PodsNotCreated")
-    job = world.snapshot().names(world.spec).job("links", 0)
+    job = world.snapshot().names().job("links", 0)
     owner = f"PyTorchJob {job}" if launcher is LauncherKind.PYTORCH_JOB else f"Job {job}-s0-0"
     assert f"; `kubectl describe {owner}` says why" in world.condition("Succeeded").message
     world._create_job = create  # type: ignore[method-assign]

@@ -61,7 +61,7 @@ class CountingWorld(World):
     def _finish(self, gang: str, order: WorkerTask, fault: str | None) -> None:
         if len(self.pods_of(gang)) < len(order.gang.nodes):
             return  # the others wait for the pod that is gone
-        base = self.snapshot().names(self.spec).base
+        base = self.snapshot().names().base
         plans = order.plans if isinstance(order, TrialSeriesTask) else [getattr(order, "plan", None)]
         self.finished.update((base, gang if plan is None else plan_digest(plan)) for plan in plans)
         super()._finish(gang, order, fault)

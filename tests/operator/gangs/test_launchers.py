@@ -193,5 +193,5 @@ def test_gang_of_a_former_version_is_one_of_pytorchjobs() -> None:
     world.run(until=lambda: running(world, "links"))
     (task,) = (one for one in world.stored.values() if one.role == "order")
     assert set(task.data) == {"order.json", "image.json"}
-    assert LAUNCHERS[PYTORCH_JOB].places(world.snapshot().names(world.spec), "links", world.order_of(
+    assert LAUNCHERS[PYTORCH_JOB].places(world.snapshot().names(), "links", world.order_of(
         next(iter(world.pods.values()))).gang)  # fmt: skip

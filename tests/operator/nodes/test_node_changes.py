@@ -394,7 +394,7 @@ def test_a_config_map_of_a_huge_revision_holds_nobody_up() -> None:
 
 
 def test_names_tell_their_revision() -> None:
-    first = World().snapshot().names(spec_of())
+    first = World().snapshot().names()
     third = first.at_revision(3)
     names = [first.at_revision(number) for number in range(1, 5)]
     assert len({one.base for one in names}) == 4

@@ -189,9 +189,7 @@ def test_pods_get_the_plan_and_its_rank_layout() -> None:
         assert "args" not in container
         assert {"key": "lab"} in spec["tolerations"]
         assert container["resources"]["limits"][RESOURCE] in ("1", "2")
-        assert {"name": "order", "configMap": {"name": world.snapshot().names(world.spec).task("candidate-1")}} in spec[
-            "volumes"
-        ]
+        assert {"name": "order", "configMap": {"name": world.snapshot().names().task("candidate-1")}} in spec["volumes"]
 
 
 def test_measurements_of_links_and_layers_keep_our_worker() -> None:
@@ -283,7 +281,7 @@ def test_killed_operator_comes_to_the_same_answer(seed: int) -> None:
 def test_stored_job_that_was_modified_ends_its_trial_alone(text: str, reason: str) -> None:
     world = world_of()
     world.run(until=lambda: running(world, "candidate-1"))
-    name = world.snapshot().names(world.spec).task("candidate-1")
+    name = world.snapshot().names().task("candidate-1")
     world.stored[name] = replace(world.stored[name], data={**world.stored[name].data, "framework.json": text})
     world.run(
         until=lambda: running(world, "baseline-1") or running(world, "baseline-2") or world.succeeded != "Unknown"
@@ -294,7 +292,7 @@ def test_stored_job_that_was_modified_ends_its_trial_alone(text: str, reason: st
 def test_stored_job_of_a_newer_version_waits() -> None:
     world = world_of()
     world.run(until=lambda: running(world, "candidate-1"))
-    name = world.snapshot().names(world.spec).task("candidate-1")
+    name = world.snapshot().names().task("candidate-1")
     text = world.stored[name].data["framework.json"].replace("{", '{"newField":1,', 1)
     world.stored[name] = replace(world.stored[name], data={**world.stored[name].data, "framework.json": text})
     world.step()

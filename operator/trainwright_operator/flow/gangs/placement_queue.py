@@ -42,7 +42,7 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     plan = snapshot.plan
     if plan.spec is None:
         return ()
-    names = snapshot.names(plan.spec)
+    names = snapshot.names()
     claims = []
     for stored in snapshot.stored:
         if stored.role != StoredRole.TASK or stored.terminating or not names.owns(stored.name):
