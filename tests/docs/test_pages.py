@@ -73,7 +73,7 @@ def test_every_training_plan_shown_is_valid(page: Page) -> None:
         if fence.language == "yaml":
             shown = yaml.safe_load(fence.text)
             if shown.get("kind") == "TrainingPlan":
-                TrainingPlanSpec.model_validate(shown["spec"]).model.family()
+                assert TrainingPlanSpec.model_validate(shown["spec"]).model.family
 
 
 def test_every_reason_has_a_row_with_its_remedy() -> None:

@@ -97,7 +97,7 @@ def test_training_plan_of_the_example_matches_its_module(monkeypatch: pytest.Mon
     folder = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "encoder"
     monkeypatch.syspath_prepend(folder)
     spec = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))["spec"]
-    assert ModelSpec.model_validate(spec["model"]).family() == describe("encoder:encoder")
+    assert ModelSpec.model_validate(spec["model"]).family == describe("encoder:encoder")
 
 
 def test_image_of_the_example_installs_a_matching_library() -> None:
@@ -117,7 +117,7 @@ def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(mon
     assert documents.parse({"dtype": "float32", **written, "global_batch_size": 8}, Training).family == bert
     monkeypatch.setattr(sys, "argv", ["describe", BERT, "--training-plan"])
     assert command.main() == 0
-    assert ModelSpec.model_validate(yaml.safe_load(capsys.readouterr().out)).family() == bert
+    assert ModelSpec.model_validate(yaml.safe_load(capsys.readouterr().out)).family == bert
     monkeypatch.setattr(sys, "argv", ["describe", "outside_models:vgg"])
     assert command.main() == 2
     assert "has no function vgg" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cached_property
 from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Union, cast, get_args, get_origin
 
@@ -113,6 +114,7 @@ class ModelChoice(ApiModel):
         )
     )
 
+    @cached_property
     def family(self) -> Family:
         """Return the one family. Raise ValueError, in the resource's words, if there is not one or sizes do not fit."""
         found = [value for name in type(self).model_fields if (value := getattr(self, name)) is not None]

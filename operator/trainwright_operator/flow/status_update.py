@@ -152,6 +152,9 @@ def _condition(  # noqa: PLR0913 - each is a different fact of the condition
     if is_answer and status == "False" and before is not None and before.observed_generation != context.plan.generation:
         # The time to live counts from the last failure, though the answer was False before the edit, too.
         since = context.now
+    after = (status, context.plan.generation, explanation.reason, explanation.message)
+    if before is not None and after == (before.status, before.observed_generation, before.reason, before.message):
+        return before
     return Condition(
         type=kind,
         status=status,

@@ -124,7 +124,7 @@ def test_inconsistent_custom_model_is_rejected_with_a_message() -> None:
 def test_model_has_exactly_one_family() -> None:
     for model in ({}, {"gpt": MODELS["gpt"], "vit": MODELS["vit"]}):
         with pytest.raises(ValueError, match=r"model needs exactly one family, got [02]; set one of gpt, llama"):
-            spec_of(model=model).model.family()
+            assert spec_of(model=model).model.family
 
 
 def test_inconsistent_sizes_are_rejected_with_field_names_of_the_resource() -> None:

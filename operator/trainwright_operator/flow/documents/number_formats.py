@@ -16,7 +16,7 @@ from trainwright_operator.flow.documents.discovered_devices import DiscoveredDev
 
 def model_from_spec(spec: TrainingPlanSpec, dtype: Dtype | None = None) -> Model:
     """Return the model of the spec in a number format, by default in that of the spec. Raise ValueError if it is invalid."""
-    return _model_of(spec.model.family(), Dtype(spec.training.dtype) if dtype is None else dtype)
+    return _model_of(spec.model.family, Dtype(spec.training.dtype) if dtype is None else dtype)
 
 
 @lru_cache(maxsize=64)

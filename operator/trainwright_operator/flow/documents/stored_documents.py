@@ -10,8 +10,9 @@ from typing import Any
 from trainwright import documents
 from trainwright.outside.plain_text import may_hold_controls, without_controls
 
-_LONG_CHARACTERS = 2**16
-"""Length from which few documents are kept: each pass reads the stored documents of its plan again."""
+_SHORT_CHARACTERS, _LONG_CHARACTERS = 2**12, 2**16
+"""Lengths up to which many documents are kept, and from which few: each pass reads the stored documents of its plan again,
+and of a thousand plans that wait none is read twice before all others."""
 
 
 class NeedsNewerVersion(Exception):  # noqa: N818 - a state of the plan, not a fault
@@ -24,7 +25,8 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
     `ignored_field`: a field to drop. Raise NeedsNewerVersion for a document with unknown names, DocumentError for any other
     that cannot be used.
     """
-    parse = _parse_short if len(text) <= _LONG_CHARACTERS else _parse_long
+    length = len(text)
+    parse = _parse_short if length <= _SHORT_CHARACTERS else _parse if length <= _LONG_CHARACTERS else _parse_long
     try:
         return parse(text, document_type, source, ignored_field)
     except documents.DocumentError as error:
@@ -33,7 +35,7 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
         raise
 
 
-def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
+def _parse_anew(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
     try:
         data = json.loads(text)
         if may_hold_controls(text):
@@ -45,7 +47,7 @@ def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> An
     return documents.parse(data, document_type, source=source)
 
 
-_parse_short, _parse_long = lru_cache(maxsize=128)(_parse), lru_cache(maxsize=4)(_parse)
+_parse_short, _parse, _parse_long = (lru_cache(maxsize=size)(_parse_anew) for size in (4096, 128, 4))
 
 
 def stored_time(text: str) -> datetime | None:
