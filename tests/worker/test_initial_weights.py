@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_tests import examples
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -51,7 +52,7 @@ def parts(draw: st.DrawFn) -> tuple[NormalWeight, int]:
     return part, draw(st.integers(0, torch.Size(part.shape).numel() - 1))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(parts(), st.data())
 def test_a_part_has_the_values_of_the_whole_weight(found: tuple[NormalWeight, int], data: st.DataObject) -> None:
     part, start = found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_tests import examples
 
 from trainwright.accelerators import best_format, cluster_of, estimate_profiles, format_choices, is_native
 from trainwright.answer.formats import in_format, search_formats, search_problems, slow_format, slow_format_of
@@ -87,7 +88,7 @@ def test_plans_without_the_limit_to_one_trainer_may_be_in_a_format_that_it_lacks
     assert in_half < found.candidates[0].estimate.iteration_seconds
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(machines=st.sets(st.sampled_from(MACHINES), min_size=1, max_size=2))
 def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines: set[str]) -> None:
     counts = dict.fromkeys(sorted(machines), 1)

@@ -11,8 +11,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_tests import examples
 from random_plans import random_plan
 from random_problems import drawn_plan, drawn_problem
 
@@ -57,7 +58,7 @@ def noisy(problem: Problem, pick: random.Random) -> Problem:
 
 
 @given(seeds)
-@settings(max_examples=60)
+@examples(60)
 def test_no_plan_undercuts_the_work_bound(seed: int) -> None:
     pick = random.Random(seed)
     problem = drawn_problem(pick)
@@ -72,7 +73,7 @@ def test_no_plan_undercuts_the_work_bound(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=60)
+@examples(60)
 def test_no_plan_with_rank_orders_or_gpipe_undercuts_the_work_bound(seed: int) -> None:
     pick = random.Random(seed)
     problem = noisy(drawn_problem(pick), pick)
@@ -97,7 +98,7 @@ def test_no_plan_of_amp_on_the_cases_undercuts_the_work_bound() -> None:
 
 
 @given(seeds, st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_work_is_balanced_as_well_as_the_best_corner_of_the_program(seed: int, accelerators: int, kinds: int) -> None:
     pick = np.random.default_rng(seed)
     work = 10 ** pick.uniform(-7, 1, (accelerators, kinds))
