@@ -99,6 +99,14 @@ NO_COMMUNICATION = Collective((RingAlgorithm(0.0, 0.0),))
 """Collective of a single rank."""
 
 
+def single_ring(members: int, bytes_per_second: float, latency_seconds: float = 0.0) -> Collective:
+    """Return the all-reduce of one ring on alike links: AMP's Eq. 3, plus the latency of each of its steps."""
+    if members == 1:
+        return NO_COMMUNICATION
+    per_byte = ring_bytes_ratio(members) / bytes_per_second
+    return Collective((RingAlgorithm(2 * (members - 1) * latency_seconds, per_byte),))
+
+
 @dataclass
 class Collectives:
     """Collectives of a cluster, cached by group.

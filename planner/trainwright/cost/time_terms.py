@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,19 +23,6 @@ from trainwright.strategy import Sharding
 Numbers = TypeVar("Numbers", float, Array)
 
 
-class RingCost(Protocol):
-    """All-reduce of a group by one network model: loaded, alone, or without latency."""
-
-    def seconds(self, message_bytes: float, /) -> float:
-        """Return the seconds of one all-reduce; 0 for an empty message."""
-
-    def all_gather_seconds(self, message_bytes: float, /) -> float:
-        """Return the seconds of an all-gather that ends with these bytes on every rank; 0 for an empty message."""
-
-    def reduce_scatter_seconds(self, message_bytes: float, /) -> float:
-        """Return the seconds of a reduce-scatter that starts with these bytes on every rank; 0 for an empty message."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorGroupClass:
     """Class of tensor groups whose layers take equally long.
@@ -44,11 +31,12 @@ class TensorGroupClass:
 
     Attributes:
         accelerators: sorted, distinct names.
+        ring: all-reduce of a group by one network model: loaded, alone, or without latency.
     """
 
     accelerators: tuple[str, ...]
     tensor: int
-    ring: RingCost
+    ring: Collective
 
 
 class LayerTerms(NamedTuple, Generic[Numbers]):

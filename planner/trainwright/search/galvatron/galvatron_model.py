@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
+from trainwright.cost.collectives import NO_COMMUNICATION, Collective, single_ring
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
@@ -22,30 +23,6 @@ from trainwright.rank_layout import RankLayout
 from trainwright.strategy import RankOrder, Sharding
 
 Indices = NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Slowest of several concurrent rings."""
-
-    members: int
-    bytes_per_second: float
-    latency_seconds: float
-
-    def seconds(self, message_bytes: float) -> float:
-        """Return the seconds of an all-reduce: a reduce-scatter and an all-gather."""
-        return 2 * self.all_gather_seconds(message_bytes)
-
-    def all_gather_seconds(self, message_bytes: float) -> float:
-        """Return the seconds of an all-gather: (n-1)/n of the message in n-1 steps."""
-        if self.members == 1 or message_bytes <= 0:
-            return 0.0
-        share = (self.members - 1) / self.members
-        return share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds
-
-    def reduce_scatter_seconds(self, message_bytes: float) -> float:
-        """Return the seconds of a reduce-scatter: those of an all-gather."""
-        return self.all_gather_seconds(message_bytes)
 
 
 class StageGroupLinks:
@@ -69,7 +46,7 @@ class StageGroupLinks:
         np.fill_diagonal(between, 0.0)
         return between
 
-    def slowest_ring(self, groups: Indices) -> Ring:
+    def slowest_ring(self, groups: Indices) -> Collective:
         """Return the slowest ring over `groups[group, member]` (indices of devices).
 
         Concurrent rings share a node's NIC, whose capacity per direction is the node's fastest link. A group sends as many
@@ -77,7 +54,7 @@ class StageGroupLinks:
         """
         count = groups.shape[1]
         if count == 1:
-            return Ring(1, np.inf, 0.0)
+            return NO_COMMUNICATION
         target = self.nodes[groups]
         source = np.roll(target, -1, axis=1)
         crosses = source != target
@@ -91,7 +68,7 @@ class StageGroupLinks:
             in_share = self._inter_node_bandwidth.max(axis=0) / np.maximum(received, 1)
             shared = np.minimum(out_share[source], in_share[target])
             rate = np.where(crosses, np.minimum(rate, shared), rate)
-        return Ring(count, float(rate.min()), float(self.latency[source, target].max()))
+        return single_ring(count, float(rate.min()), float(self.latency[source, target].max()))
 
     def _streams(self, nodes: Indices) -> Indices:
         """Return `[group]` the fewest members on a node, given `nodes[group, member]`; 1 where a group has a single ring."""
@@ -174,7 +151,7 @@ class StageGroupCosts:
     devices: tuple[Device, ...]
     context: CostContext
     exposed_all_reduce_ratio: float | None = None
-    _rings: dict[tuple[int, int, RankOrder, bool], Ring] = field(default_factory=dict)
+    _rings: dict[tuple[int, int, RankOrder, bool], Collective] = field(default_factory=dict)
     _moves: dict[tuple[InputLayout, bool, InputLayout, bool], tuple[float, float]] = field(default_factory=dict)
     _compute: dict[tuple[str, InputLayout, bool], tuple[float, float]] = field(default_factory=dict)
 
@@ -241,10 +218,10 @@ class StageGroupCosts:
     def _sequence_gather_alpha_beta(self, run: LayerRun) -> tuple[float, float]:
         """Return latency, and seconds per byte of a row, of gathering a boundary that tensor groups divide, if they do."""
         ring = self._ring(run, data=False)
-        if not run.strategy.sequence_parallel or ring.members == 1:
+        if not run.strategy.sequence_parallel:
             return 0.0, 0.0
-        share = (ring.members - 1) / ring.members
-        return (ring.members - 1) * ring.latency_seconds, max(run.rows) * share / ring.bytes_per_second
+        (all_reduce,) = ring.algorithms
+        return all_reduce.latency_seconds / 2, max(run.rows) * all_reduce.seconds_per_byte / 2
 
     def _compute_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
         """Return forward and backward seconds of the slowest device."""
@@ -263,7 +240,7 @@ class StageGroupCosts:
             self._compute[key] = max(c.forward_seconds for c in costs), max(c.backward_seconds for c in costs)
         return self._compute[key]
 
-    def _ring(self, run: LayerRun, *, data: bool) -> Ring:
+    def _ring(self, run: LayerRun, *, data: bool) -> Collective:
         key = run.strategy.tensor, run.strategy.data, run.strategy.order, data
         if key not in self._rings:
             layout = self._layout(run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
+from trainwright.cost.collectives import Collective, single_ring
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds, tensor_all_gather_bytes, tensor_all_reduce_bytes
@@ -27,41 +27,10 @@ from trainwright.strategy import Sharding
 Indices = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class AmpRing:
-    """Ring of Eq. 3, plus the latency of its steps.
-
-    Attributes:
-        bytes_per_second: B', the minimum bandwidth between any two members.
-    """
-
-    members: int
-    bytes_per_second: float
-    latency_seconds: float = 0.0
-
-    def seconds(self, message_bytes: float) -> float:
-        """Return the seconds of one all-reduce."""
-        return self.seconds_of_all((message_bytes,))
-
-    def all_gather_seconds(self, message_bytes: float) -> float:
-        """Return the seconds of an all-gather: half of an all-reduce."""
-        return self.seconds(message_bytes) / 2
-
-    def reduce_scatter_seconds(self, message_bytes: float) -> float:
-        """Return the seconds of a reduce-scatter: half of an all-reduce."""
-        return self.seconds(message_bytes) / 2
-
-    def seconds_of_all(self, messages: Sequence[float]) -> float:
-        """Return 2(n - 1) M / (n B) for the sum M of the messages, plus the latency of each that is not empty."""
-        steps = 2 * (self.members - 1) * sum(size > 0 for size in messages)
-        moved = 2 * (self.members - 1) * sum(messages) / (self.members * self.bytes_per_second)
-        return steps * self.latency_seconds + moved
-
-
 def layer_seconds(  # noqa: PLR0913 - what a layer costs on a ring
     kind: LayerKind,
     accelerators: tuple[str, ...],
-    ring: AmpRing,
+    ring: Collective,
     rows: int,
     context: CostContext,
     *,
@@ -72,9 +41,10 @@ def layer_seconds(  # noqa: PLR0913 - what a layer costs on a ring
     An all-gather and a reduce-scatter along the sequence count as the all-reduce that they replace.
     """
     slowest = context.slowest_layer_cost(accelerators, kind, split, rows)
-    forward, backward = tensor_all_reduce_bytes(kind, ring.members, rows, context)
-    gather = ring.all_gather_seconds(tensor_all_gather_bytes(kind, ring.members, rows, context))
-    return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward)) + gather
+    forward, backward = tensor_all_reduce_bytes(kind, split.degree, rows, context)
+    gather = ring.all_gather_seconds(tensor_all_gather_bytes(kind, split.degree, rows, context))
+    reduced = sum(map(ring.seconds, (*forward, *backward)))
+    return slowest.forward_seconds + slowest.backward_seconds, reduced + gather
 
 
 def estimate_seconds(plan: Plan, context: CostContext) -> float:
@@ -141,7 +111,7 @@ class _AmpModel:
         model, context = self.context.model, self.context
         accelerators = tuple(sorted({context.cluster.accelerator_of(device).name for device in group}))
         bandwidth, latency = self.context.link_matrices.slowest_flow(self._nodes(group))
-        ring = AmpRing(run.strategy.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
+        ring = single_ring(run.strategy.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
             kind = model.kind(name)
@@ -184,7 +154,7 @@ class _AmpModel:
             self.context.link_matrices.slowest_flow_of_group(self._nodes(group))
             for group in run.strategy.data_groups(stage.devices)
         )
-        return AmpRing(run.strategy.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
+        return single_ring(run.strategy.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
 
     def _nodes(self, devices: Sequence[Device]) -> Indices:
         return np.array([self.context.node_numbers[device.node] for device in devices], dtype=np.intp)

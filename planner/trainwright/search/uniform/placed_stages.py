@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Accelerator, Device
 from trainwright.cost.boundary_terms import BoundaryTerms, boundary_terms
+from trainwright.cost.collectives import Collective, single_ring
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import (
     activation_bytes,
@@ -25,7 +26,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
 from trainwright.search.problem import Problem
-from trainwright.search.uniform.amp_model import AmpRing, layer_seconds
+from trainwright.search.uniform.amp_model import layer_seconds
 from trainwright.strategy import Sharding, Strategy
 
 Placement = NDArray[np.intp]
@@ -117,7 +118,7 @@ class PlacementTables:
     problem: Problem
     order: DeviceOrder
     _groups: dict[tuple[object, ...], TensorGroupClass] = field(default_factory=dict)
-    _paper_rings: dict[TensorGroupClass, AmpRing] = field(default_factory=dict)
+    _paper_rings: dict[TensorGroupClass, Collective] = field(default_factory=dict)
     _layers: dict[tuple[TensorGroupClass, int], tuple[Array, Array]] = field(default_factory=dict)
     _times: dict[tuple[frozenset[TensorGroupClass], int], Array] = field(default_factory=dict)
     _fits: dict[tuple[str, int, int, tuple[float, ...]], NDArray[np.bool_]] = field(default_factory=dict)
@@ -155,9 +156,9 @@ class PlacementTables:
         if key not in self._groups:
             names, tensor, nodes, bandwidth, latency, ring_bandwidth = key
             ratio = self.problem.runtime.link_ratio
-            ring = AmpRing(nodes if nodes > 1 else tensor, ring_bandwidth * ratio)
+            ring = single_ring(nodes if nodes > 1 else tensor, ring_bandwidth * ratio)
             self._groups[key] = TensorGroupClass(names, tensor, ring)
-            self._paper_rings[self._groups[key]] = AmpRing(tensor, bandwidth * ratio, latency)
+            self._paper_rings[self._groups[key]] = single_ring(tensor, bandwidth * ratio, latency)
         return self._groups[key]
 
     def _names(self, mask: int) -> tuple[str, ...]:
@@ -241,7 +242,7 @@ class PlacementTables:
             bandwidth = min(self.links.slowest_flow_of_group(group) for group in groups.values())
             message = float(resident[first, end]) * self.problem.cost_context.gradient_dtype.num_bytes
             achieved = bandwidth * self.problem.runtime.link_ratio
-            seconds = max(seconds, AmpRing(stages.data, achieved).seconds(message))
+            seconds = max(seconds, single_ring(stages.data, achieved).seconds(message))
         return seconds
 
     def _stage_times(self, classes: frozenset[TensorGroupClass], rows: int) -> Array:
