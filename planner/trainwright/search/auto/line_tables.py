@@ -21,10 +21,10 @@ IN_FLIGHT_LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True, eq=False)
 class BestOptions:
-    """`[site, first, end]` costs of each site's best option; the extra last site is infinite.
+    """`[site, first, end]` costs of each site's best option, infinite where nothing fits and for the extra last site.
 
     Attributes:
-        seconds: per micro-batch; infinite where nothing fits.
+        seconds: per micro-batch.
         tail: seconds after the last backward.
         backward: seconds per backward.
         tensor: tensor degree.
@@ -97,24 +97,28 @@ class LineOptions:
             score[:, :count] += stage_options.tail_seconds
             by_site = score[np.arange(sharding_count)[:, None], table[:, None, :]].reshape(len(table), -1, span_count)
             least = by_site.min(axis=1)
+            # A tenth of all stages fit, or fewer.
+            site, span = np.isfinite(least).nonzero()
             # Equals `argmin`, which takes three times as long along any axis but the last.
-            chosen = (by_site == least[:, None]).argmax(axis=1)
+            chosen = (by_site[site, :, span] == least[site, span][:, None]).argmax(axis=1)
             sharding_number, number = np.divmod(chosen, table.shape[1])
-            option = np.minimum(table[np.arange(len(table))[:, None], number], count - 1)
-            span = np.arange(span_count)[None, :]
-            seconds = np.where(np.isfinite(least), costs.seconds[sharding_number, option, span], np.inf)
-            backward = stage_options.backward_seconds[option, span]
-            tensor = np.array([float(one.strategy.tensor) for one in stage_options.options])[option]
-            tail = stage_options.tail_seconds[sharding_number, option, span]
-            self._best[in_flight] = BestOptions(*(self._by_cuts(one) for one in (seconds, tail, backward, tensor)))
+            option = table[site, number]
+            tensor = np.array([float(one.strategy.tensor) for one in stage_options.options])
+            columns = (
+                costs.seconds[sharding_number, option, span],
+                stage_options.tail_seconds[sharding_number, option, span],
+                stage_options.backward_seconds[option, span],
+                tensor[option],
+            )
+            self._best[in_flight] = BestOptions(*(self._by_cuts(site, span, one) for one in columns))
         return self._best[in_flight]
 
-    def _by_cuts(self, by_span: Array) -> Array:
+    def _by_cuts(self, site: NDArray[np.intp], span: NDArray[np.intp], column: Array) -> Array:
         size = len(self.sites.replica_tables.cuts)
-        found = np.full((len(by_span) + 1, size, size), np.inf)
+        by_cuts = np.full((len(self._options_by_site) + 1, size, size), np.inf)
         first, end = self.stage_options.spans
-        found[:-1, first, end] = by_span
-        return found
+        by_cuts[site, first[span], end[span]] = column
+        return by_cuts
 
     def choose(self, site_number: int, span: tuple[int, int], in_flight: int) -> tuple[StageOption, Sharding, float]:
         """Return the best option of a stage, its sharding and its recompute ratio."""
