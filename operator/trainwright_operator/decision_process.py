@@ -48,8 +48,8 @@ def packed_nodes(snapshot: Snapshot) -> bytes:
 
 @lru_cache(maxsize=1)
 def _unpacked(nodes: bytes) -> tuple[tuple[NodeFacts, ...], tuple[SliceDevice, ...]]:
-    found: tuple[tuple[NodeFacts, ...], tuple[SliceDevice, ...]] = pickle.loads(nodes)  # noqa: S301 - from the operator
-    return found
+    unpacked: tuple[tuple[NodeFacts, ...], tuple[SliceDevice, ...]] = pickle.loads(nodes)  # noqa: S301 - from the operator
+    return unpacked
 
 
 def answer(request: DecisionRequest) -> list[Action] | str:

@@ -48,7 +48,10 @@ def search(request: PlanningRequest) -> str:
     answer = compose(question, SearchControl.with_budget(request.budget_seconds, effort=request.effort))
     every = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
     trials = fit_into_config_map(every)
-    free = next((one.unlimited_seconds for one in answer.candidates if one.unlimited_seconds is not None), None)
+    free = next(
+        (candidate.unlimited_seconds for candidate in answer.candidates if candidate.unlimited_seconds is not None),
+        None,
+    )
     return documents.dumps(
         PlannedTrials(
             planner=request.planner,
@@ -125,24 +128,28 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
 
 def _unprofiled(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
     """Return accelerators that are not profiled in this number format."""
-    known = {one.accelerator for one in profiles.layers} | {one.accelerator for one in profiles.too_large}
-    return tuple(dict.fromkeys(node.accelerator for node in cluster.nodes if known and node.accelerator not in known))
+    profiled = {layer.accelerator for layer in profiles.layers} | {entry.accelerator for entry in profiles.too_large}
+    return tuple(
+        dict.fromkeys(node.accelerator for node in cluster.nodes if profiled and node.accelerator not in profiled)
+    )
 
 
 def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty | None:
     """Return the uncertainty of the trials by the best one's profiles; None where those lack devices of another."""
     if not {device.node for trial in trials for device in trial.plan.devices} <= set(problem.nodes):
         return None
-    known = TrialHistory.of([trial.plan for trial in trials], problem.cost_context).posterior
-    covariance = tuple(tuple(row) for row in known.seconds.covariance.tolist())
-    return Uncertainty(covariance, tuple(known.memory.expected.tolist()))
+    posterior = TrialHistory.of([trial.plan for trial in trials], problem.cost_context).posterior
+    covariance = tuple(tuple(row) for row in posterior.seconds.covariance.tolist())
+    return Uncertainty(covariance, tuple(posterior.memory.expected.tolist()))
 
 
 def _known_baselines(answer: Answer) -> list[Candidate]:
     """Return the baselines, those that are a candidate on other devices of the same kind as that candidate."""
     symmetry = DeviceSymmetry(answer.problem.cluster)
-    candidates = {(one.dtype, symmetry.canonical_key(one.plan)): one for one in answer.candidates}
-    return [candidates.get((one.dtype, symmetry.canonical_key(one.plan)), one) for one in answer.baselines.plans]
+    candidates = {
+        (candidate.dtype, symmetry.canonical_key(candidate.plan)): candidate for candidate in answer.candidates
+    }
+    return [candidates.get((plan.dtype, symmetry.canonical_key(plan.plan)), plan) for plan in answer.baselines.plans]
 
 
 def order_trials(

@@ -83,5 +83,5 @@ class HeldJob(StatusModel):
     @computed_field(description="The same in a few words, for the column.", json_schema_extra={"maxLength": 192})  # type: ignore[prop-decorator]
     @property
     def text(self) -> str:
-        held = f", {self.devices} device{'' if self.devices == 1 else 's'}" if self.devices else ""
-        return f"{self.state}{held}"
+        devices_text = f", {self.devices} device{'' if self.devices == 1 else 's'}" if self.devices else ""
+        return f"{self.state}{devices_text}"

@@ -43,12 +43,12 @@ class TenantLimits:
     plans_per_namespace: int | None = None
     grace_seconds: int | None = None
 
-    def explain_priority(self, asked: int) -> str | None:
+    def explain_priority(self, requested: int) -> str | None:
         """Return that a plan's priority is above the limit, and what to do, or None."""
-        if self.priority is None or asked <= self.priority:
+        if self.priority is None or requested <= self.priority:
             return None
         return (
-            f"spec.priority: has to be at most {self.priority}, got {asked}; lower it, or install the operator with a higher "
+            f"spec.priority: has to be at most {self.priority}, got {requested}; lower it, or install the operator with a higher "
             "limits.maxPriority"
         )
 

@@ -92,14 +92,14 @@ def _constraint(note: Bounds | Doc) -> Any:
 
 def _rules(noun: type[Any]) -> dict[str, Any]:
     """Return the schema's CEL rules of a family."""
-    found = [
+    own_rules = [
         rules(
             (in_camel_case(rule.cel), in_camel_case(rule.sentence)),
             field_path=f".{to_camel(rule.field)}" if rule.field else None,
         )
         for rule in noun.rules
     ]
-    return {VALIDATIONS: [one for stated in found for one in stated[VALIDATIONS]]}
+    return {VALIDATIONS: [rule for stated in own_rules for rule in stated[VALIDATIONS]]}
 
 
 class ModelChoice(ApiModel):
@@ -117,11 +117,11 @@ class ModelChoice(ApiModel):
     @cached_property
     def family(self) -> Family:
         """Return the one family. Raise ValueError, in the resource's words, if there is not one or sizes do not fit."""
-        found = [value for name in type(self).model_fields if (value := getattr(self, name)) is not None]
-        if len(found) != 1:
-            raise ValueError(f"model needs exactly one family, got {len(found)}; set one of {', '.join(_NAMES)}")
+        families = [value for name in type(self).model_fields if (value := getattr(self, name)) is not None]
+        if len(families) != 1:
+            raise ValueError(f"model needs exactly one family, got {len(families)}; set one of {', '.join(_NAMES)}")
         try:
-            family: Family = found[0].to_noun()
+            family: Family = families[0].to_noun()
         except ValueError as error:
             raise ValueError(in_camel_case(str(error))) from None
         return family

@@ -60,8 +60,8 @@ def mebibytes(text: str, *, is_emulated: bool = False) -> int | None:
     """Return the bytes of a label that counts MiB, or None where it is no number that a device's memory may have."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_SHOWN:
         return None
-    found = int(text) * MEBIBYTE
-    return found if is_memory(found, is_emulated=is_emulated) else None
+    size = int(text) * MEBIBYTE
+    return size if is_memory(size, is_emulated=is_emulated) else None
 
 
 def is_memory(num_bytes: int, *, is_emulated: bool = False) -> bool:

@@ -357,7 +357,7 @@ class TrainingPlanStatus(StatusModel):
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of a type, if it is known."""
-        return next((one for one in self.conditions if one.type is kind), None)
+        return next((condition for condition in self.conditions if condition.type is kind), None)
 
     @property
     def is_answered(self) -> bool:

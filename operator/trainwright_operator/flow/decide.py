@@ -162,11 +162,11 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
     return patience.with_limit(context, _with_request_failure(context, steps))
 
 
-def _refuse_large(found: PhaseResult) -> PhaseResult:
+def _refuse_large(result: PhaseResult) -> PhaseResult:
     """Fail where the API server would refuse a ConfigMap for its size, again and again."""
-    refusals = (words for action in found.actions if (words := _explain_size(action)) is not None)
+    refusals = (words for action in result.actions if (words := _explain_size(action)) is not None)
     words = next(refusals, None)
-    return Failed(words, status=found.status) if words is not None else found
+    return Failed(words, status=result.status) if words is not None else result
 
 
 def _without_large(actions: Iterable[Action]) -> list[Action]:
@@ -207,13 +207,13 @@ def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Ac
         return gang in live_gangs and context.names.owns(name)
 
     stored, jobs = context.snapshot.stored, context.snapshot.jobs
-    tasks = [one for one in stored if one.role == StoredRole.TASK and not one.terminating]
-    for one in tasks:
-        if not frees_all and context.names.owns(one.name) and one.gang not in live_gangs:
-            _refuse_newer_task(one)
+    tasks = [config_map for config_map in stored if config_map.role == StoredRole.TASK and not config_map.terminating]
+    for task in tasks:
+        if not frees_all and context.names.owns(task.name) and task.gang not in live_gangs:
+            _refuse_newer_task(task)
     return [
-        *(DeleteConfigMap(one.name) for one in tasks if not is_live(one.name, one.gang)),
-        *(DeleteJob(one.name) for one in jobs if not one.terminating and not is_live(one.name, one.gang)),
+        *(DeleteConfigMap(task.name) for task in tasks if not is_live(task.name, task.gang)),
+        *(DeleteJob(job.name) for job in jobs if not job.terminating and not is_live(job.name, job.gang)),
     ]
 
 

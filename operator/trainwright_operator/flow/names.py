@@ -130,12 +130,14 @@ class Names:
     def of(cls, plan_name: str, plan_uid: str, spec: TrainingPlanSpec) -> Names:
         """Return the names for the plan's current spec: a changed image or iteration count changes all names."""
         # Exclude defaults, so that a version with a new field finds older measurements.
-        asked = spec.model_dump(mode="json", exclude=_NON_IDENTITY_FIELDS, exclude_defaults=True)
-        if asked["training"].get("dtype") == _FIRST_DTYPE:
-            del asked["training"]["dtype"]
+        identity = spec.model_dump(mode="json", exclude=_NON_IDENTITY_FIELDS, exclude_defaults=True)
+        if identity["training"].get("dtype") == _FIRST_DTYPE:
+            del identity["training"]["dtype"]
         elif spec.training.dtype == AUTO:
-            asked["training"]["dtype"] = AUTO
-        question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
+            identity["training"]["dtype"] = AUTO
+        question = json.dumps(
+            {name: part for name, part in identity.items() if part or name not in _NON_IDENTITY_FIELDS}
+        )
         base = _base(plan_name, f"{plan_uid}\n{question}")
         return cls(base, first_base=base)
 

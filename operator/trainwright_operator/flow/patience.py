@@ -28,17 +28,17 @@ _MENDED_LOOK_SHARE = 0.25
 
 def waiting_since(context: ReconcileContext, reason: Reason) -> datetime | None:
     """Return since when the plan has waited for this reason, or None where it does not."""
-    known = _account(context.plan)
-    return known.since if known is not None and known.reason == reason else None
+    waited = _account(context.plan)
+    return waited.since if waited is not None and waited.reason == reason else None
 
 
 def waited_seconds(plan: PlanFacts, now: datetime) -> float:
     """Return how long the plan has waited since the last edit of its spec, over all waits."""
-    known = _account(plan)
-    if known is None:
+    waited = _account(plan)
+    if waited is None:
         return 0.0
-    present = (now - known.since).total_seconds() if known.since is not None else 0.0
-    return known.earlier_seconds + max(present, 0.0)
+    present = (now - waited.since).total_seconds() if waited.since is not None else 0.0
+    return waited.earlier_seconds + max(present, 0.0)
 
 
 def is_measuring(context: ReconcileContext) -> bool:
@@ -83,9 +83,9 @@ def waiting_status(context: ReconcileContext, last: Step) -> WaitingStatus | Non
     """Return the account after this reconciliation, or None where the plan never waited."""
     result = last.result
     if isinstance(result, Waiting) and result.is_lacking and result.explanation is not None:
-        reason, known = result.explanation.reason, _account(context.plan)
-        if known is not None and known.reason == reason:
-            return known.model_copy(update={"next_try": _whole(result.again_at)})
+        reason, status = result.explanation.reason, _account(context.plan)
+        if status is not None and status.reason == reason:
+            return status.model_copy(update={"next_try": _whole(result.again_at)})
         earlier = round(waited_seconds(context.plan, context.now))
         return WaitingStatus(reason=reason.value, since=context.now, next_try=result.again_at, earlier_seconds=earlier)
     waited = round(waited_seconds(context.plan, context.now))
@@ -97,15 +97,15 @@ def seconds_until_next_look(plan: PlanFacts, now: datetime, start_look_seconds: 
 
     `start_look_seconds`: until its starting gang is to be looked at. Events tell of pods, so waiting for them needs no more.
     """
-    known = _account(plan)
-    if known is None or known.since is None:
+    waited = _account(plan)
+    if waited is None or waited.since is None:
         return None
-    if known.next_try is not None and known.next_try > now:
-        seconds = (known.next_try - now).total_seconds()
+    if waited.next_try is not None and waited.next_try > now:
+        seconds = (waited.next_try - now).total_seconds()
     else:
-        share = _MENDED_LOOK_SHARE if known.reason in NEEDS_ACTION else _LOOK_SHARE
-        seconds = share * (now - known.since).total_seconds()
-        if known.reason == Reason.PODS_NOT_CREATED:
+        share = _MENDED_LOOK_SHARE if waited.reason in NEEDS_ACTION else _LOOK_SHARE
+        seconds = share * (now - waited.since).total_seconds()
+        if waited.reason == Reason.PODS_NOT_CREATED:
             seconds = max(seconds, start_look_seconds)
     left = seconds_until_deadline(plan, now)
     if left is not None:

@@ -61,8 +61,8 @@ class ReconcileContext:
     @cached_property
     def current_gangs(self) -> frozenset[str]:
         """Return the gangs of the same identity, which keep running while an edited spec is being accepted."""
-        tasks = (one for one in self.snapshot.stored if one.role == StoredRole.TASK)
-        return frozenset(one.gang for one in tasks if self.names.owns(one.name))
+        tasks = (config_map for config_map in self.snapshot.stored if config_map.role == StoredRole.TASK)
+        return frozenset(task.gang for task in tasks if self.names.owns(task.name))
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""

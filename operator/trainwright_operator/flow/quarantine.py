@@ -38,7 +38,7 @@ def released(plan: PlanFacts, version: str) -> PlanFacts:
     """Return the plan without a quarantine that another version of the operator imposed."""
     if not is_quarantined(plan) or plan.status.failed_version == version:
         return plan
-    kept = tuple(one for one in plan.status.conditions if one.type is not ConditionType.SUCCEEDED)
+    kept = tuple(condition for condition in plan.status.conditions if condition.type is not ConditionType.SUCCEEDED)
     return replace(plan, status=plan.status.model_copy(update={"conditions": kept, "failed_version": None}))
 
 
@@ -58,9 +58,9 @@ def quarantine(plan: PlanFacts, error: BaseException, version: str, now: datetim
         "message": f"not reached, since {ConditionType.SUCCEEDED} is False, whose message says why",
     }
     others = tuple(
-        one.model_copy(update=unreached) if one.status == "Unknown" else one
-        for one in plan.status.conditions
-        if one.type is not ConditionType.SUCCEEDED
+        condition.model_copy(update=unreached) if condition.status == "Unknown" else condition
+        for condition in plan.status.conditions
+        if condition.type is not ConditionType.SUCCEEDED
     )
     status = plan.status.model_copy(
         update={
@@ -81,10 +81,10 @@ def describe(error: BaseException) -> str:
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if set(Path(frame.filename).parts) & {*PACKAGES}
     ]
-    told = f"{type(error).__name__}: {error}"[:500]
+    text = f"{type(error).__name__}: {error}"[:500]
     if not frames:
-        return told
+        return text
     last = frames[-1]
     parts = Path(last.filename).parts
     start = max(number for number, part in enumerate(parts) if part in PACKAGES)
-    return f"{told} (in {'/'.join(parts[start:])}, line {last.lineno}, {last.name})"
+    return f"{text} (in {'/'.join(parts[start:])}, line {last.lineno}, {last.name})"

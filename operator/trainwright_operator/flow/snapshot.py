@@ -268,18 +268,18 @@ class QueueFacts:
         quota = self.network_quota.get(resource_name, 0)
         return quota is None or quota >= amount
 
-    def explain_lack(self, resource_name: str, wanted: int) -> str:
+    def explain_lack(self, resource_name: str, devices: int) -> str:
         """Return why Kueue would not admit pods that ask for that amount of a network device, or an empty string."""
-        if self.covers(resource_name, wanted):
+        if self.covers(resource_name, devices):
             return ""
         if resource_name not in self.network_quota:
             return (
                 f"no pod asks for {resource_name}, which the ClusterQueue of spec.queueName {self.name} does not cover; add it "
-                f"to coveredResources, with a quota for all {wanted} of the nodes"
+                f"to coveredResources, with a quota for all {devices} of the nodes"
             )
         return (
             f"no pod asks for {resource_name}, of which the ClusterQueue of spec.queueName {self.name} gives "
-            f"{self.network_quota[resource_name]} and the nodes have {wanted}; raise its quota"
+            f"{self.network_quota[resource_name]} and the nodes have {devices}; raise its quota"
         )
 
 

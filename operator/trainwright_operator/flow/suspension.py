@@ -35,9 +35,9 @@ def suspend(context: ReconcileContext) -> tuple[Step, ...]:
     explanation = explain(Reason.SUSPENDED)
     trials = tuple(trial_status.suspended(trial) for trial in context.plan.status.trials)
     suspended = Done(Findings(), explanation, status=TrainingPlanStatus(trials=trials))
-    known = {kind: before.status for kind in ConditionType if (before := context.condition(kind)) is not None}
-    present = next((kind for kind in PHASE_CONDITIONS if known.get(kind) != "True"), ConditionType.SUCCEEDED)
-    undecided = [kind for kind in (present, ConditionType.SUCCEEDED) if known.get(kind, "Unknown") == "Unknown"]
+    statuses = {kind: before.status for kind in ConditionType if (before := context.condition(kind)) is not None}
+    present = next((kind for kind in PHASE_CONDITIONS if statuses.get(kind) != "True"), ConditionType.SUCCEEDED)
+    undecided = [kind for kind in (present, ConditionType.SUCCEEDED) if statuses.get(kind, "Unknown") == "Unknown"]
     return (Step(ConditionType.SUSPENDED, suspended), *(Step(kind, Waiting(explanation)) for kind in undecided))
 
 
@@ -66,7 +66,11 @@ def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpe
         return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0)
     present, every = context.names.candidates(context.spec.trials.top_k), context.names.child("candidates-")
     # After an edit of topK its trials are those of another document, perhaps until the next search.
-    former = sorted(one.name for one in context.snapshot.stored if one.name.startswith(every) and one.name != present)
+    former = sorted(
+        config_map.name
+        for config_map in context.snapshot.stored
+        if config_map.name.startswith(every) and config_map.name != present
+    )
     for name in (present, *former):
         planned = context.stored_document(name, PlannedTrials)
         series = trial_gangs.active_series(context, planned) if planned is not None else ()

@@ -106,10 +106,10 @@ class Applier:
         """Apply actions up to the first that fails. The deletion of a job that fails keeps none from others."""
         effect = Effect()
         gang_of = {pod.name: pod.gang for pod in snapshot.pods}
-        held = memory.back_off.held_pins(gang_of)
-        unpinned: set[str | None] = {gang_of[name] for name in held}
+        pins = memory.back_off.held_pins(gang_of)
+        unpinned: set[str | None] = {gang_of[name] for name in pins}
         for action in actions:
-            if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned and action.name not in held:
+            if isinstance(action, a.PinPod) and gang_of.get(action.name) in unpinned and action.name not in pins:
                 continue  # all of a gang's pods or none: the others would only hold devices
             own = await self._apply(snapshot, action, memory)
             effect |= own
@@ -179,10 +179,10 @@ class Applier:
                 made = await self._api.patch(path, body, MERGE_PATCH)
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.DeleteConfigMap(name=name):
-                known = (*snapshot.stored, *snapshot.measurements)
-                is_deleted = await self._delete(client.core_path("configmaps", namespace), name, known)
+                existing = (*snapshot.stored, *snapshot.measurements)
+                is_deleted = await self._delete(client.core_path("configmaps", namespace), name, existing)
                 self._cache.remove_stored(plan.uid, name)
-                if any(one.name == name for one in snapshot.measurements):
+                if any(measurement.name == name for measurement in snapshot.measurements):
                     self._cache.forget_measurements(namespace)
                 _require(is_deleted, name)
             case a.CreateNetworkPolicy(manifest=manifest):
@@ -239,13 +239,15 @@ class Applier:
             case a.EmitEvent():
                 logger.warning("cannot create an Event: %s", error)
 
-    async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> bool:
-        return await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
+    async def _delete(self, path: str, name: str, existing: Iterable[JobFacts | StoredConfigMap]) -> bool:
+        return await self._api.delete(
+            f"{path}/{name}", uid=next((item.uid for item in existing if item.name == name), "")
+        )
 
     async def _delete_job(self, snapshot: Snapshot, name: str) -> bool:
-        known = (*snapshot.jobs, *(one.job for one in snapshot.handed_over))
-        kind = next((job.launcher for job in known if job.name == name), LauncherKind.PYTORCH_JOB)
-        return await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, known)
+        existing = (*snapshot.jobs, *(job_object.job for job_object in snapshot.handed_over))
+        kind = next((job.launcher for job in existing if job.name == name), LauncherKind.PYTORCH_JOB)
+        return await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, existing)
 
     async def _create(
         self, plan: PlanFacts, path: str, body: dict[str, Any], before: ApiError | None = None
@@ -285,11 +287,11 @@ class Applier:
         except ApiError as error:
             if not error.is_conflict:
                 raise
-            found = (await self._api.get(f"{path}/{name}"))["metadata"]
-            if (found.get("labels") or {}).get(ROLE_LABEL) != a.StoredRole.MEASUREMENT:
+            metadata = (await self._api.get(f"{path}/{name}"))["metadata"]
+            if (metadata.get("labels") or {}).get(ROLE_LABEL) != a.StoredRole.MEASUREMENT:
                 logger.warning("ConfigMap %s is not a kept measurement, so none is kept in its place", name)
                 return
-            await self._api.delete(f"{path}/{name}", uid=found.get("uid", ""))
+            await self._api.delete(f"{path}/{name}", uid=metadata.get("uid", ""))
             await self._api.create(path, body)
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:

@@ -54,14 +54,14 @@ class ClaimRegistry:
         self._replace(uid, respected_claims(snapshot))
         others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
         self._record_turn(snapshot.plan.namespace, last_turn(snapshot))
-        found = replace(
+        claimed = replace(
             snapshot,
             other_claims=others,
             last_turns=self._turns,
             claims_known=self.is_complete,
             plans_by_node=self._plans_by_node,
         )
-        return self._with_places(found) if found.rules.limits.plans_per_namespace is not None else found
+        return self._with_places(claimed) if claimed.rules.limits.plans_per_namespace is not None else claimed
 
     def _record_turn(self, namespace: str, time: datetime | None) -> None:
         if time is not None:
@@ -112,14 +112,14 @@ class ClaimRegistry:
 
         Those are the plans whose gangs are the next for all of their nodes, and the first that waits for a place.
         """
-        waiting = [(one for one in self._places[name].values() if not one.is_under_way) for name in self._freed]
-        found = {min(places, key=age_order).uid for every in waiting if (places := list(every))}
+        waiting = [(place for place in self._places[name].values() if not place.is_under_way) for name in self._freed]
+        uids = {min(places, key=age_order).uid for every in waiting if (places := list(every))}
         self._freed.clear()
         if self._has_released:
             self._has_released = False
-            every = (one for claims in self._claims.values() for one in claims)
-            found.update(one.plan_uid for one in next_in_line(every, self._turns))
-        return found
+            every = (claim for claims in self._claims.values() for claim in claims)
+            uids.update(claim.plan_uid for claim in next_in_line(every, self._turns))
+        return uids
 
     def _choose(self, uid: str, nodes: frozenset[str]) -> None:
         before = self._chosen.pop(uid, frozenset())

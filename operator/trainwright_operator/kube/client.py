@@ -169,8 +169,8 @@ class Api:
     ) -> AsyncIterator[dict[str, Any]]:
         token = ""
         while True:
-            asked = {"limit": str(_PAGE), **({"continue": token} if token else {}), **query}
-            page = json.loads(await self._request("GET", path, query=asked, headers=headers))
+            parameters = {"limit": str(_PAGE), **({"continue": token} if token else {}), **query}
+            page = json.loads(await self._request("GET", path, query=parameters, headers=headers))
             yield page
             token = page.get("metadata", {}).get("continue") or ""
             if not token:

@@ -25,7 +25,7 @@ def is_large(snapshot: Snapshot) -> bool:
     """Return whether a decision may hold the loop for too long."""
     if not snapshot.stored and len(snapshot.nodes) >= LARGE_NODES:
         return True  # they are about to be discovered
-    return sum(len(text) for one in snapshot.stored for text in one.data.values()) >= LARGE_BYTES
+    return sum(len(text) for config_map in snapshot.stored for text in config_map.data.values()) >= LARGE_BYTES
 
 
 class DecisionRunner:

@@ -35,12 +35,12 @@ class Liveness:
     @contextmanager
     def reconciling(self) -> Iterator[None]:
         """Count the block as a pass under way."""
-        one = object()
-        self._passes[one] = self._clock()
+        marker = object()
+        self._passes[marker] = self._clock()
         try:
             yield
         finally:
-            del self._passes[one]
+            del self._passes[marker]
 
     @property
     def success_age_seconds(self) -> float:

@@ -49,10 +49,10 @@ async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseE
 
 async def _delete_all(api: Api, path: str, selector: str) -> None:
     try:
-        found = await api.list(path, labelSelector=selector)
+        items = await api.list(path, labelSelector=selector)
     except ApiError as error:
         if error.is_missing:
             return  # this cluster lacks the launcher
         raise
-    for item in filter(object_facts.is_of_plan, found):
+    for item in filter(object_facts.is_of_plan, items):
         await api.delete(f"{path}/{item['metadata']['name']}", uid=item["metadata"].get("uid", ""))

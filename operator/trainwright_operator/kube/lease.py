@@ -89,7 +89,7 @@ class Lease:
 
     def _wait(self) -> bool:
         """Wait until this operator holds the lease, or return False when it is to stop."""
-        told = ""
+        message = ""
         while not self._stop.is_set():
             try:
                 holder = self._acquire_or_renew()
@@ -99,9 +99,9 @@ class Lease:
             if holder == self._identity:
                 logger.info("acquired lease %s/%s", self._namespace, self._name)
                 return True
-            if holder != told:
+            if holder != message:
                 logger.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
-                told = holder
+                message = holder
             self._stop.wait(RETRY_SECONDS)
         return False
 

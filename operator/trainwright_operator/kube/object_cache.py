@@ -80,8 +80,8 @@ class ObjectCache:
 
     def plan(self, key: PlanKey) -> PlanFacts | None:
         """Return the plan, or None where it has to be read."""
-        found = self._plans.get(key)
-        return found[0] if found is not None and self._is_recent(found[1]) else None
+        cached = self._plans.get(key)
+        return cached[0] if cached is not None and self._is_recent(cached[1]) else None
 
     def begin_reading(self, key: PlanKey) -> None:
         """Note that a plan is being read: an event meanwhile may be newer than the answer."""
@@ -90,9 +90,9 @@ class ObjectCache:
     def store_plan(self, plan: PlanFacts) -> PlanFacts:
         """Keep a plan that was read or written, and return it, or what an event told meanwhile if that is newer."""
         key = plan.namespace, plan.name
-        told = self._reading.pop(key, None)
-        if told is not None and version_of(told.resource_version) > version_of(plan.resource_version):
-            plan = told
+        reading = self._reading.pop(key, None)
+        if reading is not None and version_of(reading.resource_version) > version_of(plan.resource_version):
+            plan = reading
         self._plans[key] = plan, self._clock()
         return plan
 
@@ -102,8 +102,8 @@ class ObjectCache:
 
     def children(self, uid: str) -> Children | None:
         """Return the plan's children, or None where they have to be listed."""
-        found = self._children.get(uid)
-        return found if found is not None and self._is_recent(found.listed_at) else None
+        children = self._children.get(uid)
+        return children if children is not None and self._is_recent(children.listed_at) else None
 
     def begin_listing(self, uid: str) -> None:
         """Note that a plan's children are being listed: events meanwhile may be newer than the lists."""
@@ -118,13 +118,13 @@ class ObjectCache:
         version: int,
     ) -> Children:
         """Keep children that were listed; `version`: of the oldest listing."""
-        found = Children(
+        children = Children(
             {pod.name: pod for pod in pods}, {job.name: job for job in jobs}, stored, version, self._clock()
         )
-        self._children[uid] = found
+        self._children[uid] = children
         for event in self._listing.pop(uid, ()):
             self.observe_child(uid, event.child, event.version, deleted=event.deleted)
-        return found
+        return children
 
     def forget_children(self, uid: str) -> None:
         """Drop a plan's children, so that they are listed again."""
@@ -159,14 +159,14 @@ class ObjectCache:
         """Keep a ConfigMap that was written."""
         children = self._children.get(uid)
         if children is not None and children.stored is not None:
-            others = (one for one in children.stored if one.name != stored.name)
-            children.stored = tuple(sorted((*others, stored), key=lambda one: one.name))
+            others = (config_map for config_map in children.stored if config_map.name != stored.name)
+            children.stored = tuple(sorted((*others, stored), key=lambda config_map: config_map.name))
 
     def remove_stored(self, uid: str, name: str) -> None:
         """Drop a ConfigMap that was deleted."""
         children = self._children.get(uid)
         if children is not None and children.stored is not None:
-            children.stored = tuple(one for one in children.stored if one.name != name)
+            children.stored = tuple(config_map for config_map in children.stored if config_map.name != name)
 
     def observe_listing(self, kind: type[PlanFacts | PodFacts | JobFacts]) -> None:
         """Drop everything at the first event of a new listing of a kind; what is read after it is newer."""
@@ -184,12 +184,12 @@ class ObjectCache:
         key = plan.namespace, plan.name
         if key in self._reading and not deleted:
             self._reading[key] = plan
-        known = self._plans.get(key)
+        cached = self._plans.get(key)
         if deleted:
             self.forget_plan(key)
-        elif known is not None and version_of(known[0].resource_version) < version_of(plan.resource_version):
-            self._plans[key] = plan, known[1]
-        elif known is None and is_complete:
+        elif cached is not None and version_of(cached[0].resource_version) < version_of(plan.resource_version):
+            self._plans[key] = plan, cached[1]
+        elif cached is None and is_complete:
             self._plans[key] = plan, self._clock()
         if is_new and not plan.status.conditions and plan.uid not in self._children:
             self.store_children(plan.uid, (), (), (), version_of(plan.resource_version))
@@ -198,15 +198,15 @@ class ObjectCache:
         self, namespace: str, age_seconds: float = MEASUREMENTS_AGE_SECONDS
     ) -> tuple[StoredConfigMap, ...] | None:
         """Return the kept measurements of a namespace, or None where they have to be listed."""
-        found, listed_at = self._measurements.get(namespace, ((), -age_seconds))
-        return found if self._clock() - listed_at < age_seconds else None
+        config_maps, listed_at = self._measurements.get(namespace, ((), -age_seconds))
+        return config_maps if self._clock() - listed_at < age_seconds else None
 
-    def store_measurements(self, namespace: str, found: Iterable[StoredConfigMap]) -> tuple[StoredConfigMap, ...]:
+    def store_measurements(self, namespace: str, config_maps: Iterable[StoredConfigMap]) -> tuple[StoredConfigMap, ...]:
         """Keep and return measurements that were listed, without listings of other namespaces that are too old."""
         self._measurements = {
-            name: one for name, one in self._measurements.items() if self.measurements(name) is not None
+            name: cached for name, cached in self._measurements.items() if self.measurements(name) is not None
         }
-        self._measurements[namespace] = tuple(found), self._clock()
+        self._measurements[namespace] = tuple(config_maps), self._clock()
         return self._measurements[namespace][0]
 
     def forget_measurements(self, namespace: str) -> None:

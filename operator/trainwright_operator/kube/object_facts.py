@@ -82,7 +82,7 @@ def _readable_status(status: dict[str, Any]) -> TrainingPlanStatus:
     try:
         return TrainingPlanStatus.model_validate(kept)
     except ValidationError as error:
-        unreadable = {one["loc"][:2] for one in error.errors(include_url=False)}
+        unreadable = {error["loc"][:2] for error in error.errors(include_url=False)}
     for field in {str(place[0]) for place in unreadable}:
         value = kept.pop(field, None)
         numbers = {place[1] for place in unreadable if place[0] == field and len(place) > 1}
@@ -101,9 +101,9 @@ def hidden_fields(resource: dict[str, Any]) -> tuple[str, ...]:
     """
     entries = resource["metadata"].get("managedFields") or []
     specs = [(entry.get("fieldsV1") or {}).get("f:spec") or {} for entry in entries if not entry.get("subresource")]
-    found = (path for spec in specs for path in _unknown_fields(spec, TrainingPlanSpec, "spec"))
+    paths = (path for spec in specs for path in _unknown_fields(spec, TrainingPlanSpec, "spec"))
     shown = resource.get("spec") or {}
-    return tuple(sorted({path for path in found if not _has(shown, path.split(".")[1:])}))
+    return tuple(sorted({path for path in paths if not _has(shown, path.split(".")[1:])}))
 
 
 def _unknown_fields(managed: dict[str, Any], model: type[BaseModel], place: str) -> Iterator[str]:
@@ -115,10 +115,12 @@ def _unknown_fields(managed: dict[str, Any], model: type[BaseModel], place: str)
             continue
         if name not in known:
             yield f"{place}.{name}"
-        nested = [one for one in (known.get(name), *get_args(known.get(name))) if isinstance(one, type)]
-        for one in nested:
-            if issubclass(one, BaseModel):
-                yield from _unknown_fields(inside, one, f"{place}.{name}")
+        nested = [
+            annotation for annotation in (known.get(name), *get_args(known.get(name))) if isinstance(annotation, type)
+        ]
+        for value in nested:
+            if issubclass(value, BaseModel):
+                yield from _unknown_fields(inside, value, f"{place}.{name}")
 
 
 def _has(value: Any, path: Sequence[str]) -> bool:
@@ -156,7 +158,7 @@ def _optional_time(text: str | None) -> datetime | None:
 def node_facts(node: dict[str, Any]) -> NodeFacts:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
-    found = NodeFacts(
+    facts = NodeFacts(
         name=meta["name"],
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
@@ -168,7 +170,7 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
         uid=meta.get("uid", ""),
     )
-    return without_controls(found)
+    return without_controls(facts)
 
 
 def owner_uids(resource: dict[str, Any]) -> set[str]:
@@ -194,9 +196,9 @@ def is_of_gang(pod: dict[str, Any]) -> bool:
     The uid of a JobSet's Job is not known here; a pod with a wrong one is deleted by Kubernetes' garbage collector.
     """
     meta = pod["metadata"]
-    places = ((one, one.read_place(meta.get("labels") or {})) for one in LAUNCHERS.values())
+    places = ((launcher, launcher.read_place(meta.get("labels") or {})) for launcher in LAUNCHERS.values())
     expected = {launcher.pod_owner(place) for launcher, place in places if place is not None}
-    return any((one["kind"], one["name"]) in expected for one in meta.get("ownerReferences") or [])
+    return any((owner["kind"], owner["name"]) in expected for owner in meta.get("ownerReferences") or [])
 
 
 def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
@@ -207,7 +209,7 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
     resumed = (c.get("lastTransitionTime") for c in told if (c["type"], c["status"]) == ("Suspended", "False"))
     failed = conditions.get("Failed")
     has_ended = failed is not None or launcher.succeeded_condition in conditions
-    found = JobFacts(
+    facts = JobFacts(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
@@ -221,19 +223,19 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
         suspended=bool(is_suspended) and not has_ended,
         resumed_at=_optional_time(next(resumed, None)),
     )
-    return without_controls(found)
+    return without_controls(facts)
 
 
 def handed_over_object(
     job: dict[str, Any], launcher: Launcher, pods: Iterable[dict[str, Any]], plan_uid: str, resource_name: str
 ) -> HandedOverObject:
     """Convert an object of the winner's job; `pods`: those that say they are of a job that the plan handed over."""
-    found = job_facts(job, launcher)
+    facts = job_facts(job, launcher)
     places = ((pod, launcher.read_place(pod["metadata"].get("labels") or {})) for pod in pods)
-    holders = [pod for pod, place in places if place is not None and place.job == found.name and _holds_devices(pod)]
+    holders = [pod for pod, place in places if place is not None and place.job == facts.name and _holds_devices(pod)]
     starts = ((pod.get("status") or {}).get("startTime") or pod["metadata"]["creationTimestamp"] for pod in holders)
     return HandedOverObject(
-        job=found,
+        job=facts,
         is_owned=is_owned_by(job, plan_uid),
         devices=sum(_requested_devices(pod["spec"], resource_name) for pod in holders),
         held_since=min(map(parse_time, starts), default=None),
@@ -257,7 +259,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         for c in status.get("conditions") or []
         if c["type"] == "PodScheduled" and c["status"] != "True"
     ]
-    found = PodFacts(
+    facts = PodFacts(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
         job=place.job,
@@ -276,9 +278,9 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         required_maps=_required_config_maps(pod),
         reports=LOG_LABEL in labels or (RENDEZVOUS_LABEL in labels and place.index == 0),
         uid=meta.get("uid", ""),
-        job_uid=next((one["uid"] for one in owners if one["name"] == place.job), ""),
+        job_uid=next((owner["uid"] for owner in owners if owner["name"] == place.job), ""),
     )
-    return without_controls(found)
+    return without_controls(facts)
 
 
 def _required_config_maps(pod: dict[str, Any]) -> tuple[str, ...]:
@@ -342,7 +344,7 @@ def device_requests(pods: list[dict[str, Any]], resource_name: str) -> Iterator[
             if devices or names:
                 uid, network = (
                     pod["metadata"].get("uid", ""),
-                    tuple((one, _requested_devices(spec, one)) for one in names),
+                    tuple((name, _requested_devices(spec, name)) for name in names),
                 )
                 yield DeviceRequest(uid, node, devices, _holder(pod["metadata"]), network)
 

@@ -53,8 +53,8 @@ class OrphanedJobs:
             return ()
         self._due[namespace] = self._clock() + SWEEP_SECONDS
         apis = [launcher.api for launcher in LAUNCHERS.values()]
-        found = await asyncio.gather(*(self._list(one, namespace) for one in apis))
-        return tuple(job for jobs in found for job in jobs)
+        pages = await asyncio.gather(*(self._list(api, namespace) for api in apis))
+        return tuple(job for jobs in pages for job in jobs)
 
     async def _list(self, api: JobApi, namespace: str) -> list[_Job]:
         try:
@@ -62,7 +62,7 @@ class OrphanedJobs:
         except ApiError as error:
             logger.debug("listing %s of %s failed: %s", api.plural, namespace or "all namespaces", error)
             return []  # the cluster lacks the kind, or the next look finds them
-        metas = (one["metadata"] for one in items)
+        metas = (item["metadata"] for item in items)
         owned = (_job(api, meta) for meta in metas if OWNED_ANNOTATION in (meta.get("annotations") or {}))
         return [job for job in owned if is_handover_name(job.name, job.plan_uid)]  # a user's copy is the user's
 

@@ -37,10 +37,10 @@ class QueueReader:
     async def queue(self, namespace: str, name: str, resource_name: str, age_seconds: float) -> QueueFacts:
         """Return a queue as it was at most that long ago."""
         key, now = (namespace, name, resource_name), asyncio.get_running_loop().time()
-        known = self._read.get(key)
-        if known is None or now - known[0] >= age_seconds:
-            known = self._read[key] = now, without_controls(await self._read_queue(*key))
-        return known[1]
+        cached = self._read.get(key)
+        if cached is None or now - cached[0] >= age_seconds:
+            cached = self._read[key] = now, without_controls(await self._read_queue(*key))
+        return cached[1]
 
     async def with_messages(self, namespace: str, jobs: Iterable[JobFacts]) -> tuple[JobFacts, ...]:
         """Return the jobs, those that are suspended with what Kueue says about them."""
@@ -52,9 +52,9 @@ class QueueReader:
             if not local:
                 return QueueFacts(name, problem=f"namespace {namespace} has no LocalQueue of that name; create it")
             cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
-            found = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
+            queues = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
             flavors = await self._list("resourceflavors")
-            has_topology = any((one.get("spec") or {}).get("topologyName") for one in flavors)
+            has_topology = any((flavor.get("spec") or {}).get("topologyName") for flavor in flavors)
             topologies = await self._list("topologies") if has_topology else []
         except ApiError as error:
             if error.is_missing:
@@ -62,29 +62,29 @@ class QueueReader:
             if error.status == 403:
                 return QueueFacts(name, problem=f"the operator may not read it; install its present roles: {error}")
             raise
-        if not found:
+        if not queues:
             return QueueFacts(name, problem=f"its ClusterQueue {cluster_queue!r} does not exist; create it")
-        stopped = next((one for one in (local[0], found[0]) if not _is_running(one)), None)
+        stopped = next((queue for queue in (local[0], queues[0]) if not _is_running(queue)), None)
         if stopped is not None:
             return QueueFacts(name, problem=f"its {stopped.get('kind', 'ClusterQueue')} has a stopPolicy; remove it")
-        return queue_facts(name, found[0], flavors, topologies, resource_name)
+        return queue_facts(name, queues[0], flavors, topologies, resource_name)
 
     async def _with_message(self, namespace: str, job: JobFacts) -> JobFacts:
         if not job.suspended:
             return job
         try:
-            found = await self._list("workloads", namespace, labelSelector=f"{_UID_LABEL}={job.uid}")
+            workloads = await self._list("workloads", namespace, labelSelector=f"{_UID_LABEL}={job.uid}")
         except ApiError as error:
             if error.is_missing or error.status == 403:
                 return job
             raise
-        found = [one for one in found if job.uid in owner_uids(one)]
-        if not found:
+        workloads = [workload for workload in workloads if job.uid in owner_uids(workload)]
+        if not workloads:
             what = (
                 f"Kueue has no Workload of {job.launcher} {job.name} yet; `kubectl describe {job.launcher} {job.name}`"
             )
             return replace(job, queue_message=f"{what} may say why")
-        return with_workload(job, found[0])
+        return with_workload(job, workloads[0])
 
     async def _list(self, plural: str, namespace: str = "", name: str = "", **query: str) -> list[dict[str, Any]]:
         path = client.jobs_path(JobApi(API_GROUP, _VERSION, plural), namespace)
@@ -105,24 +105,26 @@ def queue_facts(
     """Convert a ClusterQueue to the flavors and quotas of the resource."""
     spec, own_name = cluster_queue.get("spec") or {}, cluster_queue["metadata"]["name"]
     groups = spec.get("resourceGroups") or []
-    group = next((one for one in groups if resource_name in (one.get("coveredResources") or [])), None)
+    group = next((group for group in groups if resource_name in (group.get("coveredResources") or [])), None)
     if group is None:
         what = f"its ClusterQueue {own_name} does not cover {resource_name}; add it to coveredResources, with a quota"
         return QueueFacts(name, problem=what)
     borrows = bool(spec.get("cohortName"))
-    known = {one["metadata"]["name"]: one.get("spec") or {} for one in flavors}
-    to_nodes = {one["metadata"]["name"] for one in topologies if _last_level(one) == _NODE_LEVEL}
-    missing = [one["name"] for one in group["flavors"] if one["name"] not in known]
+    specs = {flavor["metadata"]["name"]: flavor.get("spec") or {} for flavor in flavors}
+    to_nodes = {topology["metadata"]["name"] for topology in topologies if _last_level(topology) == _NODE_LEVEL}
+    missing = [entry["name"] for entry in group["flavors"] if entry["name"] not in specs]
     if missing:
         return QueueFacts(
             name, problem=f"ResourceFlavor {missing[0]} of ClusterQueue {own_name} does not exist; create it"
         )
-    found = []
+    quotas = []
     for entry in group["flavors"]:
-        quota: dict[str, Any] = next((one for one in entry.get("resources") or [] if one["name"] == resource_name), {})
-        flavor = known[entry["name"]]
+        quota: dict[str, Any] = next(
+            (resource for resource in entry.get("resources") or [] if resource["name"] == resource_name), {}
+        )
+        flavor = specs[entry["name"]]
         topology = flavor.get("topologyName") or ""
-        found.append(
+        quotas.append(
             FlavorFacts(
                 name=entry["name"],
                 node_labels=flavor.get("nodeLabels") or {},
@@ -131,18 +133,18 @@ def queue_facts(
                 reaches_nodes=not topology or topology in to_nodes,
             )
         )
-    return QueueFacts(name, tuple(found), network_quota=_network_quota(groups, borrows=borrows))
+    return QueueFacts(name, tuple(quotas), network_quota=_network_quota(groups, borrows=borrows))
 
 
 def _network_quota(groups: Iterable[dict[str, Any]], *, borrows: bool) -> dict[str, int | None]:
     """Return the most that the queue may use of each covered network device, over all flavors; None without a limit."""
-    found: dict[str, int | None] = {}
+    quotas: dict[str, int | None] = {}
     flavors = (entry for group in groups for entry in group.get("flavors") or [])
-    for one in (resource for entry in flavors for resource in entry.get("resources") or []):
-        if is_network_device(one["name"]):
-            known, own = found.get(one["name"], 0), _quota(one, borrows=borrows)
-            found[one["name"]] = None if known is None or own is None else known + own
-    return found
+    for resource in (resource for entry in flavors for resource in entry.get("resources") or []):
+        if is_network_device(resource["name"]):
+            quota, own = quotas.get(resource["name"], 0), _quota(resource, borrows=borrows)
+            quotas[resource["name"]] = None if quota is None or own is None else quota + own
+    return quotas
 
 
 def _last_level(topology: dict[str, Any]) -> str:
@@ -160,7 +162,7 @@ def _quota(quota: dict[str, Any], *, borrows: bool) -> int | None:
 
 def with_workload(job: JobFacts, workload: dict[str, Any]) -> JobFacts:
     """Return the job with what its Workload says."""
-    conditions = {one["type"]: one for one in (workload.get("status") or {}).get("conditions") or []}
+    conditions = {condition["type"]: condition for condition in (workload.get("status") or {}).get("conditions") or []}
     evicted, reserved = conditions.get("Evicted", {}), conditions.get("QuotaReserved", {})
     # The eviction stands until the gang is admitted again.
     newest = evicted if evicted.get("status") == "True" else reserved

@@ -114,7 +114,7 @@ class Reconciler:
 
     async def resync(self) -> None:
         """List all plans forever and wake those that are new, changed or deleted, to repair missed events."""
-        told: dict[str, int] = {}
+        versions: dict[str, int] = {}
         while True:
             for namespace in self._settings.namespaces or ("",):
                 # Handle failures by namespace: a deleted one must not hide the others' plans.
@@ -122,16 +122,16 @@ class Reconciler:
                     owned = await self._orphans.find(namespace)
                     items = await self._api.list_metadata(client.plans_path(namespace))
                 except ApiError as error:
-                    if told.get(namespace) != error.status:
+                    if versions.get(namespace) != error.status:
                         logger.warning("listing the plans of %s failed: %s", namespace or "all namespaces", error)
-                    told[namespace] = error.status
+                    versions[namespace] = error.status
                     if error.is_missing or error.status == 403:
                         self._liveness.record_success()  # any answer proves that the API server is reachable
                     continue
-                if told.pop(namespace, None) is not None:
+                if versions.pop(namespace, None) is not None:
                     logger.info("listing the plans of %s succeeds again", namespace or "all namespaces")
                 self._wake_changed(namespace, items)
-                await self._orphans.delete(owned, {one["metadata"]["uid"] for one in items} if owned else ())
+                await self._orphans.delete(owned, {item["metadata"]["uid"] for item in items} if owned else ())
                 self._metrics.record_listing()
                 self._liveness.record_success()
             self._claims.expect(self._tasks)
@@ -139,7 +139,7 @@ class Reconciler:
 
     def _wake_changed(self, namespace: str, items: Sequence[dict[str, Any]]) -> None:
         """Wake listed plans that are new or changed, and plans of the namespace that are gone."""
-        listed = {(one["metadata"]["namespace"], one["metadata"]["name"]): one["metadata"] for one in items}
+        listed = {(item["metadata"]["namespace"], item["metadata"]["name"]): item["metadata"] for item in items}
         for key, meta in listed.items():
             if key not in self._tasks or self._generations.get(key) not in (None, meta.get("generation")):
                 self._snapshot_reader.cache.forget_plan(key)
@@ -161,7 +161,7 @@ class Reconciler:
     async def _run_plan(self, key: PlanKey) -> None:
         """Reconcile until the plan is gone."""
         memory = ReadCache()
-        uid = told = ""
+        uid = message = ""
         breaks, is_unread = 0, False
         try:
             while True:
@@ -169,7 +169,7 @@ class Reconciler:
                 self._edited.discard(key)
                 try:
                     plan, pause = await self._reconcile_once(key, memory)
-                    breaks, told, is_unread = 0, "", False
+                    breaks, message, is_unread = 0, "", False
                     if plan is None or (uid and plan.uid != uid):
                         if plan is not None:
                             self._wake_events[key].set()
@@ -180,11 +180,11 @@ class Reconciler:
                     else:
                         self._names[uid] = key
                 except ApiError as error:
-                    is_unread, held = memory.back_off.is_unread, memory.held_seconds()
-                    pause = _IMMEDIATE_REQUEUE_SECONDS if memory.has_changed or held is None else held
-                    level = logging.DEBUG if str(error) == told else logging.WARNING
+                    is_unread, held_for = memory.back_off.is_unread, memory.held_seconds()
+                    pause = _IMMEDIATE_REQUEUE_SECONDS if memory.has_changed or held_for is None else held_for
+                    level = logging.DEBUG if str(error) == message else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
-                    told = str(error)
+                    message = str(error)
                 except Exception as error:  # noqa: BLE001 - the process continues for the other plans
                     breaks += 1
                     pause = await self._record_break(key, error, breaks)
@@ -375,7 +375,7 @@ class Reconciler:
             self._searches.discard(plan.uid)
         if effect.has_changed:
             return _IMMEDIATE_REQUEUE_SECONDS
-        held, seconds = memory.back_off.pause(), requeue_after_seconds(snapshot, now)
-        if held is None:
+        pause, seconds = memory.back_off.pause(), requeue_after_seconds(snapshot, now)
+        if pause is None:
             return seconds
-        return held if is_finished(snapshot) else min(seconds, held)
+        return pause if is_finished(snapshot) else min(seconds, pause)

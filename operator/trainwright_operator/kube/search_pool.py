@@ -35,23 +35,23 @@ class SearchPool:
 
     def facts(self, uid: str) -> PlannerFacts:
         """Return the state of the plan's search."""
-        found = self._facts.get(uid, PlannerFacts())
-        if found.state is not PlannerState.RUNNING or found.started_at is not None:
-            return found
+        facts = self._facts.get(uid, PlannerFacts())
+        if facts.state is not PlannerState.RUNNING or facts.started_at is not None:
+            return facts
         before = list(self._unanswered()).index(uid)
-        return replace(found, ahead=max(before + 1 - self._concurrent, 0))
+        return replace(facts, ahead=max(before + 1 - self._concurrent, 0))
 
     def running(self) -> int:
         """Return the number of running searches."""
-        return sum(found.started_at is not None for found in self._unanswered().values())
+        return sum(facts.started_at is not None for facts in self._unanswered().values())
 
     def waiting(self) -> int:
         """Return the number of waiting searches."""
-        return sum(found.started_at is None for found in self._unanswered().values())
+        return sum(facts.started_at is None for facts in self._unanswered().values())
 
     def _unanswered(self) -> dict[str, PlannerFacts]:
         """Return unfinished searches by plan, oldest first; copied first, because metrics run in another thread."""
-        return {uid: found for uid, found in dict(self._facts).items() if found.state is PlannerState.RUNNING}
+        return {uid: facts for uid, facts in dict(self._facts).items() if facts.state is PlannerState.RUNNING}
 
     def start(self, uid: str, request: PlanningRequest) -> None:
         """Start the plan's search, unless one with the same request is running or answered."""
@@ -70,13 +70,13 @@ class SearchPool:
 
     async def _run(self, uid: str, request: PlanningRequest) -> None:
         async with self._slots:
-            asked = replace(self._facts[uid], started_at=datetime.now(UTC))
-            self._facts[uid] = asked
+            started = replace(self._facts[uid], started_at=datetime.now(UTC))
+            self._facts[uid] = started
             self._on_change(uid)
             state, text = await _run_in_time(request, self._concurrent)
-        if self._facts.get(uid) is asked:
+        if self._facts.get(uid) is started:
             answer, words = (text, "") if state is PlannerState.DONE else ("", text)
-            self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
+            self._facts[uid] = replace(started, state=state, answer=answer, message=words)
             self._on_change(uid)
 
 

@@ -149,15 +149,15 @@ def event_handler(
     return changed
 
 
-def watch_event(resource: dict[str, Any], found: Found, kind: str | None, *, is_owned: bool) -> WatchEvent:
+def watch_event(resource: dict[str, Any], facts: Found, kind: str | None, *, is_owned: bool) -> WatchEvent:
     """Return the event of a watch about a converted object; `kind`: as the watch says, None at a listing.
 
     An object that is not owned by what its labels tell is none of the plan's: a copy, or left by its owner's deletion.
     """
     meta = resource["metadata"]
-    is_going = isinstance(found, PlanFacts) and "deletionTimestamp" in meta
+    is_going = isinstance(facts, PlanFacts) and "deletionTimestamp" in meta
     return WatchEvent(
-        found=found,
+        found=facts,
         owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
         version=version_of(meta.get("resourceVersion", "")),
         deleted=kind == "DELETED" or is_going or not is_owned,
@@ -238,8 +238,8 @@ async def _readable(api: Api, namespaces: tuple[str, ...], before: tuple[str, ..
             return error.status != 403 and namespace in before
         return True
 
-    found = await asyncio.gather(*map(is_readable, namespaces))
-    return tuple(namespace for namespace, readable in zip(namespaces, found, strict=True) if readable)
+    readable = await asyncio.gather(*map(is_readable, namespaces))
+    return tuple(namespace for namespace, readable in zip(namespaces, readable, strict=True) if readable)
 
 
 def _let_go(ended: asyncio.Task[None]) -> None:

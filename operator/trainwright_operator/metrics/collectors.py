@@ -58,15 +58,15 @@ class PlanSample:
     def of(cls, plan: PlanFacts, status: TrainingPlanStatus) -> PlanSample:
         """Extract the metric values of a plan with this status."""
         figures = {name: getattr(getattr(status, part), field, None) for name, (part, field) in _FIGURES.items()}
-        known = {condition.type: condition for condition in status.conditions}
-        profiled = known.get(ConditionType.PROFILED)
+        conditions = {condition.type: condition for condition in status.conditions}
+        profiled = conditions.get(ConditionType.PROFILED)
         names: tuple[str, ...] = ()
         if profiled is not None and profiled.status == "True" and status.cluster is not None:
             names = tuple(accelerator.name for accelerator in status.cluster.accelerators)
         return cls(
             {name: float(value) for name, value in figures.items() if value is not None},
             tuple((condition.type.value, condition.status) for condition in status.conditions),
-            _phase(plan, known),
+            _phase(plan, conditions),
             (names, profiled.last_transition_time.timestamp() if profiled is not None else 0.0),
             status.failed_version is not None,
         )
@@ -77,16 +77,16 @@ def active_since(plan: PlanFacts, suspended: Condition | None) -> datetime:
     return plan.created_at if suspended is None else max(plan.created_at, suspended.last_transition_time)
 
 
-def _phase(plan: PlanFacts, known: Mapping[ConditionType, Condition]) -> tuple[str, str, float] | None:
+def _phase(plan: PlanFacts, conditions: Mapping[ConditionType, Condition]) -> tuple[str, str, float] | None:
     """Return the pending condition, its reason and its start in Unix time, or None if no phase is active."""
-    suspended, succeeded = known.get(ConditionType.SUSPENDED), known.get(ConditionType.SUCCEEDED)
+    suspended, succeeded = conditions.get(ConditionType.SUSPENDED), conditions.get(ConditionType.SUCCEEDED)
     if (suspended is not None and suspended.status == "True") or (
         succeeded is not None and succeeded.status != "Unknown"
     ):
         return None
     since = active_since(plan, suspended)
     for kind in (phase.condition for phase in PHASES):
-        condition = known.get(kind)
+        condition = conditions.get(kind)
         if condition is None:
             return kind.value, "", since.timestamp()
         since = max(since, condition.last_transition_time)

@@ -44,12 +44,12 @@ class ConfigMapData:
 
     def read(self) -> dict[str, str]:
         """Return all texts; those that are damaged or too long are left out, as if they were removed."""
-        found = dict(self.texts)
+        texts = dict(self.texts)
         for key, compressed in self.compressed.items():
             text = _decompressed(compressed) if key.endswith(_SUFFIX) else None
             if text is not None:
-                found[key.removesuffix(_SUFFIX)] = text
-        return found
+                texts[key.removesuffix(_SUFFIX)] = text
+        return texts
 
 
 def _decompressed(compressed: bytes) -> str | None:

@@ -58,7 +58,10 @@ class DiscoveredDevices:
     network: Annotated[DiscoveredNetwork | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
-        used, listed = {node.accelerator for node in self.nodes}, {one.name for one in self.accelerators}
+        used, listed = (
+            {node.accelerator for node in self.nodes},
+            {accelerator.name for accelerator in self.accelerators},
+        )
         if used != listed:
             raise ValueError(f"accelerators: expected those of the nodes, {sorted(used)}, got {sorted(listed)}")
         if self.places and len(self.places) != len(self.nodes):
@@ -77,8 +80,8 @@ class DiscoveredDevices:
 
     def network_names(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return the network devices that the pods of a gang on these nodes ask for, by resource."""
-        wanted = frozenset(nodes)
-        numbers = [number for number, node in enumerate(self.nodes) if node.name in wanted]
+        node_names = frozenset(nodes)
+        numbers = [number for number, node in enumerate(self.nodes) if node.name in node_names]
         return self.network.shared(numbers) if self.network is not None else ()
 
     def network_of(self, nodes: Sequence[GangNode]) -> dict[str, dict[str, int]]:
@@ -86,19 +89,21 @@ class DiscoveredDevices:
         names = self.network_names(node.name for node in nodes)
         if not names or self.network is None:
             return {}
-        known = {node.name: (node, dict(offer)) for node, offer in zip(self.nodes, self.network.offers, strict=True)}
-        found: dict[str, dict[str, int]] = {}
+        offers = {node.name: (node, dict(offer)) for node, offer in zip(self.nodes, self.network.offers, strict=True)}
+        network: dict[str, dict[str, int]] = {}
         for one in nodes:
-            node, offer = known[one.name]
-            found[one.name] = {
+            node, offer = offers[one.name]
+            network[one.name] = {
                 name: pod_amount(name, offer[name], used_devices=len(one.slots), node_devices=node.devices)
                 for name in names
             }
-        return found
+        return network
 
     def with_prices(self, prices: Mapping[str, float]) -> DiscoveredDevices:
         """Return the devices with prices per hour by accelerator, under whichever of its names."""
-        priced = tuple(replace(one, price_per_hour=_price_of(one, prices)) for one in self.accelerators)
+        priced = tuple(
+            replace(accelerator, price_per_hour=_price_of(accelerator, prices)) for accelerator in self.accelerators
+        )
         return replace(self, accelerators=priced)
 
     def emulations(self) -> tuple[tuple[str, Emulation], ...]:

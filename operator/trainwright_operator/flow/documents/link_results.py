@@ -158,20 +158,20 @@ def explain_check(check: CollectiveCheck, *, is_emulated: bool, has_trials: bool
     if check.mean_error <= SMALL_ERROR:
         return f"collectives are predicted well ({figures})"
     if check.measured_ratio >= _LARGE_RATIO:
-        told = f"collectives took {check.measured_ratio:.2g} times as long as predicted ({figures})"
+        sentence = f"collectives took {check.measured_ratio:.2g} times as long as predicted ({figures})"
         rank, causes = "too high", _causes_of_slow(is_emulated=is_emulated)
     elif check.measured_ratio <= 1 / _LARGE_RATIO:
-        told = f"collectives took only {check.measured_ratio:.2g} of the predicted time ({figures})"
+        sentence = f"collectives took only {check.measured_ratio:.2g} of the predicted time ({figures})"
         rank, causes = "too low", _causes_of_fast(is_emulated=is_emulated)
     else:
-        told = f"collectives took partly more and partly less than predicted ({figures})"
+        sentence = f"collectives took partly more and partly less than predicted ({figures})"
         rank, causes = "wrongly", "other traffic while they were measured"
     decides = (
         "trials decide, and a higher trials.topK tries more"
         if has_trials
         else "without trials (trials.topK is 0) nothing corrects that"
     )
-    return f"{told}, so plans that communicate much may rank {rank}: {decides}; look for {causes}"
+    return f"{sentence}, so plans that communicate much may rank {rank}: {decides}; look for {causes}"
 
 
 def _causes_of_slow(*, is_emulated: bool) -> str:
@@ -198,22 +198,26 @@ def report_of_nodes(report: LinkReport, nodes: tuple[Node, ...]) -> LinkReport |
         return None
     names = {node.name for node in nodes}
     links = tuple(link for link in report.links if link.source in names and link.target in names)
-    wanted = {pair for pair in product(names, repeat=2) if pair[0] != pair[1]}
-    wanted |= {(node.name, node.name) for node in nodes if node.devices > 1}
-    if not wanted <= _by_edge(links).keys():
+    pairs = {pair for pair in product(names, repeat=2) if pair[0] != pair[1]}
+    pairs |= {(node.name, node.name) for node in nodes if node.devices > 1}
+    if not pairs <= _by_edge(links).keys():
         return None
     return LinkReport(
         links,
-        tuple(one for one in report.collectives if names.issuperset(device.node for device in one.members)),
-        tuple(one for one in report.overlaps if one.node in names),
+        tuple(
+            collective
+            for collective in report.collectives
+            if names.issuperset(device.node for device in collective.members)
+        ),
+        tuple(overlap for overlap in report.overlaps if overlap.node in names),
     )
 
 
 @lru_cache(maxsize=16)
 def findings_from_all_links(discovery: DiscoveredDevices, report: LinkReport) -> LinkFindings:
     """Return findings where every link was measured. Raise ValueError where one is missing."""
-    found = _findings(Cluster(discovery.accelerators, discovery.nodes, report.links), report)
-    return replace(found, measured=len(report.links))
+    findings = _findings(Cluster(discovery.accelerators, discovery.nodes, report.links), report)
+    return replace(findings, measured=len(report.links))
 
 
 @lru_cache(maxsize=16)
@@ -241,15 +245,15 @@ def findings_from_samples(
     """
     sampling = discovery.sampling
     measured = _by_edge((*(follow_up.links if follow_up else ()), *report.links))
-    found = sampled_cluster(discovery.accelerators, sampling, measured)
+    sampled = sampled_cluster(discovery.accelerators, sampling, measured)
     count = len(discovery.nodes)
     everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
     return replace(
-        _findings(found.cluster, report),
+        _findings(sampled.cluster, report),
         measured=len(measured),
         inferred=everything - len(measured),
         unlike_kinds=find_inconsistent_links(sampling, report).kinds,
-        is_cautious=found.uses_slowest_links,
+        is_cautious=sampled.uses_slowest_links,
     )
 
 

@@ -30,17 +30,17 @@ def formats_to_profile(spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> 
     accelerators = tuple(dict.fromkeys(node.accelerator for node in discovery.nodes))
     if spec.training.dtype != AUTO:
         return (FormatChoice(Dtype(spec.training.dtype), accelerators),)
-    known = _formats_of_trainer(spec)
-    stored = tuple(choice for choice in discovery.formats if choice.dtype in known)
-    return stored if stored == discovery.formats != () else format_choices(accelerators, known)
+    trainer_formats = _formats_of_trainer(spec)
+    stored = tuple(choice for choice in discovery.formats if choice.dtype in trainer_formats)
+    return stored if stored == discovery.formats != () else format_choices(accelerators, trainer_formats)
 
 
 def check_format(spec: TrainingPlanSpec) -> None:
     """Raise ValueError for a number format that the trainer of search.expressibleBy lacks."""
-    known, dtype = _formats_of_trainer(spec), spec.training.dtype
-    if spec.search.expressible_by is not None and dtype != AUTO and Dtype(dtype) not in known:
+    trainer_formats, dtype = _formats_of_trainer(spec), spec.training.dtype
+    if spec.search.expressible_by is not None and dtype != AUTO and Dtype(dtype) not in trainer_formats:
         raise ValueError(
-            f"training.dtype: {spec.search.expressible_by} (search.expressibleBy) has {' and '.join(sorted(known))}, got "
+            f"training.dtype: {spec.search.expressible_by} (search.expressibleBy) has {' and '.join(sorted(trainer_formats))}, got "
             f"{dtype}; set one of these, or auto"
         )
 

@@ -64,8 +64,8 @@ def _hash(text: str) -> str:
 def _with_framework(digest: str, framework: FrameworkSpec | None) -> str:
     if framework is None:
         return digest
-    asked = framework.model_dump_json(by_alias=True, exclude_defaults=True)
-    return _hash(f"{digest} {asked}")
+    framework_text = framework.model_dump_json(by_alias=True, exclude_defaults=True)
+    return _hash(f"{digest} {framework_text}")
 
 
 def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
@@ -184,11 +184,11 @@ class PlannedTrials:
     node_worth: Annotated[tuple[NodeWorth, ...], OMITTED_DEFAULT] = ()
 
     def __post_init__(self) -> None:
-        count, known = len(self.trials), self.uncertainty
+        count, uncertainty = len(self.trials), self.uncertainty
         if not count:
             raise ValueError("trials: there are none; delete the ConfigMap to search anew")
-        rows = [*known.covariance, known.memory_shares] if known is not None else []
-        if known is not None and (len(rows) != count + 1 or any(len(row) != count for row in rows)):
+        rows = [*uncertainty.covariance, uncertainty.memory_shares] if uncertainty is not None else []
+        if uncertainty is not None and (len(rows) != count + 1 or any(len(row) != count for row in rows)):
             raise ValueError(f"uncertainty: it is not of the {count} trials; delete the ConfigMap to search anew")
 
     @property

@@ -53,7 +53,7 @@ _parse_short, _parse, _parse_long = (lru_cache(maxsize=size)(_parse_anew) for si
 def stored_time(text: str) -> datetime | None:
     """Return the time, in UTC where it names no zone, or None where the text is none."""
     try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return None

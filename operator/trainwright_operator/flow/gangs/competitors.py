@@ -22,9 +22,9 @@ _MOST_HOLDERS: Final = 8
 def holders_by_node(requests: Iterable[DeviceRequest]) -> dict[str, tuple[DeviceHolder, ...]]:
     """Return who holds devices of each node, a plan once; of a node with many pods the first ones."""
     found: defaultdict[str, dict[DeviceHolder, None]] = defaultdict(dict)
-    for one in requests:
-        holders = found[one.node]
-        holders[one.holder if one.holder in holders or len(holders) < _MOST_HOLDERS else DeviceHolder()] = None
+    for request in requests:
+        holders = found[request.node]
+        holders[request.holder if request.holder in holders or len(holders) < _MOST_HOLDERS else DeviceHolder()] = None
     return {node: tuple(holders) for node, holders in found.items()}
 
 
@@ -33,7 +33,9 @@ def describe_gangs_ahead(snapshot: Snapshot, gang: str) -> str:
     ahead = gangs_ahead(snapshot, gang)
     if not ahead:
         return ""
-    owners = _describe(snapshot.plan, (DeviceHolder(one.namespace, HolderKind.PLAN, one.plan_name) for one in ahead))
+    owners = _describe(
+        snapshot.plan, (DeviceHolder(claim.namespace, HolderKind.PLAN, claim.plan_name) for claim in ahead)
+    )
     number = "1 gang is" if len(ahead) == 1 else f"{len(ahead)} gangs are"
     return f"{number} before it in the queue for its nodes, of {owners}"
 
@@ -44,10 +46,10 @@ def describe_holders(snapshot: Snapshot, node_name: str) -> str:
     return f", held by {_describe(snapshot.plan, holders)}" if holders else ""
 
 
-def _describe(plan: PlanFacts, found: Iterable[DeviceHolder]) -> str:
+def _describe(plan: PlanFacts, holders: Iterable[DeviceHolder]) -> str:
     own: list[str] = []
     foreign: set[str] = set()
-    for namespace, kind, name in found:
+    for namespace, kind, name in holders:
         if namespace != plan.namespace:
             foreign.add(namespace)
         elif (kind, name) == (HolderKind.PLAN, plan_label(plan)):

@@ -171,8 +171,8 @@ def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
     container = next(ended, None)
     failure = worker_log.parse_failure(container.termination_message) if container else None
     where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
-    told = ": ".join(part for part in (pod.reason, pod.message) if part) or "none of its containers exited"
-    evicted = _failure_with_message(Reason.POD_LOST, f"{where} failed: {told}")
+    cause = ": ".join(part for part in (pod.reason, pod.message) if part) or "none of its containers exited"
+    evicted = _failure_with_message(Reason.POD_LOST, f"{where} failed: {cause}")
     if container is None:
         return evicted
     killed = container.termination_reason == "OOMKilled"

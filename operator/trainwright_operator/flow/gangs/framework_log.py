@@ -52,15 +52,15 @@ class StepLog:
 
     def report(self, *, is_over: bool) -> TrialReport | None:
         """Return the measurement once all its steps are stated, or those that there are if the job is over."""
-        wanted = self.task.warmup_iterations + self.task.iterations
-        counted = self.seconds[self.task.warmup_iterations : wanted]
-        is_whole = is_over or len(self.seconds) >= wanted
+        total = self.task.warmup_iterations + self.task.iterations
+        counted = self.seconds[self.task.warmup_iterations : total]
+        is_whole = is_over or len(self.seconds) >= total
         return TrialReport(counted, (), self.memory) if counted and is_whole else None
 
     @property
     def progress(self) -> Progress:
-        wanted = self.task.warmup_iterations + self.task.iterations
-        return Progress(min(len(self.seconds), wanted), wanted, "iterations")
+        total = self.task.warmup_iterations + self.task.iterations
+        return Progress(min(len(self.seconds), total), total, "iterations")
 
     @property
     def shortcoming(self) -> str:
@@ -128,13 +128,13 @@ def _numbers_after(line: str, pattern: _Pattern) -> Iterator[float]:
 
 def _number_at(line: str, path: str) -> Iterator[float]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return
     for name in path.split(".")[1:]:
-        found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= LARGEST_INTEGER:
-        yield float(found)
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
+        yield float(value)
 
 
 class _Pattern(NamedTuple):
@@ -148,4 +148,4 @@ class _Pattern(NamedTuple):
 def _pattern(regex: str) -> _Pattern:
     """Raise SchemaError for an expression that is none."""
     expressions = (regex, rf"(?:{regex})\s*$")
-    return _Pattern(*(SchemaValidator(core_schema.str_schema(pattern=one)) for one in expressions))
+    return _Pattern(*(SchemaValidator(core_schema.str_schema(pattern=expression)) for expression in expressions))

@@ -32,7 +32,7 @@ def find_network(
 
     Kueue never admits a pod that asks for what its ClusterQueue does not cover.
     """
-    offers = [offered_network(one) for one in nodes]
+    offers = [offered_network(node) for node in nodes]
     names = sorted({name for offer in offers for name in offer})
     if not names:
         return None
@@ -40,8 +40,8 @@ def find_network(
         return DiscoveredNetwork(((),) * len(offers), f"devices.network is None, so no pod asks for {', '.join(names)}")
     lacks: dict[str, str] = {}
     if queue is not None and spec.queue_name is not None:
-        wanted = {name: sum(offer.get(name, 0) for offer in offers) for name in names}
-        lacks = {name: lack for name in names if (lack := queue.explain_lack(name, wanted[name]))}
+        amounts = {name: sum(offer.get(name, 0) for offer in offers) for name in names}
+        lacks = {name: lack for name in names if (lack := queue.explain_lack(name, amounts[name]))}
         offers = [{name: amount for name, amount in offer.items() if name not in lacks} for offer in offers]
     return DiscoveredNetwork(tuple(tuple(offer.items()) for offer in offers), "; ".join(lacks.values()))
 
@@ -78,21 +78,21 @@ def network_record(
     """Return the entry of a new gang's task; `framework`: job of the user's that it runs, if any."""
     discovery = context.stored_document(context.names.discovery, DiscoveredDevices)
     template = context.spec.worker.pod_template if framework is None else framework.pod_template
-    asked = asked_network(discovery, nodes, template) if discovery is not None else {}
-    return {NETWORK_KEY: json.dumps(asked)} if asked else {}
+    network = asked_network(discovery, nodes, template) if discovery is not None else {}
+    return {NETWORK_KEY: json.dumps(network)} if network else {}
 
 
 def parse_network(text: str) -> dict[str, Amounts]:
     """Parse what `network_record` wrote; what somebody modified counts as empty."""
     try:
-        found = {
+        network = {
             str(node): {str(name): int(amount) for name, amount in amounts.items()}
             for node, amounts in json.loads(text).items()
         }
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
-    every = ((name, amount) for amounts in found.values() for name, amount in amounts.items())
-    return dict(found) if all(is_network_device(name) and amount > 0 for name, amount in every) else {}
+    every = ((name, amount) for amounts in network.values() for name, amount in amounts.items())
+    return dict(network) if all(is_network_device(name) and amount > 0 for name, amount in every) else {}
 
 
 def network_shortage(snapshot: Snapshot, node: NodeFacts, task_map: StoredConfigMap) -> str:

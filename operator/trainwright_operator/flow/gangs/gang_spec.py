@@ -81,13 +81,17 @@ def framework_of(task_map: StoredConfigMap | None) -> FrameworkSpec | None:
 
 def find_framework_gangs(stored: Iterable[StoredConfigMap]) -> frozenset[str]:
     """Return the gangs that run a job of the user's."""
-    return frozenset(one.gang for one in stored if one.role == StoredRole.TASK and _FRAMEWORK_KEY in one.data)
+    return frozenset(
+        config_map.gang
+        for config_map in stored
+        if config_map.role == StoredRole.TASK and _FRAMEWORK_KEY in config_map.data
+    )
 
 
 def find_series_gangs(stored: Iterable[StoredConfigMap]) -> frozenset[str]:
     """Return the gangs whose stored task is a readable series."""
-    tasks = (one for one in stored if one.role == StoredRole.TASK)
-    return frozenset(one.gang for one in tasks if _kind(one.data.get(pod_template.TASK_FILE, "")) == "series")
+    tasks = (config_map for config_map in stored if config_map.role == StoredRole.TASK)
+    return frozenset(task.gang for task in tasks if _kind(task.data.get(pod_template.TASK_FILE, "")) == "series")
 
 
 def _kind(task: str) -> object:

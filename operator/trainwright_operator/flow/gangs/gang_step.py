@@ -60,8 +60,8 @@ class GangStep:
     @property
     def explanation(self) -> Explanation:
         """Return the gang's activity with its reason."""
-        known = explain_wait if self.is_lacking else explain
-        return known(self.reason, what=self.activity)
+        explainer = explain_wait if self.is_lacking else explain
+        return explainer(self.reason, what=self.activity)
 
 
 def repeated(context: ReconcileContext, step: GangStep, retry: Retry | None) -> GangStep:

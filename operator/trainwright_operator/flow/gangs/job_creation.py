@@ -52,9 +52,9 @@ def create_missing(
     return (*policy, *map(CreateJob, missing))
 
 
-def find_refusal(context: ReconcileContext, launcher: Launcher, wanted: Collection[Action]) -> GangFailure | None:
+def find_refusal(context: ReconcileContext, launcher: Launcher, actions: Collection[Action]) -> GangFailure | None:
     """Return the API server's refusal of one of the objects that are to be created, or None."""
-    names = [one.manifest["metadata"]["name"] for one in wanted if isinstance(one, CreateJob)]
+    names = [action.manifest["metadata"]["name"] for action in actions if isinstance(action, CreateJob)]
     words = next((context.snapshot.refusals[name] for name in names if name in context.snapshot.refusals), None)
     if words is None:
         return None

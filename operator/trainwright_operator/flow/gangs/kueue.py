@@ -103,7 +103,7 @@ class QuotaUse:
                 f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one"
             )
         alike = other_labels(node, self.queue)
-        possible = [one for one in flavors if one.name == self.chosen.get(alike, one.name)]
+        possible = [flavor for flavor in flavors if flavor.name == self.chosen.get(alike, flavor.name)]
         best = max(possible, key=self._left)
         if self._left(best) < devices:
             raise NodeUnusable(
@@ -125,27 +125,27 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
     """
     if queue is None or not queue.is_usable:
         return None
-    found = _flavors_with_labels(node, queue)
-    if not found:
-        names = ", ".join(one.name for one in queue.flavors)
+    flavors = _flavors_with_labels(node, queue)
+    if not flavors:
+        names = ", ".join(flavor.name for flavor in queue.flavors)
         raise NodeUnusable(f"it has the labels of no flavor of spec.queueName {queue.name} ({names})")
-    placed = tuple(one for one in found if one.topology)
-    unfit = next((one for one in placed if not one.reaches_nodes), None)
+    placed = tuple(flavor for flavor in flavors if flavor.topology)
+    unfit = next((flavor for flavor in placed if not flavor.reaches_nodes), None)
     if unfit is not None:
         raise NodeUnusable(
             f"the topology {unfit.topology} of its flavor {unfit.name} does not end with the level kubernetes.io/hostname, so Kueue "
             "places pods without a look at their nodes; add that level"
         )
-    return placed or found
+    return placed or flavors
 
 
 def has_topology(node: NodeFacts, queue: QueueFacts | None) -> bool:
     """Return whether Kueue chooses the nodes of pods with a flavor of this node."""
-    return queue is not None and any(one.topology for one in _flavors_with_labels(node, queue))
+    return queue is not None and any(flavor.topology for flavor in _flavors_with_labels(node, queue))
 
 
 def _flavors_with_labels(node: NodeFacts, queue: QueueFacts) -> tuple[FlavorFacts, ...]:
-    return tuple(one for one in queue.flavors if one.node_labels.items() <= node.labels.items())
+    return tuple(flavor for flavor in queue.flavors if flavor.node_labels.items() <= node.labels.items())
 
 
 def other_labels(node: NodeFacts, queue: QueueFacts) -> LabelValues:
@@ -155,8 +155,8 @@ def other_labels(node: NodeFacts, queue: QueueFacts) -> LabelValues:
         for key, value in flavor.node_labels.items():
             values.setdefault(key, set()).add(value)
     others = (
-        (key, tuple(sorted(value for value in known if value != node.labels.get(key))))
-        for key, known in sorted(values.items())
+        (key, tuple(sorted(value for value in own if value != node.labels.get(key))))
+        for key, own in sorted(values.items())
     )
     return tuple((key, rest) for key, rest in others if rest)
 
@@ -186,10 +186,10 @@ def parse_named_nodes(text: str) -> frozenset[str]:
 def parse_labels(text: str) -> Mapping[str, LabelValues]:
     """Parse what `dump_labels` wrote; what somebody modified counts as empty."""
     try:
-        found = json.loads(text)
+        labels = json.loads(text)
         return {
-            str(node): tuple((str(key), tuple(map(str, values))) for key, values in labels.items())
-            for node, labels in found.items()
+            str(node): tuple((str(key), tuple(map(str, values))) for key, values in of_node.items())
+            for node, of_node in labels.items()
         }
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}

@@ -163,16 +163,16 @@ def _advance_running(gang: RunningGang) -> GangStep:
 
 
 def _create_jobs(gang: RunningGang) -> GangStep:
-    found = create_missing(gang.context, gang.gang_spec, gang.task_map, gang.launcher, gang.jobs)
-    if isinstance(found, GangFailure):
-        return _end_running(gang, found)
-    refusal = find_refusal(gang.context, gang.launcher, found)
+    created = create_missing(gang.context, gang.gang_spec, gang.task_map, gang.launcher, gang.jobs)
+    if isinstance(created, GangFailure):
+        return _end_running(gang, created)
+    refusal = find_refusal(gang.context, gang.launcher, created)
     is_trial = isinstance(gang.gang_spec.task, TrialTask | TrialSeriesTask)
     if refusal is not None and is_trial and gang.context.now - gang.task_map.created_at >= _REFUSAL_PATIENCE:
         return _end_running(gang, GangFailure(Reason.JOB_REFUSED, refusal.message))
     if refusal is not None:
-        return GangStep(reason=refusal.reason, activity=refusal.message, actions=found)
-    return GangStep(activity="creating pods", actions=found or (_annotation(gang, JOBS_CREATED_ANNOTATION),))
+        return GangStep(reason=refusal.reason, activity=refusal.message, actions=created)
+    return GangStep(activity="creating pods", actions=created or (_annotation(gang, JOBS_CREATED_ANNOTATION),))
 
 
 def _observe_pods(gang: RunningGang) -> GangStep:
@@ -243,7 +243,9 @@ def _awaits_series_log(gang: RunningGang) -> bool:
     master = gang.placed[0][0]
     if not gang.gang_spec.part_names or master is None or master.phase != "Running":
         return False
-    ends = [one.finished_at for pod in gang.pods for one in pod.containers if one.finished_at is not None]
+    ends = [
+        container.finished_at for pod in gang.pods for container in pod.containers if container.finished_at is not None
+    ]
     return bool(ends) and gang.context.now - min(ends) < CAUSE_PATIENCE
 
 
@@ -271,7 +273,7 @@ def _node_shortfall(gang: RunningGang, node_name: str) -> str:
     node = next(node for node in snapshot.nodes if node.name == node_name)
     if not node.schedulable:
         return f"node {node_name} is cordoned"
-    needed = next(len(one.slots) for one in gang.gang_spec.task.gang.nodes if one.name == node_name)
+    needed = next(len(node.slots) for node in gang.gang_spec.task.gang.nodes if node.name == node_name)
     free = node.devices(gang.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
     if free >= needed:
         return network_shortage(snapshot, node, gang.task_map)

@@ -54,13 +54,13 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
             task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
         except (documents.DocumentError, NeedsNewerVersion):
             continue
-        held, wanted = Counter[str](), Counter[str]()
+        in_use, requested = Counter[str](), Counter[str]()
         places = launcher_of(stored).places(names, stored.gang, task.gang)
         for pod, node in assigned_pods(places, pods):
             if pod is not None and scheduling.is_gated(pod):
-                wanted[node.name] += len(node.slots)
+                requested[node.name] += len(node.slots)
             elif pod is not None and pod.phase not in ("Succeeded", "Failed"):
-                held[node.name] += len(node.slots)
+                in_use[node.name] += len(node.slots)
         claims.append(
             GangClaim(
                 namespace=plan.namespace,
@@ -70,8 +70,8 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
                 priority=plan.spec.priority,
                 since=stored.created_at,
                 resource_name=plan.spec.devices.resource_name,
-                held=dict(held),
-                wanted=dict(wanted),
+                held=dict(in_use),
+                wanted=dict(requested),
             )
         )
     return tuple(claim for claim in claims if claim.held or claim.wanted)
@@ -85,8 +85,8 @@ def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     """
     unassigned = {pod.gang for pod in snapshot.pods if pod.name in snapshot.refusals}
     plan = snapshot.plan
-    every = (replace(one, wanted={}) if one.gang in unassigned else one for one in gang_claims(snapshot))
-    claims = tuple(one for one in every if one.held or one.wanted)
+    every = (replace(claim, wanted={}) if claim.gang in unassigned else claim for claim in gang_claims(snapshot))
+    claims = tuple(claim for claim in every if claim.held or claim.wanted)
     accepted = plan.status.condition(ConditionType.ACCEPTED)
     is_stuck = accepted is not None and accepted.reason in NEEDS_ACTION | {Reason.PLAN_LIMIT_REACHED}
     if not is_stuck and not plan.hidden_fields:
@@ -101,8 +101,8 @@ def last_turn(snapshot: Snapshot) -> datetime | None:
         if stored.role == StoredRole.RESULT and REUSED_KEY not in stored.data:
             times.append(stored.created_at)
         elif stored.role == StoredRole.TASK:
-            told = (stored.annotations.get(key) for key in (PINNED_ANNOTATION, PLACED_ANNOTATION))
-            times += [time for text in told if text and (time := stored_time(text)) is not None]
+            texts = (stored.annotations.get(key) for key in (PINNED_ANNOTATION, PLACED_ANNOTATION))
+            times += [time for text in texts if text and (time := stored_time(text)) is not None]
     return max(times, default=None)
 
 
@@ -121,11 +121,11 @@ def _gangs_ahead(snapshot: Snapshot, gangs: Sequence[str]) -> list[tuple[GangCla
     own_claims = {claim.gang: claim for claim in gang_claims(snapshot)}
     every = (*own_claims.values(), *snapshot.other_claims)
     queue = in_order(every, snapshot.last_turns)
-    found = []
+    ahead = []
     for gang in gangs:
         own = own_claims.get(gang)
-        found.append(_needing_the_same(snapshot, every, queue, own) if own is not None and own.wanted else ())
-    return found
+        ahead.append(_needing_the_same(snapshot, every, queue, own) if own is not None and own.wanted else ())
+    return ahead
 
 
 def _needing_the_same(
@@ -180,12 +180,12 @@ def _age(claim: GangClaim) -> tuple[datetime, str, str]:
 
 def _devices_for_plans(snapshot: Snapshot, claims: Iterable[GangClaim], resource_name: str) -> Mapping[str, int]:
     """Return the devices of each node that no other workload holds."""
-    held = Counter[str]()
+    in_use = Counter[str]()
     for claim in claims:
-        held.update(claim.held)
+        in_use.update(claim.held)
     return {
         node.name: _usable_devices(node, resource_name)
-        - max(snapshot.used_devices.get(node.name, 0) - held[node.name], 0)
+        - max(snapshot.used_devices.get(node.name, 0) - in_use[node.name], 0)
         for node in snapshot.nodes
     }
 

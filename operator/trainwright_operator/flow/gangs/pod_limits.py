@@ -177,7 +177,7 @@ def _security_excesses(place: str, own: Mapping[str, Any], of_pod: Mapping[str, 
         ),
         (f"{place}.securityContext.capabilities.drop", "ALL" in dropped, "[ALL]"),
     )
-    yield from (Excess(field, PodTemplateRule.ANY, wanted) for field, is_met, wanted in demands if not is_met)
+    yield from (Excess(field, PodTemplateRule.ANY, required) for field, is_met, required in demands if not is_met)
     if not _CAPABILITIES.issuperset(added):
         yield Excess(f"{place}.securityContext.capabilities.add", PodTemplateRule.ANY)
 
@@ -204,4 +204,4 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    return (one for one in value if isinstance(one, Mapping)) if isinstance(value, list | tuple) else iter(())
+    return (item for item in value if isinstance(item, Mapping)) if isinstance(value, list | tuple) else iter(())

@@ -60,8 +60,8 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
         spec["tolerations"] = worker_tolerations(template.spec, resource_name)
     spec["schedulingGates"] = [{"name": PLACEMENT_GATE}]
     spec["automountServiceAccountToken"] = False
-    asked = {name: str(amount) for name, amount in {resource_name: devices, **network}.items()}
-    spec = merge(spec, _required(task_map=task_map, asked=asked))
+    amounts = {name: str(amount) for name, amount in {resource_name: devices, **network}.items()}
+    spec = merge(spec, _required(task_map=task_map, requests=amounts))
     return {
         "metadata": {
             "labels": {**template.metadata.labels, **labels},
@@ -73,10 +73,10 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
 
 def template_of_job(job: JobSpec, worker: PodTemplate) -> PodTemplate:
     """Return the template of a user's job, with the workers' tolerations beside its own: by these nodes were chosen."""
-    own, inherited = (one.spec.get("tolerations", []) for one in (job.pod_template, worker))
+    own, inherited = (template.spec.get("tolerations", []) for template in (job.pod_template, worker))
     if not isinstance(own, list) or not isinstance(inherited, list):
         return job.pod_template  # for the dry run to refuse
-    tolerations = [*own, *(one for one in inherited if one not in own)]
+    tolerations = [*own, *(entry for entry in inherited if entry not in own)]
     return job.pod_template.model_copy(update={"spec": {**job.pod_template.spec, "tolerations": tolerations}})
 
 
@@ -146,13 +146,15 @@ def _default_requests(template: PodTemplate, devices: int) -> dict[str, str]:
     requests = {"cpu": f"{_CPU_MILLICORES * devices}m", "memory": f"{_MEMORY_GIB * devices}Gi"}
     containers = template.spec.get("containers")
     given = merge({"containers": [{"name": CONTAINER}]}, {"containers": containers})["containers"]
-    worker: Mapping[str, Any] = next((one for one in given if one["name"] == CONTAINER), {}) if _is_named(given) else {}
+    worker: Mapping[str, Any] = (
+        next((resource for resource in given if resource["name"] == CONTAINER), {}) if _is_named(given) else {}
+    )
     resources = worker.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     return {name: amount for name, amount in requests.items() if not isinstance(limits, Mapping) or name not in limits}
 
 
-def _required(*, task_map: str, asked: Mapping[str, str]) -> dict[str, Any]:
+def _required(*, task_map: str, requests: Mapping[str, str]) -> dict[str, Any]:
     return {
         "containers": [
             {
@@ -160,7 +162,7 @@ def _required(*, task_map: str, asked: Mapping[str, str]) -> dict[str, Any]:
                 "env": [
                     {"name": worker_api.NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
                 ],
-                "resources": {"requests": dict(asked), "limits": dict(asked)},
+                "resources": {"requests": dict(requests), "limits": dict(requests)},
                 "volumeMounts": [
                     {"name": TASK_VOLUME, "mountPath": _TASK_FOLDER, "readOnly": True},
                     # The default of 64 MiB is less than one NCCL or gloo buffer set.
@@ -195,6 +197,6 @@ def _is_named(value: object) -> bool:
 def _merge_named(below: Any, above: Any) -> list[Any]:
     items = {item["name"]: item for item in below}
     for item in above:
-        known = items.get(item["name"])
-        items[item["name"]] = item if known is None else merge(known, item)
+        existing = items.get(item["name"])
+        items[item["name"]] = item if existing is None else merge(existing, item)
     return list(items.values())

@@ -54,7 +54,9 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
         for number in range(len(gang_spec.result_names))
     )
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
-    unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
+    unlucky = next(
+        (number for number, outcome in assessments.items() if outcome.state is not OutcomeState.SUCCEEDED), None
+    )
     image = record_of_image_that_ran(context, gang_spec.name)
     maps: list[CreateConfigMap] = []
     measured: list[Measurement] = []
@@ -111,12 +113,12 @@ def finished_reports(
     if main is None or main.phase != "Succeeded" or main.log is None:
         return None
     try:
-        told = worker_log.parse_report(main.log)
+        parsed = worker_log.parse_report(main.log)
     except documents.DocumentError as error:
         return GangFailure.of(Reason.REPORT_INVALID, what=error)
-    if told is None:
+    if parsed is None:
         return GangFailure.of(Reason.METRICS_UNAVAILABLE, result=context.names.result(gang_spec.name))
-    return split_series_report(told, gang_spec)
+    return split_series_report(parsed, gang_spec)
 
 
 def progress_of(placed: Placements, steps: StepLog | None) -> Progress | None:
@@ -142,11 +144,11 @@ def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[Work
     task = gang_spec.task
     if report.kind != task.kind:
         return GangFailure.of(Reason.REPORT_INVALID, what=f"expected kind {task.kind}, got {report.kind}")
-    found = report.trials if isinstance(report, TrialSeriesReport) else (report,)
-    if len(found) != len(gang_spec.result_names):
-        what = f"expected {len(gang_spec.result_names)} trials, got {len(found)}"
+    trial_reports = report.trials if isinstance(report, TrialSeriesReport) else (report,)
+    if len(trial_reports) != len(gang_spec.result_names):
+        what = f"expected {len(gang_spec.result_names)} trials, got {len(trial_reports)}"
         return GangFailure.of(Reason.REPORT_INVALID, what=what)
-    return found
+    return trial_reports
 
 
 def assess_report(report: WorkerReport) -> GangFailure:

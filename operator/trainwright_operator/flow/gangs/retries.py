@@ -119,13 +119,17 @@ def record_lost_attempt(  # noqa: PLR0913 - each is a different fact of the end
     )
     data = {ATTEMPT_KEY: documents.dumps(lost)} | ({LOG_KEY: log[-KEPT_LOG_CHARACTERS:]} if log else {})
     name = context.names.attempt(gang, lost.number)
-    older = (DeleteConfigMap(one.name) for one in _records(context, gang))
+    older = (DeleteConfigMap(record.name) for record in _records(context, gang))
     return (CreateConfigMap(name, StoredRole.ATTEMPT, data, gang), *older)
 
 
 def _records(context: ReconcileContext, gang: str) -> Iterable[StoredConfigMap]:
-    stored = (one for one in context.snapshot.stored if one.role == StoredRole.ATTEMPT and not one.terminating)
-    return (one for one in stored if one.gang == gang and context.names.owns(one.name))
+    stored = (
+        config_map
+        for config_map in context.snapshot.stored
+        if config_map.role == StoredRole.ATTEMPT and not config_map.terminating
+    )
+    return (config_map for config_map in stored if config_map.gang == gang and context.names.owns(config_map.name))
 
 
 def _number(stored: StoredConfigMap) -> int:

@@ -63,8 +63,8 @@ class RunningGang:
     def started_at(self) -> datetime | None:
         """Return when the last worker started, or None while one is missing or has not."""
         starts = [_start_time(pod) for pod, _ in self.placed]
-        known = [start for start in starts if start is not None]
-        return max(known) if len(known) == len(starts) else None
+        begun = [start for start in starts if start is not None]
+        return max(begun) if len(begun) == len(starts) else None
 
     @property
     def last_start(self) -> datetime | None:

@@ -95,11 +95,13 @@ def worker_tolerations(pod_spec: Mapping[str, Any], resource_name: str) -> list[
 
 def first_untolerated_taint(node: NodeFacts, pod_spec: Mapping[str, Any], resource_name: str) -> Taint | None:
     """Return the first taint that keeps a worker's pod off the node, or None."""
-    known = [one for one in worker_tolerations(pod_spec, resource_name) if isinstance(one, Mapping)]
+    tolerations = [
+        toleration for toleration in worker_tolerations(pod_spec, resource_name) if isinstance(toleration, Mapping)
+    ]
     for taint in node.taints:
         if taint.effect not in _BLOCKING_EFFECTS or taint.key in _NODE_CONDITION_TAINTS:
             continue
-        if not any(_tolerates(one, taint) for one in known):
+        if not any(_tolerates(toleration, taint) for toleration in tolerations):
             return taint
     return None
 

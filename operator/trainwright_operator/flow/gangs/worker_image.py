@@ -61,21 +61,21 @@ def image_record(context: ReconcileContext, gang: Gang, framework_image: str | N
 def image_of_task(context: ReconcileContext, gang_name: str) -> str:
     """Return the image of a gang's pods: the one that its task names; without one, the plan's."""
     task_map = context.snapshot.find(context.names.task(gang_name))
-    known = _parse(task_map, _key(context, gang_name)) if task_map is not None else None
-    return known.reference if known is not None else context.plan.image
+    image = _parse(task_map, _key(context, gang_name)) if task_map is not None else None
+    return image.reference if image is not None else context.plan.image
 
 
 def record_of_image_that_ran(context: ReconcileContext, gang_name: str) -> dict[str, str]:
     """Return the entry of a gang's result: the image of its pods with the ids that their nodes reported."""
-    found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
-    image = WorkerImage(image_of_task(context, gang_name), tuple(found.items()))
+    image_ids = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
+    image = WorkerImage(image_of_task(context, gang_name), tuple(image_ids.items()))
     return {_key(context, gang_name): documents.dumps(image)}
 
 
 def measured_image(context: ReconcileContext, gang_name: str) -> WorkerImage:
     """Return the image that a gang measured: as the plan names it, with the ids that its nodes reported."""
-    found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
-    return WorkerImage(_first_reference(context, IMAGE_KEY, context.plan.image), tuple(found.items()))
+    image_ids = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
+    return WorkerImage(_first_reference(context, IMAGE_KEY, context.plan.image), tuple(image_ids.items()))
 
 
 def is_of_plan(context: ReconcileContext, image: WorkerImage) -> bool:
@@ -84,13 +84,13 @@ def is_of_plan(context: ReconcileContext, image: WorkerImage) -> bool:
     if dict(measured.digests).keys() & dict(image.digests).keys():
         return not differ(measured, image)
     reference = _first_reference(context, IMAGE_KEY, context.plan.image)
-    asked = reference.partition("@")[2]
-    return image.reference == reference or asked in {_digest(image_id) for _, image_id in image.digests}
+    digest = reference.partition("@")[2]
+    return image.reference == reference or digest in {_digest(image_id) for _, image_id in image.digests}
 
 
-def differ(one: WorkerImage, other: WorkerImage) -> bool:
+def differ(image: WorkerImage, other: WorkerImage) -> bool:
     """Return whether two images have different digests on an architecture."""
-    first, second = dict(one.digests), dict(other.digests)
+    first, second = dict(image.digests), dict(other.digests)
     return any(_digest(first[name]) != _digest(second[name]) for name in first.keys() & second.keys())
 
 
@@ -110,9 +110,9 @@ def describe_conflict(context: ReconcileContext, gang_name: str) -> str:
     """Describe a pod that runs another image than the plan's measurements or the gang's other pods, or return nothing."""
     expected = _measured_ids(context, _key(context, gang_name))
     for pod, image_id in _running(context, gang_name):
-        known = expected.setdefault(_architecture(context, pod.node), image_id)
-        if _digest(known) != _digest(image_id):
-            return f"pod {pod.name} on node {pod.node} runs {image_id}, but another one of this plan ran {known}"
+        expected_id = expected.setdefault(_architecture(context, pod.node), image_id)
+        if _digest(expected_id) != _digest(image_id):
+            return f"pod {pod.name} on node {pod.node} runs {image_id}, but another one of this plan ran {expected_id}"
     return ""
 
 
@@ -125,18 +125,23 @@ def _running(context: ReconcileContext, gang_name: str) -> Iterator[tuple[PodFac
 
 def _measured_ids(context: ReconcileContext, key: str, *, is_own: bool = False) -> dict[str, str]:
     """Return the image's id by architecture, as of the first measurement there; `is_own`: without reused ones."""
-    found: dict[str, str] = {}
+    image_ids: dict[str, str] = {}
     for image in _images(context, StoredRole.RESULT, key, is_own=is_own):
-        found = {**dict(image.digests), **found}
-    return found
+        image_ids = {**dict(image.digests), **image_ids}
+    return image_ids
 
 
 def _images(context: ReconcileContext, role: StoredRole, key: str, *, is_own: bool = False) -> Iterator[WorkerImage]:
     """Return the images under a key of the plan's results or tasks, oldest first, also of former revisions."""
-    found = [one for one in context.snapshot.stored if one.role == role and not one.terminating]
-    owned = [one for one in found if context.names.revision_of(one.name) is not None]
-    owned = [one for one in owned if not (is_own and REUSED_KEY in one.data)]
-    images = (_parse(one, key) for one in sorted(owned, key=lambda one: (one.created_at, one.name)))
+    config_maps = [
+        config_map for config_map in context.snapshot.stored if config_map.role == role and not config_map.terminating
+    ]
+    owned = [config_map for config_map in config_maps if context.names.revision_of(config_map.name) is not None]
+    owned = [config_map for config_map in owned if not (is_own and REUSED_KEY in config_map.data)]
+    images = (
+        _parse(config_map, key)
+        for config_map in sorted(owned, key=lambda config_map: (config_map.created_at, config_map.name))
+    )
     return (image for image in images if image is not None)
 
 
@@ -156,8 +161,8 @@ def _architecture(context: ReconcileContext, node_name: str) -> str:
 
 def _digest(image_id: str) -> str:
     """Return the digest in an image's id, else the id itself."""
-    found = _DIGEST.search(image_id)
-    return found[0] if found is not None else image_id
+    match = _DIGEST.search(image_id)
+    return match[0] if match is not None else image_id
 
 
 def _by_digest(reference: str, image_id: str) -> str:

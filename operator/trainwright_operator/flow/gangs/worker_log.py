@@ -40,7 +40,7 @@ def parse_report(log: str) -> WorkerReport | None:
 
 def parse_series_parts(log: str) -> dict[int, TrialReport]:
     """Return the measured trials of a series by plan number; skip unreadable lines."""
-    found: dict[int, TrialReport] = {}
+    reports: dict[int, TrialReport] = {}
     for line in log.splitlines():
         if not line.startswith(f"{SERIES_PART_MARKER} ") or len(line) > MAX_REPORT_BYTES:
             continue
@@ -48,8 +48,8 @@ def parse_series_parts(log: str) -> dict[int, TrialReport]:
             part: SeriesPart = parse_strict(line.removeprefix(f"{SERIES_PART_MARKER} "), SeriesPart, "part")
         except (documents.DocumentError, NeedsNewerVersion):
             continue
-        found[part.number] = part.trial
-    return found
+        reports[part.number] = part.trial
+    return reports
 
 
 def parse_progress(log: str) -> Progress | None:

@@ -60,15 +60,17 @@ class FormerRevision:
 
     def profile_maps(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> tuple[str, ...]:
         """Return the ConfigMaps with the results of a profiling run: one, or two where a part of it was reused."""
-        wanted = dtype, _unpriced(accelerator), run
+        target = dtype, _unpriced(accelerator), run
         return tuple(
-            one.config_map for one in self.profiles if (one.dtype, _unpriced(one.accelerator), one.run) == wanted
+            profile.config_map
+            for profile in self.profiles
+            if (profile.dtype, _unpriced(profile.accelerator), profile.run) == target
         )
 
     @property
     def kept_maps(self) -> frozenset[str]:
         """Return the ConfigMaps of former revisions that are still read."""
-        return frozenset({self.links, *(one.config_map for one in self.profiles)})
+        return frozenset({self.links, *(profile.config_map for profile in self.profiles)})
 
 
 FIRST: Final = FormerRevision("")
@@ -91,7 +93,7 @@ def keep_profile(
     stored = context.snapshot.find(config_map)
     if stored is None or result_in(stored).outcome.state is not OutcomeState.SUCCEEDED:
         return None
-    accelerator = next(one for one in discovery.accelerators if one.name == run.accelerator)
+    accelerator = next(accelerator for accelerator in discovery.accelerators if accelerator.name == run.accelerator)
     return MeasuredProfile(config_map, dtype, _unpriced(accelerator), run)
 
 
@@ -105,5 +107,9 @@ def obsolete_maps(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
     if names.revision == 1:
         return ()
     kept = former_revision(context).kept_maps | {names.discovery}
-    former = (one.name for one in context.snapshot.stored if names.revision_of(one.name) and not one.terminating)
+    former = (
+        config_map.name
+        for config_map in context.snapshot.stored
+        if names.revision_of(config_map.name) and not config_map.terminating
+    )
     return tuple(DeleteConfigMap(name) for name in former if not names.owns(name) and name not in kept)

@@ -133,7 +133,7 @@ def profile_key(
 ) -> ProfileKey | None:
     """Return the key of a profiling task on a node, or None where the node or its accelerator is gone."""
     facts, name = context.nodes.get(node), task.gang.nodes[0].accelerator
-    accelerator = next((known for known in discovery.accelerators if known.name == name), None)
+    accelerator = next((accelerator for accelerator in discovery.accelerators if accelerator.name == name), None)
     if facts is None or accelerator is None:
         return None
     return ProfileKey.of(task, accelerator, driver_version(facts, context.snapshot.slice_devices), _pods(context))
@@ -158,15 +158,15 @@ def measured_nodes(
     """Return the nodes of a gang that measures links, or None where one of them is gone."""
     network = asked_network(discovery, gang.nodes, context.spec.worker.pod_template)
     locations = {node.name: place for node, place in zip(discovery.nodes, discovery.sampling.places, strict=True)}
-    found = []
+    measured = []
     for node in gang.nodes:
         facts = context.nodes.get(node.name)
         if facts is None or node.name not in locations:
             return None
         driver = driver_version(facts, context.snapshot.slice_devices)
-        asked, location = tuple(network.get(node.name, {}).items()), str(locations[node.name])
-        found.append(MeasuredNode(node.name, facts.uid, node.slots, driver, location, asked))
-    return tuple(found)
+        offer, location = tuple(network.get(node.name, {}).items()), str(locations[node.name])
+        measured.append(MeasuredNode(node.name, facts.uid, node.slots, driver, location, offer))
+    return tuple(measured)
 
 
 def kept_profiles(
@@ -185,8 +185,12 @@ def _read(
     context: ReconcileContext, prefixes: set[str], key_type: type[Key], report_type: type[Report]
 ) -> Iterator[KeptMeasurement[Key, Report]]:
     """Yield measurements by the beginnings of their names; those of newer versions, or modified, count as none."""
-    found = [one for one in context.snapshot.measurements if one.name.startswith(tuple(prefixes))]
-    for stored in sorted(found, key=lambda one: (one.created_at, one.name), reverse=True):
+    measurements = [
+        measurement for measurement in context.snapshot.measurements if measurement.name.startswith(tuple(prefixes))
+    ]
+    for stored in sorted(
+        measurements, key=lambda measurement: (measurement.created_at, measurement.name), reverse=True
+    ):
         with suppress(documents.DocumentError, NeedsNewerVersion):
             yield KeptMeasurement(
                 stored,

@@ -136,8 +136,8 @@ class KeptLinks:
 
     def covers(self, nodes: Iterable[MeasuredNode]) -> bool:
         """Return whether the report holds for these nodes; samples stand for the links of exactly their own."""
-        wanted, measured = set(nodes), set(self.nodes)
-        return wanted == measured if self.key.pairs else wanted <= measured
+        node_names, measured = set(nodes), set(self.nodes)
+        return node_names == measured if self.key.pairs else node_names <= measured
 
 
 def digest(*parts: Any) -> str:
@@ -162,9 +162,9 @@ def known_layers(
     report: ProfilingReport, kind: str, rows: Iterable[int]
 ) -> tuple[tuple[LayerProfile, ...], tuple[LayerTooLarge, ...]] | None:
     """Return a kind's profiles at these rows, and from which rows it did not fit; None where one of them is unknown."""
-    wanted = set(rows)
-    too_large = tuple(one for one in report.out_of_memory if one.kind == kind)
-    most = min((one.rows for one in too_large), default=max(wanted) + 1)
-    profiles = tuple(one for one in report.layers if one.kind == kind and one.rows in wanted)
-    is_complete = {one.rows for one in profiles} >= {row for row in wanted if row < most}
+    row_set = set(rows)
+    too_large = tuple(entry for entry in report.out_of_memory if entry.kind == kind)
+    most = min((entry.rows for entry in too_large), default=max(row_set) + 1)
+    profiles = tuple(layer for layer in report.layers if layer.kind == kind and layer.rows in row_set)
+    is_complete = {profile.rows for profile in profiles} >= {row for row in row_set if row < most}
     return (profiles, too_large) if is_complete else None

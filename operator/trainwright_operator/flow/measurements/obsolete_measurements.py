@@ -27,14 +27,16 @@ def obsolete_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, .
 
     These are those of a node that this plan found at another speed, expired ones, and the oldest of too many.
     """
-    measurements = sorted(context.snapshot.measurements, key=lambda one: (one.created_at, one.name), reverse=True)
+    measurements = sorted(
+        context.snapshot.measurements, key=lambda stored: (stored.created_at, stored.name), reverse=True
+    )
     drifted = _drifted(context, measurements)
-    expired = [one.name for one in measurements if _has_expired(context, one)]
+    expired = [measurement.name for measurement in measurements if _has_expired(context, measurement)]
     left_bytes, too_many = MAX_KEPT_BYTES, list[str]()
-    for one in measurements:
-        if one.name not in drifted and one.name not in expired:
-            left_bytes -= sum(map(len, one.data.values()))
-            too_many += [one.name] if left_bytes < 0 else []
+    for measurement in measurements:
+        if measurement.name not in drifted and measurement.name not in expired:
+            left_bytes -= sum(map(len, measurement.data.values()))
+            too_many += [measurement.name] if left_bytes < 0 else []
     return tuple(map(DeleteConfigMap, list(dict.fromkeys((*drifted, *expired, *too_many)))[:_MOST_DELETED]))
 
 
@@ -50,9 +52,9 @@ def _drifted(context: ReconcileContext, measurements: Iterable[StoredConfigMap])
         former = former_revision(context)
     if not former.drifted or former.refuted_at is None:
         return names
-    for one in measurements:
+    for measurement in measurements:
         with suppress(documents.DocumentError, NeedsNewerVersion):
-            if one.created_at <= former.refuted_at:
-                key: KeptProfile = parse_strict(one.data.get(KEY_KEY, ""), KeptProfile, one.name)
-                names += [one.name] if key.node[0] in former.drifted else []
+            if measurement.created_at <= former.refuted_at:
+                key: KeptProfile = parse_strict(measurement.data.get(KEY_KEY, ""), KeptProfile, measurement.name)
+                names += [measurement.name] if key.node[0] in former.drifted else []
     return names

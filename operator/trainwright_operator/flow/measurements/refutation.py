@@ -49,10 +49,10 @@ def find_refutation(context: ReconcileContext, discovery: DiscoveredDevices) -> 
 def layer_checks(context: ReconcileContext, dtype: Dtype, gang: Gang) -> tuple[LayerCheck, ...]:
     """Return the layers to check before a trial: one of each accelerator in it whose profiles were reused."""
     used = {node.accelerator for node in gang.nodes}
-    known = (reuse.check for _, reuse in _reused(context))
-    found = {one.accelerator: LayerCheck(one.accelerator, one.kind, one.rows) for one in known
-             if one is not None and one.dtype is dtype and one.accelerator in used}  # fmt: skip
-    return tuple(found.values())
+    checks = (reuse.check for _, reuse in _reused(context))
+    by_accelerator = {check.accelerator: LayerCheck(check.accelerator, check.kind, check.rows) for check in checks
+                      if check is not None and check.dtype is dtype and check.accelerator in used}  # fmt: skip
+    return tuple(by_accelerator.values())
 
 
 def _reused(context: ReconcileContext) -> Iterator[tuple[StoredConfigMap, Reuse]]:
@@ -86,12 +86,15 @@ def _find_drift(
     for stored in context.snapshot.stored:
         is_result = expected and stored.role == StoredRole.RESULT and context.names.owns(stored.name)
         report = result_in(stored).report if is_result else None
-        for one in report.checked if isinstance(report, TrialReport) else ():
-            known = expected.get((accelerators.get(one.node, ""), one.dtype))
-            if known is not None and (known.kind, known.rows) == (one.kind, one.rows):
-                drift = known.drift(one)
+        for layer in report.checked if isinstance(report, TrialReport) else ():
+            expected_seconds = expected.get((accelerators.get(layer.node, ""), layer.dtype))
+            if expected_seconds is not None and (expected_seconds.kind, expected_seconds.rows) == (
+                layer.kind,
+                layer.rows,
+            ):
+                drift = expected_seconds.drift(layer)
                 if abs(drift - 1.0) > MAX_DRIFT:
-                    drifts[one.node] = f"{one.node} takes {drift:.2f} times as long for {one.kind} as was kept"
+                    drifts[layer.node] = f"{layer.node} takes {drift:.2f} times as long for {layer.kind} as was kept"
     if not drifts:
         return None
     changed = {accelerators[node] for node in drifts}
@@ -104,4 +107,4 @@ def _accelerators(stored: StoredConfigMap) -> set[str]:
     report = result_in(stored).report
     if not isinstance(report, ProfilingReport):
         return set()
-    return {one.accelerator for one in report.layers} | {one.accelerator for one in report.out_of_memory}
+    return {layer.accelerator for layer in report.layers} | {entry.accelerator for entry in report.out_of_memory}

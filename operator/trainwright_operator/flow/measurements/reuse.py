@@ -53,8 +53,8 @@ class Reuse:
     def of(cls, stored: StoredConfigMap) -> Reuse | None:
         """Return how a result was reused, or None where it was measured. Raise DocumentError if it was modified."""
         text = stored.data.get(REUSED_KEY)
-        found: Reuse | None = parse_strict(text, cls, stored.name) if text is not None else None
-        return found
+        reuse: Reuse | None = parse_strict(text, cls, stored.name) if text is not None else None
+        return reuse
 
 
 def reuse_links(context: ReconcileContext, discovery: DiscoveredDevices, gang_spec: GangSpec) -> CreateConfigMap | None:
@@ -83,28 +83,30 @@ def reuse_layers(
     accelerator, seconds = task.gang.nodes[0].accelerator, context.spec.profiling.most_age_seconds
     names = [node.name for node in discovery.nodes if node.accelerator == accelerator]
     keys = {profile_key(context, discovery, task, name) for name in names} - {None}
-    wanted = {kind.name: layer_digest(task.model, task.model.kind(kind.name)) for kind in task.layer_kinds}
-    held = [one for one in kept_profiles(context, (key for key in keys if key is not None))
-            if _holds(context, one.stored, one.image, seconds)]  # fmt: skip
-    held = [one for one in held if not differ(held[0].image, one.image)]
+    digests = {kind.name: layer_digest(task.model, task.model.kind(kind.name)) for kind in task.layer_kinds}
+    profiles = [profile for profile in kept_profiles(context, (key for key in keys if key is not None))
+            if _holds(context, profile.stored, profile.image, seconds)]  # fmt: skip
+    profiles = [profile for profile in profiles if not differ(profiles[0].image, profile.image)]
     layers: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
     sources: list[KeptProfiles] = []
-    for kept in held:
-        known = {name: known_layers(kept.report, name, task.rows) for name, told in kept.key.layers
-                 if wanted.get(name) == told}  # fmt: skip
-        found = {name: one for name, one in known.items() if one is not None}
-        for name, (measured, failed) in found.items():
+    for kept in profiles:
+        reusable = {name: known_layers(kept.report, name, task.rows) for name, digest in kept.key.layers
+                 if digests.get(name) == digest}  # fmt: skip
+        reused = {name: layers for name, layers in reusable.items() if layers is not None}
+        for name, (measured, failed) in reused.items():
             layers.extend(measured)
             too_large.extend(failed)
-            del wanted[name]
-        sources += [kept] if found else []
+            del digests[name]
+        sources += [kept] if reused else []
     if not sources:
         return None
-    held_bytes = (one.report.process_bytes for one in sources if one.report.process_bytes is not None)
+    held_bytes = (source.report.process_bytes for source in sources if source.report.process_bytes is not None)
     report = ProfilingReport(tuple(layers), tuple(too_large), max(held_bytes, default=None))
-    name = partial_result(gang) if wanted else gang
-    check = choose_layer(task, layers, ((_present_node(context, one), one.key, one.report) for one in held))
+    name = partial_result(gang) if digests else gang
+    check = choose_layer(
+        task, layers, ((_present_node(context, profile), profile.key, profile.report) for profile in profiles)
+    )
     return _reused_result(context, name, report, sources, check)
 
 
@@ -119,9 +121,9 @@ def partial_result(gang: str) -> str:
     return f"{gang}-kept"
 
 
-def missing_kinds(task: ProfilingTask, known: ProfilingReport) -> tuple[str, ...]:
+def missing_kinds(task: ProfilingTask, report: ProfilingReport) -> tuple[str, ...]:
     """Return the names of a task's kinds that a report does not hold at all of its rows."""
-    return tuple(kind.name for kind in task.layer_kinds if known_layers(known, kind.name, task.rows) is None)
+    return tuple(kind.name for kind in task.layer_kinds if known_layers(report, kind.name, task.rows) is None)
 
 
 def _has_begun(context: ReconcileContext, gang: str) -> bool:
@@ -143,7 +145,7 @@ def _reused_result(
     sources: Sequence[KeptMeasurement[Any, Any]],
     check: ExpectedLayer | None = None,
 ) -> CreateConfigMap:
-    names, times = (one.stored.name for one in sources), (one.stored.created_at for one in sources)
+    names, times = (source.stored.name for source in sources), (source.stored.created_at for source in sources)
     reuse, image = Reuse(tuple(names), min(times), check), sources[0].image
     said = f"measured at {_shown(reuse.measured_at)}, and kept in ConfigMap {', '.join(reuse.measurements)}"
     outcome = GangOutcome(
@@ -163,11 +165,11 @@ def _shown(time: datetime) -> str:
 
 def describe_reuse(results: Iterable[StoredConfigMap]) -> str:
     """Return a clause on those of the results that were reused, or an empty string."""
-    found = [reuse for one in results if (reuse := Reuse.of(one)) is not None]
-    if not found:
+    reuses = [reuse for result in results if (reuse := Reuse.of(result)) is not None]
+    if not reuses:
         return ""
-    names = sorted({name for one in found for name in one.measurements})
-    oldest = _shown(min(one.measured_at for one in found))
+    names = sorted({name for reuse in reuses for name in reuse.measurements})
+    oldest = _shown(min(reuse.measured_at for reuse in reuses))
     return (
         f"; reused from {len(names)} kept {'measurement' if len(names) == 1 else 'measurements'} of {oldest} or later"
     )

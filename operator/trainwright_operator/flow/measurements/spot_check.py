@@ -52,16 +52,16 @@ def choose_layer(
     if task.tensor_degree > 1 or task.gang.is_emulated or not layers:
         return None
     counts = Counter(task.model.layers)
-    longest = max(layers, key=lambda one: counts[one.kind] * _seconds(one))
+    longest = max(layers, key=lambda layer: counts[layer.kind] * _seconds(layer))
     same = longest.kind, layer_digest(task.model, task.model.kind(longest.kind))
-    found = [
-        (node, _seconds(one))
+    choices = [
+        (node, _seconds(layer))
         for node, key, report in kept
         if same in key.layers
-        for one in report.layers
-        if (one.kind, one.rows) == (longest.kind, longest.rows) and _seconds(one) > 0
+        for layer in report.layers
+        if (layer.kind, layer.rows) == (longest.kind, longest.rows) and _seconds(layer) > 0
     ]
-    newest = dict(reversed(found))
+    newest = dict(reversed(choices))
     seconds = tuple(newest.items())
     accelerator = task.gang.nodes[0].accelerator
     return ExpectedLayer(accelerator, task.model.dtype, longest.kind, longest.rows, seconds) if seconds else None

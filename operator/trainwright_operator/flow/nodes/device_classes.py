@@ -46,10 +46,10 @@ class DeviceCondition:
         """Return whether a device meets the condition; `attributes` by qualified name."""
         if not self.attribute:
             return self.value == driver
-        found = attributes.get(self.attribute)
+        value = attributes.get(self.attribute)
         if self.value is None:
-            return found is not None
-        return type(found) is type(self.value) and found == self.value
+            return value is not None
+        return type(value) is type(self.value) and value == self.value
 
 
 def parse_selector(expression: str) -> tuple[DeviceCondition, ...]:
@@ -132,10 +132,13 @@ class DeviceClass:
         return cls(name, resource_name, created_at, tuple(conditions))
 
     def selects(self, driver: str, attributes: Mapping[str, Value]) -> bool:
-        return not self.problem and all(one.holds(driver, attributes) for one in self.conditions)
+        return not self.problem and all(condition.holds(driver, attributes) for condition in self.conditions)
 
 
 def classes_by_resource(classes: Iterable[DeviceClass]) -> dict[str, DeviceClass]:
     """Return the class that the scheduler takes for each resource: the newest, and of these the first by name."""
-    by_age = sorted(sorted(classes, key=lambda one: one.name, reverse=True), key=lambda one: one.created_at)
-    return {one.resource_name: one for one in by_age}
+    by_age = sorted(
+        sorted(classes, key=lambda device_class: device_class.name, reverse=True),
+        key=lambda device_class: device_class.created_at,
+    )
+    return {device_class.resource_name: device_class for device_class in by_age}

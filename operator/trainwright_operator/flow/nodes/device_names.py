@@ -18,8 +18,8 @@ _MOST_REPORTED: Final = 1.03
 
 def plain_name(product: str) -> str | None:
     """Return a product with dashes for spaces, as labels write it, or None where it is no product's name."""
-    found = product.replace(" ", "-")
-    return found if _PRODUCT.fullmatch(found) else None
+    name = product.replace(" ", "-")
+    return name if _PRODUCT.fullmatch(name) else None
 
 
 @lru_cache(maxsize=1024)

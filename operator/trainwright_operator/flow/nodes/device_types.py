@@ -145,15 +145,15 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: s
     return read_type(node, slices)
 
 
-def says_the_same(node: NodeFacts, slices: Sequence[SliceDevice], known: DeviceType) -> bool:
+def says_the_same(node: NodeFacts, slices: Sequence[SliceDevice], former: DeviceType) -> bool:
     """Return whether a node says of its devices what it said when a plan discovered them, perhaps by other rules."""
-    if labels_say_shared(node) or known.emulation is not None:
+    if labels_say_shared(node) or former.emulation is not None:
         return False
     try:
-        found = read_type(node, slices)
+        read = read_type(node, slices)
     except NodeUnusable:
         return False
-    return known.name in (found.name, found.product) and found.memory_bytes == known.memory_bytes
+    return former.name in (read.name, read.product) and read.memory_bytes == former.memory_bytes
 
 
 def read_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
@@ -175,12 +175,12 @@ def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:
     labels = node.labels
     published = (device.driver for device in slices if device.node == node.name and device.driver)
     parts = [labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")]
-    told = (
+    version = (
         labels.get("nvidia.com/cuda.driver-version.full")
         or ".".join(part for part in parts if part)
         or next(published, "")
     )
-    return told if _VERSION.fullmatch(told) else ""
+    return version if _VERSION.fullmatch(version) else ""
 
 
 def devices_asked_for(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str) -> Sequence[SliceDevice]:
@@ -233,25 +233,25 @@ def _from_amd_labels(node: NodeFacts) -> DeviceType | None:
 def _from_clouds(node: NodeFacts) -> DeviceType | None:
     """Look up the device type by what clouds say of the node."""
     labels = node.labels
-    found = device_of_labels(labels)
-    if found is not None:
-        return DeviceType(found.name, found.memory_bytes)
-    for one in named_devices():
-        product, memory = labels.get(one.name), labels.get(one.memory, "")
+    device = device_of_labels(labels)
+    if device is not None:
+        return DeviceType(device.name, device.memory_bytes)
+    for named in named_devices():
+        product, memory = labels.get(named.name), labels.get(named.memory, "")
         if product and memory:
             sold = mebibytes(memory)
             if sold is None:
-                raise _wrong_memory(one.memory, memory)
-            return _by_sold_memory(product, sold, f"its label {one.name}")
-    found = device_of_machine(labels.get(INSTANCE_TYPE_LABEL, ""))
-    return None if found is None else DeviceType(found.name, found.memory_bytes)
+                raise _wrong_memory(named.memory, memory)
+            return _by_sold_memory(product, sold, f"its label {named.name}")
+    device = device_of_machine(labels.get(INSTANCE_TYPE_LABEL, ""))
+    return None if device is None else DeviceType(device.name, device.memory_bytes)
 
 
 def _told_by_cloud(node: NodeFacts) -> str:
     """Return what a cloud says of a node and nobody here knows, in brackets."""
     labels = (label for label in (*cloud_labels(), INSTANCE_TYPE_LABEL) if label in node.labels)
-    told = [f"{label}={legible(node.labels[label])}" for label in labels]
-    return f" ({', '.join(told)} is not)" if told else ""
+    label_texts = [f"{label}={legible(node.labels[label])}" for label in labels]
+    return f" ({', '.join(label_texts)} is not)" if label_texts else ""
 
 
 def _wrong_memory(label: str, value: str, unit: str = "MiB") -> DeviceTypeUnknown:

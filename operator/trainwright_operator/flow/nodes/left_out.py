@@ -36,10 +36,10 @@ class LeftOut:
 
     @classmethod
     def of(
-        cls, node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec, reason: str, *, type_unknown: bool
+        cls, node: NodeFacts, slices: Sequence[SliceDevice], devices: DevicesSpec, reason: str, *, type_unknown: bool
     ) -> LeftOut:
-        has_devices = _has_devices(node, wanted.resource_name)
-        is_asked_for = _passes(node, slices, wanted, has_devices=has_devices)
+        has_devices = _has_devices(node, devices.resource_name)
+        is_asked_for = _passes(node, slices, devices, has_devices=has_devices)
         return cls(node.name, reason, is_asked_for, type_unknown, has_devices)
 
     @property
@@ -53,15 +53,17 @@ def _has_devices(node: NodeFacts, resource_name: str) -> bool:
     return node.devices(resource_name) > 0 or installed > 0 or bool(share_resources(node))
 
 
-def _passes(node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec, *, has_devices: bool) -> bool:
-    if any(node.labels.get(key) != value for key, value in wanted.node_selector.items()):
+def _passes(node: NodeFacts, slices: Sequence[SliceDevice], devices: DevicesSpec, *, has_devices: bool) -> bool:
+    if any(node.labels.get(key) != value for key, value in devices.node_selector.items()):
         return False
-    if not wanted.products:
-        return has_devices or bool(wanted.node_selector)
-    told = [_SHARE.sub("", product) for product in _products(node, slices)]
-    if not told:
+    if not devices.products:
+        return has_devices or bool(devices.node_selector)
+    products = [_SHARE.sub("", product) for product in _products(node, slices)]
+    if not products:
         return has_devices
-    return any(possible_names(product) & possible_names(one) for product in told for one in wanted.products)
+    return any(
+        possible_names(product) & possible_names(pattern) for product in products for pattern in devices.products
+    )
 
 
 def _products(node: NodeFacts, slices: Sequence[SliceDevice]) -> list[str]:

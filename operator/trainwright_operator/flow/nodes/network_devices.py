@@ -71,19 +71,19 @@ class DiscoveredNetwork:
 
 def asked_network_devices(pod_spec: Mapping[str, Any]) -> frozenset[str]:
     """Return the network devices that containers of a pod, or of a user's template, ask for, by resource."""
-    asked = (str(name) for container in _containers(pod_spec) for name in _asked(container))
-    return frozenset(filter(is_network_device, asked))
+    names = (str(name) for container in _containers(pod_spec) for name in _asked(container))
+    return frozenset(filter(is_network_device, names))
 
 
 def _containers(pod_spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = [one for kind in ("containers", "initContainers") for one in _list(pod_spec.get(kind))]
-    return [one for one in found if isinstance(one, Mapping)]
+    containers = [container for kind in ("containers", "initContainers") for container in _list(pod_spec.get(kind))]
+    return [container for container in containers if isinstance(container, Mapping)]
 
 
 def _asked(container: Mapping[str, Any]) -> list[Any]:
     resources = container.get("resources")
     kinds = [resources.get(kind) for kind in ("requests", "limits")] if isinstance(resources, Mapping) else []
-    return [name for asked in kinds if isinstance(asked, Mapping) for name in asked]
+    return [name for amounts in kinds if isinstance(amounts, Mapping) for name in amounts]
 
 
 def _list(value: Any) -> list[Any]:

@@ -45,39 +45,43 @@ def image_architectures(
     What the plan says, else what the installation says of its own image. Else any architecture where all nodes whose
     devices the plan may use have the same; nodes in `present`, which a plan uses already, keep theirs.
     """
-    told = spec.worker.architectures or (snapshot.rules.architectures if spec.worker.image is None else ())
-    if told:
-        return frozenset(told)
-    wanted = spec.devices
+    architectures = spec.worker.architectures or (snapshot.rules.architectures if spec.worker.image is None else ())
+    if architectures:
+        return frozenset(architectures)
+    devices = spec.devices
     nodes = [
         node
         for node in snapshot.nodes
-        if node.devices(wanted.resource_name)
+        if node.devices(devices.resource_name)
         and _is_linux(node)
-        and wanted.node_selector.items() <= node.labels.items()
+        and devices.node_selector.items() <= node.labels.items()
         and (not present or node.name in present)
     ]
-    found = _architectures(nodes)
-    if present and found:
-        return found
-    if len(found) > 1:
-        found = _architectures(node for node in nodes if _may_be_used(node, slices.get(node.name, ()), wanted))
-    return None if len(found) < 2 else frozenset({_USUAL})
+    node_architectures = _architectures(nodes)
+    if present and node_architectures:
+        return node_architectures
+    if len(node_architectures) > 1:
+        node_architectures = _architectures(
+            node for node in nodes if _may_be_used(node, slices.get(node.name, ()), devices)
+        )
+    return None if len(node_architectures) < 2 else frozenset({_USUAL})
 
 
 def _architectures(nodes: Iterable[NodeFacts]) -> frozenset[str]:
     return frozenset(map(architecture, nodes)) - {""}
 
 
-def _may_be_used(node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec) -> bool:
+def _may_be_used(node: NodeFacts, slices: Sequence[SliceDevice], devices: DevicesSpec) -> bool:
     """Return whether the node has whole devices of a type that the plan takes, as far as it tells."""
     try:
-        found = device_type(node, devices_asked_for(node, slices, wanted.resource_name), wanted.resource_name)
+        node_type = device_type(node, devices_asked_for(node, slices, devices.resource_name), devices.resource_name)
     except DeviceTypeUnknown:
         return True
     except NodeUnusable:
         return False
-    return not wanted.products or any(is_same_device(one, found.name, found.memory_bytes) for one in wanted.products)
+    return not devices.products or any(
+        is_same_device(product, node_type.name, node_type.memory_bytes) for product in devices.products
+    )
 
 
 def check_platform(node: NodeFacts, architectures: Collection[str] | None) -> None:
@@ -99,14 +103,14 @@ def image_mismatch(pod: PodFacts) -> str:
         ended = container.termination_message if container.exit_code else ""
         logged = (pod.log or "") if container.exit_code and container is pod.containers[0] else ""
         for words in (waiting, ended, logged):
-            found = _MISMATCHES.search(words)
-            if found is not None:
-                return _around(words, found)
+            match = _MISMATCHES.search(words)
+            if match is not None:
+                return _around(words, match)
     return ""
 
 
-def _around(words: str, found: re.Match[str]) -> str:
+def _around(words: str, match: re.Match[str]) -> str:
     """Return the line of the match, with its last characters where it is long."""
-    first, last = words.rfind("\n", 0, found.start()) + 1, words.find("\n", found.end())
+    first, last = words.rfind("\n", 0, match.start()) + 1, words.find("\n", match.end())
     line = words[first : last if last >= 0 else len(words)].strip()
     return line if len(line) <= _MOST_WORDS else f"…{line[-_MOST_WORDS:]}"

@@ -105,29 +105,43 @@ class PublishedDevices:
 
     def slice_devices(self) -> tuple[SliceDevice, ...]:
         """Return what tells the nodes' types of devices: whole ones, or why a node with others alone is of no use."""
-        found: list[SliceDevice] = []
+        usable: list[SliceDevice] = []
         for node, devices in self.by_node.items():
-            whole = [one for one in devices if one.is_whole]
-            others = {one.unusable: one for one in devices if not one.is_whole} if not whole else {}
-            found += [
-                SliceDevice(node, one.product, one.memory_bytes, one.problem, one.driver_version, one.resource_names)
-                for one in whole
-                if one.product and one.memory_bytes is not None
+            whole = [device for device in devices if device.is_whole]
+            others = {device.unusable: device for device in devices if not device.is_whole} if not whole else {}
+            usable += [
+                SliceDevice(
+                    node,
+                    device.product,
+                    device.memory_bytes,
+                    device.problem,
+                    device.driver_version,
+                    device.resource_names,
+                )
+                for device in whole
+                if device.product and device.memory_bytes is not None
             ]
-            found += [
-                SliceDevice(node, one.product, one.memory_bytes or 0, problem, one.driver_version, one.resource_names)
-                for problem, one in others.items()
+            usable += [
+                SliceDevice(
+                    node,
+                    affected.product,
+                    affected.memory_bytes or 0,
+                    problem,
+                    affected.driver_version,
+                    affected.resource_names,
+                )
+                for problem, affected in others.items()
             ]
-        return tuple(found)
+        return tuple(usable)
 
     def counts(self) -> dict[str, PublishedCount]:
         """Return how many whole devices of each node pods can ask for, by resource."""
         return {node: self._count(devices) for node, devices in self.by_node.items()}
 
     def _count(self, devices: Sequence[PublishedDevice]) -> PublishedCount:
-        whole = [one for one in devices if one.is_whole]
+        whole = [device for device in devices if device.is_whole]
         free = _allocatable(devices)
-        offered, problems = Counter(name for one in free for name in one.resource_names), {}
+        offered, problems = Counter(name for device in free for name in device.resource_names), {}
         for resource_name, device_class in (self.classes or {}).items():
             problem = device_class.problem or _misfit(device_class, devices, offered[resource_name])
             if problem:
@@ -140,35 +154,37 @@ class PublishedDevices:
         """Count the whole devices of each node that are allocated, or of whose hardware a part is."""
         if not allocated:
             return {}
-        found: dict[str, int] = {}
+        amounts: dict[str, int] = {}
         for node, devices in self.by_node.items():
-            parts = [one.hardware for one in devices if not one.is_whole and one.name in allocated]
+            parts = [device.hardware for device in devices if not device.is_whole and device.name in allocated]
             taken = frozenset[str]().union(*parts)
             number = sum(
-                one.name in allocated or not taken.isdisjoint(one.hardware)
-                for one in _allocatable(devices)
-                if one.is_named(resource_name)
+                device.name in allocated or not taken.isdisjoint(device.hardware)
+                for device in _allocatable(devices)
+                if device.is_named(resource_name)
             )
             if number:
-                found[node] = number
-        return found
+                amounts[node] = number
+        return amounts
 
     def whole_names(self, nodes: Iterable[str], resource_name: str) -> frozenset[DeviceName]:
         """Return the names of the whole devices of some nodes."""
-        devices = (one for node in set(nodes) for one in self.by_node.get(node, ()))
-        return frozenset(one.name for one in devices if one.is_whole and one.is_named(resource_name))
+        devices = (device for node in set(nodes) for device in self.by_node.get(node, ()))
+        return frozenset(device.name for device in devices if device.is_whole and device.is_named(resource_name))
 
 
 def _allocatable(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
     """Return the whole devices that somebody may have: healthy ones that are not cut into partitions at present."""
-    cut = frozenset[str]().union(*(one.hardware for one in devices if one.is_cut))
-    return [one for one in devices if one.is_whole and not one.is_tainted and cut.isdisjoint(one.hardware)]
+    cut = frozenset[str]().union(*(device.hardware for device in devices if device.is_cut))
+    return [
+        device for device in devices if device.is_whole and not device.is_tainted and cut.isdisjoint(device.hardware)
+    ]
 
 
 def _misfit(device_class: DeviceClass, devices: Sequence[PublishedDevice], offered: int) -> str:
     """Return why pods that ask for the class's resource do not get whole devices of a node, or an empty string."""
-    selected = [one for one in devices if device_class.resource_name in one.resource_names]
-    parts = [one for one in selected if not one.is_whole]
+    selected = [device for device in devices if device_class.resource_name in device.resource_names]
+    parts = [device for device in selected if not device.is_whole]
     if parts:
         return (
             f"DeviceClass {device_class.name}, which gives devices the name {device_class.resource_name}, selects its whole "
@@ -205,9 +221,9 @@ class Allocation(NamedTuple):
 def used_network(requests: Iterable[DeviceRequest]) -> dict[str, dict[str, int]]:
     """Count the network devices that pods ask for, by node and resource."""
     used: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for one in requests:
-        for name, amount in one.network:
-            used[one.node][name] += amount
+    for request in requests:
+        for name, amount in request.network:
+            used[request.node][name] += amount
     return {node: dict(amounts) for node, amounts in used.items()}
 
 
@@ -219,16 +235,16 @@ def used_devices(
 ) -> dict[str, int]:
     """Count the devices in use by node: what claims hold, and what pods ask for and no claim holds for them."""
     if published is None or not allocations:
-        asked: Counter[str] = Counter()
-        for one in requests:
-            asked[one.node] += one.devices
-        return dict(asked)
-    by_pod = {one.pod_uid: one.devices for one in allocations if one.pod_uid}
+        amounts: Counter[str] = Counter()
+        for request in requests:
+            amounts[request.node] += request.devices
+        return dict(amounts)
+    by_pod = {allocation.pod_uid: allocation.devices for allocation in allocations if allocation.pod_uid}
     requests = tuple(requests)
-    own = (one.node for one in requests if one.pod_uid in by_pod)
+    own = (request.node for request in requests if request.pod_uid in by_pod)
     whole = published.whole_names(own, resource_name)
-    used = Counter(published.held({name for one in allocations for name in one.devices}, resource_name))
-    for one in requests:
-        claimed = sum(name in whole for name in by_pod.get(one.pod_uid, ()))
-        used[one.node] += max(one.devices - claimed, 0)
+    used = Counter(published.held({name for allocation in allocations for name in allocation.devices}, resource_name))
+    for request in requests:
+        claimed = sum(name in whole for name in by_pod.get(request.pod_uid, ()))
+        used[request.node] += max(request.devices - claimed, 0)
     return dict(used)

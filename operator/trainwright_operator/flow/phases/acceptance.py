@@ -49,8 +49,10 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     refusal = _find_excess(context)
     if refusal is not None:
         return Waiting(refusal, live_gangs=context.current_gangs, is_lacking=True)
-    known = context.condition(ConditionType.ACCEPTED)
-    is_known = known is not None and known.status == "True" and known.observed_generation == context.plan.generation
+    accepted = context.condition(ConditionType.ACCEPTED)
+    is_known = (
+        accepted is not None and accepted.status == "True" and accepted.observed_generation == context.plan.generation
+    )
     failure = None if is_known else _find_failure(context)
     if failure is not None:
         return Failed(failure)
@@ -79,8 +81,8 @@ def _find_excess(context: ReconcileContext) -> Explanation | None:
     priority = rules.limits.explain_priority(spec.priority)
     if priority is not None:
         return explain(Reason.PRIORITY_NOT_ALLOWED, what=priority)
-    found = ((place, find_template_excess(template, rules)) for place, template in _templates(spec).items())
-    sentences = (excess.sentence(place) for place, excess in found if excess is not None)
+    excesses = ((place, find_template_excess(template, rules)) for place, template in _templates(spec).items())
+    sentences = (excess.sentence(place) for place, excess in excesses if excess is not None)
     return next((explain(Reason.POD_TEMPLATE_NOT_ALLOWED, what=sentence) for sentence in sentences), None)
 
 
@@ -97,10 +99,10 @@ def _templates(spec: TrainingPlanSpec) -> Mapping[str, PodTemplate]:
 def _refuse_controls(context: ReconcileContext) -> None:
     """Raise ValueError for a control character in a pod template, of which the resource's definition sees little."""
     for place, template in _templates(context.spec).items():
-        found = find_control({"metadata": template.metadata.model_dump(), "spec": template.spec})
-        if found is not None:
+        control = find_control({"metadata": template.metadata.model_dump(), "spec": template.spec})
+        if control is not None:
             raise ValueError(
-                f"{place}.{found[0]}: holds the control or invisible character {found[1]}, which can hide or falsify what the "
+                f"{place}.{control[0]}: holds the control or invisible character {control[1]}, which can hide or falsify what the "
                 "text says; remove it"
             )
 

@@ -59,15 +59,15 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         problem = explain_problem(context)
         if problem is not None:
             return Waiting(problem, is_lacking=True)
-        found, left_out = inspect_all(context.snapshot, spec)
-        status = TrainingPlanStatus(cluster=found.status())
-        if not found.nodes:
+        device_types, left_out = inspect_all(context.snapshot, spec)
+        status = TrainingPlanStatus(cluster=device_types.status())
+        if not device_types.nodes:
             return Waiting(explain_none_usable(left_out), status=status, is_lacking=True)
-        if found.device_count > MAX_DEVICES:
-            largest = max(found.nodes, key=lambda node: node.devices)
+        if device_types.device_count > MAX_DEVICES:
+            largest = max(device_types.nodes, key=lambda node: node.devices)
             odd = f" ({largest.devices} on {largest.name} alone)" if largest.devices > _MOST_PLAUSIBLE else ""
             what = (
-                f"spec.devices.max: the cluster has {found.device_count} usable devices{odd}, and a plan may use at most "
+                f"spec.devices.max: the cluster has {device_types.device_count} usable devices{odd}, and a plan may use at most "
                 f"{MAX_DEVICES}; create a plan with devices.max, devices.products or devices.nodeSelector"
             )
             return Failed(explain(Reason.SPEC_INVALID, what=what), status=status)
@@ -77,7 +77,7 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         if late and (since is None or context.now - since < settling):
             explanation = explain(Reason.WAITING_FOR_NODES, seconds=spec.settling_seconds, what=listed(late))
             return Waiting(explanation, status=status, is_lacking=True)
-        data = {DOCUMENT_KEY: documents.dumps(with_formats(found, spec))}
+        data = {DOCUMENT_KEY: documents.dumps(with_formats(device_types, spec))}
         return Waiting(status=status, actions=(CreateConfigMap(context.names.discovery, StoredRole.DOCUMENT, data),))
     cluster = kept.status().model_copy(update={"revision": context.names.revision})
     counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
@@ -103,7 +103,9 @@ def explain_none_usable(left_out: Sequence[LeftOut]) -> Explanation:
 
 def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Fail where cost is the objective and the price of a discovered accelerator is unknown."""
-    unknown = [one.name for one in findings.discovery.accelerators if one.price_per_hour is None]
+    unknown = [
+        accelerator.name for accelerator in findings.discovery.accelerators if accelerator.price_per_hour is None
+    ]
     if context.spec.search.objective is Objective.COST and unknown:
         what = (
             f"spec.devices.pricesPerHour: no price for {', '.join(unknown)}, but search.objective is Cost; create a plan "
@@ -203,7 +205,9 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     devices = DiscoveredDevices(
         tuple(node for node, _ in in_order),
         accelerators,
-        tuple(Excluded(one.name, one.reason, one.type_unknown, one.has_devices) for one in left_out[:_MAX_SHOWN]),
+        tuple(
+            Excluded(entry.name, entry.reason, entry.type_unknown, entry.has_devices) for entry in left_out[:_MAX_SHOWN]
+        ),
         tuple(place for _, place in in_order),
         network=find_network([by_name[node.name] for node, _ in in_order], spec, snapshot.queue),
     )
@@ -211,7 +215,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
 
 
 def _types_of_most(
-    usable: Sequence[tuple[NodeFacts, DeviceType]], wanted: DevicesSpec, kept: Collection[str]
+    usable: Sequence[tuple[NodeFacts, DeviceType]], devices_spec: DevicesSpec, kept: Collection[str]
 ) -> dict[str, DeviceType]:
     """Return the memory and device table of each name: those of nodes of the plan, else of the most devices.
 
@@ -223,7 +227,7 @@ def _types_of_most(
         by_type = weights.setdefault(found.name, {})
         is_kept, is_own, devices = by_type.get(found, (False, False, 0))
         is_kept, is_own = is_kept or facts.name in kept, is_own or found.product in ("", found.name)
-        by_type[found] = is_kept, is_own, devices + facts.devices(wanted.resource_name)
+        by_type[found] = is_kept, is_own, devices + facts.devices(devices_spec.resource_name)
     return {name: max(by_type, key=lambda one: by_type[one]) for name, by_type in weights.items()}
 
 
@@ -265,24 +269,27 @@ def find_lost_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, discovery: Disco
     A former version may have read other names, or taken a node that this one leaves out: what says the same as then stays.
     """
     present = {facts.name: facts for facts in snapshot.nodes}
-    types = {one.name: DeviceType(one.name, one.memory_bytes, one.emulation) for one in discovery.accelerators}
+    types = {
+        accelerator.name: DeviceType(accelerator.name, accelerator.memory_bytes, accelerator.emulation)
+        for accelerator in discovery.accelerators
+    }
     slices, lost = _slices_by_node(snapshot), dict[str, str]()
     for node in discovery.nodes:
         facts = present.get(node.name)
         if facts is None:
             lost[node.name] = "it no longer exists"
             continue
-        known, devices = types[node.accelerator], facts.devices(spec.devices.resource_name)
-        is_told_so = devices == node.devices and says_the_same(facts, slices.get(node.name, ()), known)
+        former, devices = types[node.accelerator], facts.devices(spec.devices.resource_name)
+        is_told_so = devices == node.devices and says_the_same(facts, slices.get(node.name, ()), former)
         try:
-            found = _usable_type(facts, slices.get(node.name, ()), snapshot, spec, known if is_told_so else None)
+            node_type = _usable_type(facts, slices.get(node.name, ()), snapshot, spec, former if is_told_so else None)
         except NodeUnusable as unfit:
             lost[node.name] = str(unfit)
             continue
-        if (found.name, devices) != (node.accelerator, node.devices):
-            lost[node.name] = f"it has {devices} × {found.name} instead of {node.devices} × {node.accelerator}"
-        elif found != known:
-            lost[node.name] = f"the memory or device table of its {found.name} changed"
+        if (node_type.name, devices) != (node.accelerator, node.devices):
+            lost[node.name] = f"it has {devices} × {node_type.name} instead of {node.devices} × {node.accelerator}"
+        elif node_type != former:
+            lost[node.name] = f"the memory or device table of its {node_type.name} changed"
     return lost
 
 
@@ -314,28 +321,32 @@ def _usable_type(
     slices: Sequence[SliceDevice],
     snapshot: Snapshot,
     spec: TrainingPlanSpec,
-    known: DeviceType | None = None,
+    former: DeviceType | None = None,
 ) -> DeviceType:
     """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them.
 
     `known`: the type that the plan discovered where the node says the same since.
     """
-    wanted = spec.devices
-    if known is None:
-        count_devices(node, wanted.resource_name)
+    devices = spec.devices
+    if former is None:
+        count_devices(node, devices.resource_name)
     if not node.ready:
         raise NodeUnusable("it is not ready")
     if not node.schedulable:
         raise NodeUnusable("it is cordoned; uncordon it to use it")
-    for key, value in wanted.node_selector.items():
+    for key, value in devices.node_selector.items():
         if node.labels.get(key) != value:
             raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
-    found = known or device_type(node, devices_asked_for(node, slices, wanted.resource_name), wanted.resource_name)
-    if wanted.products and not any(is_same_device(one, found.name, found.memory_bytes) for one in wanted.products):
-        raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
+    node_type = former or device_type(
+        node, devices_asked_for(node, slices, devices.resource_name), devices.resource_name
+    )
+    if devices.products and not any(
+        is_same_device(product, node_type.name, node_type.memory_bytes) for product in devices.products
+    ):
+        raise NodeUnusable(f"its devices are {node_type.name}, which devices.products does not list")
     _check_taints(node, spec)
     find_flavors(node, snapshot.queue)
-    return found
+    return node_type
 
 
 def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
@@ -350,19 +361,21 @@ def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
 
 
 def _check_place(
-    node: NodeFacts, found: DeviceType, types: dict[str, DeviceType], wanted: DevicesSpec, left: int | None
+    node: NodeFacts, node_type: DeviceType, types: dict[str, DeviceType], wanted: DevicesSpec, left: int | None
 ) -> None:
     """Raise NodeUnusable if the node is inconsistent with other nodes or exceeds devices.max."""
     devices = node.devices(wanted.resource_name)
-    usual = types.get(found.name, found)
-    if usual.memory_bytes != found.memory_bytes:
+    usual = types.get(node_type.name, node_type)
+    if usual.memory_bytes != node_type.memory_bytes:
         raise NodeUnusable(
-            f"its {found.name} have {found.memory_bytes / MEBIBYTE:,.0f} MiB each, and those of other nodes "
+            f"its {node_type.name} have {node_type.memory_bytes / MEBIBYTE:,.0f} MiB each, and those of other nodes "
             f"{usual.memory_bytes / MEBIBYTE:,.0f} MiB; run one version of the driver on all of them, correct the figure that "
             "is wrong, or choose nodes by devices.nodeSelector"
         )
-    if usual != found:
-        raise NodeUnusable(f"its {found.name} differ in their device table from those of other nodes; make them equal")
+    if usual != node_type:
+        raise NodeUnusable(
+            f"its {node_type.name} differ in their device table from those of other nodes; make them equal"
+        )
     if left is not None and devices > left:
         raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
 

@@ -143,13 +143,13 @@ def _stored_manifests(stored: StoredConfigMap, rules: InstallationRules) -> list
     """
     problem = f"{MANIFESTS_KEY} is no list of jobs"
     try:
-        found: list[dict[str, Any]] = json.loads(stored.data.get(MANIFESTS_KEY, ""))
-        pods = [pod for one in found for pod in LAUNCHERS[LauncherKind(one["kind"])].pods(one)]
+        manifests: list[dict[str, Any]] = json.loads(stored.data.get(MANIFESTS_KEY, ""))
+        pods = [pod for manifest in manifests for pod in LAUNCHERS[LauncherKind(manifest["kind"])].pods(manifest)]
         excesses = (find_pod_excess(pod, rules, own_labels=(HANDED_OVER_LABEL,)) for pod in pods)
-        excess = next((one for one in excesses if one is not None), None)
-        is_valid = bool(pods) and all(one["metadata"]["name"] for one in found)
+        excess = next((excess for excess in excesses if excess is not None), None)
+        is_valid = bool(pods) and all(manifest["metadata"]["name"] for manifest in manifests)
         if is_valid and excess is None:
-            return found
+            return manifests
         if excess is not None:
             problem = excess.sentence("template")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -72,7 +72,7 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
     name = measured_links_map(context)
-    reused = describe_reuse(one for one in context.snapshot.stored if one.name == name)
+    reused = describe_reuse(config_map for config_map in context.snapshot.stored if config_map.name == name)
     return Done(
         replace(findings, links=found),
         explain(
@@ -121,9 +121,9 @@ def _measure(context: ReconcileContext, discovery: DiscoveredDevices, gang: Gang
 def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sampled: bool) -> GangSpec:
     """Return the gang for all links or samples, with a process on every device whose links are measured."""
     spec, sampling = context.spec.links, discovery.sampling
-    wanted = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
-    places = _places(discovery, wanted, insides=wanted)
-    measured = (*sampling.first_pairs, *intra_node_links(wanted)) if is_sampled else all_pairs(wanted)
+    node_names = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
+    places = _places(discovery, node_names, insides=node_names)
+    measured = (*sampling.first_pairs, *intra_node_links(node_names)) if is_sampled else all_pairs(node_names)
     model = model_from_spec(context.spec, formats_to_profile(context.spec, discovery)[0].dtype)
     sizes = collective_sizes(model) if spec.collectives else ()
     seconds = spec.deadline_seconds
@@ -141,15 +141,15 @@ def follow_up_gang(
     context: ReconcileContext, discovery: DiscoveredDevices, inconsistent: InconsistentLinks
 ) -> GangSpec:
     """Return the gang for the inconsistent links: a pod on each of their nodes."""
-    wanted = {*inconsistent.intra_nodes, *(node for pair in inconsistent.pairs for node in pair)}
-    places = _places(discovery, wanted, insides=inconsistent.intra_nodes)
+    node_names = {*inconsistent.intra_nodes, *(node for pair in inconsistent.pairs for node in pair)}
+    places = _places(discovery, node_names, insides=inconsistent.intra_nodes)
     seconds = context.spec.links.deadline_seconds
     task = LinkTask(discovery.make_gang(places, run_seconds=seconds), pairs=inconsistent.pairs)
     return GangSpec(FOLLOW_UP_GANG, task, pending_seconds=seconds, run_seconds=seconds)
 
 
 def _places(
-    discovery: DiscoveredDevices, wanted: Collection[str], *, insides: Collection[str]
+    discovery: DiscoveredDevices, node_names: Collection[str], *, insides: Collection[str]
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return the wanted nodes with their slots: all where internal links are measured, else one.
 
@@ -162,5 +162,5 @@ def _places(
             tuple(range(min(node.devices, 2) if is_emulated else node.devices) if node.name in insides else (0,)),
         )
         for node in discovery.nodes
-        if node.name in wanted
+        if node.name in node_names
     ]

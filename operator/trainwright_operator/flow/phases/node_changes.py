@@ -106,16 +106,16 @@ def _find_change(
     lost = find_lost_nodes(context.snapshot, spec, before)
     what = [f"{name}: {reason}" for name, reason in lost.items() if needed is None or name in needed]
     if needed is None and spec.replan is Replan.ON_CLUSTER_CHANGE:
-        known = {node.name for node in before.nodes}
-        new = (node for node in _present_devices(context, before).nodes if node.name not in known)
+        former_names = {node.name for node in before.nodes}
+        new = (node for node in _present_devices(context, before).nodes if node.name not in former_names)
         what += [f"{node.name}: it is new, with {node.devices} × {node.accelerator}" for node in new]
     if not what:
         return None
     former = context.plan.status.cluster.change if context.plan.status.cluster is not None else None
-    found = ClusterChange(what=listed(what), since=context.now, settling_since=context.now)
+    change = ClusterChange(what=listed(what), since=context.now, settling_since=context.now)
     if former is None:
-        return found
-    return former if former.what == found.what else found.model_copy(update={"since": former.since})
+        return change
+    return former if former.what == change.what else change.model_copy(update={"since": former.since})
 
 
 def _nodes_of_trials(context: ReconcileContext) -> frozenset[str] | None:
@@ -138,12 +138,12 @@ def _is_settled(context: ReconcileContext, change: ClusterChange) -> bool:
 
 def _present_devices(context: ReconcileContext, before: DiscoveredDevices) -> DiscoveredDevices:
     """Inspect the nodes anew; of more devices than a plan may use, take those of the nodes that were discovered."""
-    known = {node.name for node in before.nodes}
-    found = inspect_nodes(context.snapshot, context.spec, known)
-    if found.device_count <= MAX_DEVICES:
-        return found
-    nodes = tuple(facts for facts in context.snapshot.nodes if facts.name in known)
-    return inspect_nodes(replace(context.snapshot, nodes=nodes), context.spec, known)
+    former_names = {node.name for node in before.nodes}
+    inspected = inspect_nodes(context.snapshot, context.spec, former_names)
+    if inspected.device_count <= MAX_DEVICES:
+        return inspected
+    nodes = tuple(facts for facts in context.snapshot.nodes if facts.name in former_names)
+    return inspect_nodes(replace(context.snapshot, nodes=nodes), context.spec, former_names)
 
 
 def _next_discovery(
@@ -157,13 +157,13 @@ def _next_discovery(
     refuted = find_refutation(context, before)
     former, winner = former_revision(context), context.plan.status.winner
     profiles = dict.fromkeys(former.profiles)
-    for one in needed_runs(context, before):
-        maps = stored_profiles(context, before, one)
-        found = [keep_profile(context, before, stored.name, one.dtype, one.run) for stored in maps]
-        whole = tuple(part for part in found if part is not None)
+    for run in needed_runs(context, before):
+        maps = stored_profiles(context, before, run)
+        kept = [keep_profile(context, before, stored.name, run.dtype, run.run) for stored in maps]
+        whole = tuple(part for part in kept if part is not None)
         profiles |= dict.fromkeys(whole if len(whole) == len(maps) else ())
     outdated = refuted.results if refuted is not None else frozenset[str]()
-    repeated = {(one.dtype, one.run) for one in profiles if one.config_map in outdated}
+    repeated = {(profile.dtype, profile.run) for profile in profiles if profile.config_map in outdated}
     # A measurement of samples is not carried over: nobody knows which kinds of links are left.
     is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
     is_covered &= _network_names(now) == _network_names(before)
@@ -172,7 +172,7 @@ def _next_discovery(
         change=change,
         device_seconds=device_seconds,
         running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
-        profiles=tuple(one for one in profiles if (one.dtype, one.run) not in repeated),
+        profiles=tuple(profile for profile in profiles if (profile.dtype, profile.run) not in repeated),
         links=links if is_covered and links not in outdated else "",
         refuted_at=context.now if refuted is not None else former.refuted_at,
         drifted=refuted.nodes if refuted is not None else former.drifted,

@@ -34,16 +34,16 @@ def place_of(plan: PlanFacts, status: TrainingPlanStatus) -> PlanPlace | None:
     return PlanPlace(plan.uid, plan.name, plan.created_at, is_under_way)
 
 
-def age_order(one: PlanFacts | PlanPlace) -> tuple[datetime, str]:
+def age_order(plan: PlanFacts | PlanPlace) -> tuple[datetime, str]:
     """Return by what plans are sorted: the oldest first."""
-    return one.created_at, one.uid
+    return plan.created_at, plan.uid
 
 
-def kept_place(before: PlanPlace | None, found: PlanPlace | None) -> PlanPlace | None:
+def kept_place(before: PlanPlace | None, place: PlanPlace | None) -> PlanPlace | None:
     """Return the place after a plan was read: it is kept until the plan loses it, whether or not its status says so yet."""
-    if before is None or found is None:
-        return found
-    return replace(found, is_under_way=before.is_under_way or found.is_under_way)
+    if before is None or place is None:
+        return place
+    return replace(place, is_under_way=before.is_under_way or place.is_under_way)
 
 
 def wait_for_place(context: ReconcileContext) -> Waiting | None:
@@ -54,8 +54,8 @@ def wait_for_place(context: ReconcileContext) -> Waiting | None:
     if limits.plans_per_namespace is None or snapshot.has_place or (own is not None and own.is_under_way):
         return None
     others = sorted(snapshot.other_places, key=age_order)
-    under_way = [one.name for one in others if one.is_under_way]
-    ahead = [one for one in others if not one.is_under_way and age_order(one) < age_order(plan)]
+    under_way = [other.name for other in others if other.is_under_way]
+    ahead = [other for other in others if not other.is_under_way and age_order(other) < age_order(plan)]
     problem = limits.explain_places(under_way, len(ahead))
     if problem is None and not snapshot.claims_known:
         problem = "the operator has just started and reads the other plans first"

@@ -107,7 +107,7 @@ def _check_devices(planned: PlannedTrials, discovery: DiscoveredDevices, source:
     """Raise DocumentError where a trial uses a device that was not discovered."""
     devices = {node.name: node.devices for node in discovery.nodes}
     used = (device for trial in planned.trials for device in trial.plan.devices)
-    unknown = next((one for one in used if one.slot >= devices.get(one.node, 0)), None)
+    unknown = next((device for device in used if device.slot >= devices.get(device.node, 0)), None)
     if unknown is not None:
         raise documents.DocumentError(f"{source}: a trial uses {unknown}, which is none of the plan's devices")
 
@@ -150,8 +150,8 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
 
 def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> Waiting | Failed:
     planner, stored_cluster = context.snapshot.planner, context.snapshot.find(context.names.cluster)
-    asked = f"{context.plan.generation} {request.key}"
-    last_start, starts = _known_starts(stored_cluster, asked)
+    request_text = f"{context.plan.generation} {request.key}"
+    last_start, starts = _known_starts(stored_cluster, request_text)
     if planner.key != request.key:
         planner = PlannerFacts()
     actions: tuple[Action, ...] = ()
@@ -168,7 +168,7 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
     elif planner.state is PlannerState.IDLE:
         actions = (StartPlanner(request),)
     elif planner.started_at not in (None, last_start) and stored_cluster is not None:
-        started = f"{planner.started_at.isoformat()} {starts + 1} {asked}"
+        started = f"{planner.started_at.isoformat()} {starts + 1} {request_text}"
         actions = (AnnotateConfigMap(stored_cluster.name, {SEARCH_STARTED_ANNOTATION: started}),)
     doing = f"waits for {planner.ahead} searches of other plans" if planner.ahead else "is running"
     explanation = explain(Reason.RUNNING, what=f"search {request.planner} {doing}")
@@ -177,9 +177,9 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
     return Waiting(explanation, Progress(0, 1, "search"), live_gangs, actions=actions)
 
 
-def _known_starts(stored_cluster: StoredConfigMap | None, asked: str) -> tuple[datetime | None, int]:
+def _known_starts(stored_cluster: StoredConfigMap | None, request_text: str) -> tuple[datetime | None, int]:
     """Return when the search for a generation and request began last, and how many times, by former operators too."""
     annotations = stored_cluster.annotations if stored_cluster is not None else {}
     started, _, further = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
     starts, _, what = further.partition(" ")
-    return (stored_time(started), int(starts)) if what == asked and starts.isdecimal() else (None, 0)
+    return (stored_time(started), int(starts)) if what == request_text and starts.isdecimal() else (None, 0)

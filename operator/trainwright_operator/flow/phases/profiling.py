@@ -58,7 +58,7 @@ class ProfilingRun(NamedTuple):
 def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Profile the layers, then store the profiles."""
     needed = needed_runs(context, findings.discovery)
-    formats = dict.fromkeys(one.dtype for one in needed)
+    formats = dict.fromkeys(run.dtype for run in needed)
     measured: dict[Dtype, list[LayerProfile]] = {dtype: [] for dtype in formats}
     too_large: dict[Dtype, list[LayerTooLarge]] = {dtype: [] for dtype in formats}
     process_bytes: dict[str, int] = {}
@@ -88,9 +88,9 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
         }
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
-    held = tuple(ProcessBytes(*one) for one in process_bytes.items())
-    links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=held))
-    reused = describe_reuse(stored for one in needed for stored in stored_profiles(context, findings.discovery, one))
+    measured_bytes = tuple(ProcessBytes(*item) for item in process_bytes.items())
+    links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=measured_bytes))
+    reused = describe_reuse(stored for run in needed for stored in stored_profiles(context, findings.discovery, run))
     return _store_profiles(context, replace(findings, links=links), profiles, _describe_slow_formats(speedups) + reused)
 
 
@@ -107,17 +107,17 @@ def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list
 
 
 def stored_profiles(
-    context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun
+    context: ReconcileContext, discovery: DiscoveredDevices, run: ProfilingRun
 ) -> tuple[StoredConfigMap, ...]:
     """Return the ConfigMaps with the run's result, of this revision or of one before; none before it is whole.
 
     Two where a part was reused.
     """
-    accelerator = next(known for known in discovery.accelerators if known.name == one.run.accelerator)
-    former = former_revision(context).profile_maps(one.dtype, accelerator, one.run)
-    names = former or (context.names.result(one.gang), context.names.result(partial_result(one.gang)))
-    found = [context.snapshot.find(name) for name in names]
-    return tuple(stored for stored in found if stored is not None) if found[0] is not None else ()
+    accelerator = next(accelerator for accelerator in discovery.accelerators if accelerator.name == run.run.accelerator)
+    former = former_revision(context).profile_maps(run.dtype, accelerator, run.run)
+    names = former or (context.names.result(run.gang), context.names.result(partial_result(run.gang)))
+    config_maps = [context.snapshot.find(name) for name in names]
+    return tuple(stored for stored in config_maps if stored is not None) if config_maps[0] is not None else ()
 
 
 def _advance_runs(
@@ -127,18 +127,18 @@ def _advance_runs(
 
     Those that wait for their next attempt take the place of none that may start.
     """
-    tasks = {one.gang: context.snapshot.find(context.names.task(one.gang)) for one in open_runs}
-    begun = [one for one in open_runs if tasks[one.gang] is not None]
-    early = {one.gang: retry for one in open_runs if tasks[one.gang] is None
-             and (retry := find_retry(context, one.gang)) is not None and context.now < retry.due_at}  # fmt: skip
-    new = [one for one in open_runs if tasks[one.gang] is None and one.gang not in early]
-    reused = {one.gang: creation for one in new if (creation := _reuse(context, discovery, one)) is not None}
-    new = [one for one in new if one.gang not in reused]
+    tasks = {run.gang: context.snapshot.find(context.names.task(run.gang)) for run in open_runs}
+    begun = [run for run in open_runs if tasks[run.gang] is not None]
+    early = {run.gang: retry for run in open_runs if tasks[run.gang] is None
+             and (retry := find_retry(context, run.gang)) is not None and context.now < retry.due_at}  # fmt: skip
+    new = [run for run in open_runs if tasks[run.gang] is None and run.gang not in early]
+    reused = {run.gang: creation for run in new if (creation := _reuse(context, discovery, run)) is not None}
+    new = [run for run in new if run.gang not in reused]
     # Started runs keep their nodes, pinned or not, unless only another node has a free device.
     node_of = {gang: _node_of(stored) for gang, stored in tasks.items() if stored is not None}
     runs_by_node = Counter(node_of.values())
-    steps = [(one, GangStep(reason=Reason.RUNNING, activity="reusing kept profiles", actions=(reused[one.gang],)))
-             for one in open_runs if one.gang in reused]  # fmt: skip
+    steps = [(run, GangStep(reason=Reason.RUNNING, activity="reusing kept profiles", actions=(reused[run.gang],)))
+             for run in open_runs if run.gang in reused]  # fmt: skip
     for one in (*begun, *new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]):
         node = _best_node(context, discovery, one.run.accelerator, runs_by_node)
         if one.gang in node_of and _may_move(context, one.gang, node_of[one.gang], node):
@@ -150,10 +150,10 @@ def _advance_runs(
         if one.gang not in node_of:
             runs_by_node[node] += 1
         steps.append((one, advance_and_keep(context, _wanted_gang(context, discovery, one, node))))
-    steps.extend((one, GangStep.of_retry(early[one.gang])) for one in open_runs if one.gang in early)
+    steps.extend((run, GangStep.of_retry(early[run.gang])) for run in open_runs if run.gang in early)
     done = total - len(open_runs)
     running = "; ".join(
-        f"{one.run.accelerator} at tensor degree {one.run.tensor_degree}: {step.activity}" for one, step in steps
+        f"{run.run.accelerator} at tensor degree {run.run.tensor_degree}: {step.activity}" for run, step in steps
     )
     pauses = [step.again_at for _, step in steps if step.again_at is not None]
     is_lacking = all(step.is_lacking for _, step in steps)
@@ -162,7 +162,7 @@ def _advance_runs(
         explain_wait(steps[0][1].reason, what) if is_lacking else explain(Reason.RUNNING, what=what),
         actions=tuple(action for _, step in steps for action in step.actions),
         progress=Progress(done, total, "profiles"),
-        live_gangs=frozenset(one.gang for one, step in steps if step.is_live),
+        live_gangs=frozenset(run.gang for run, step in steps if step.is_live),
         is_lacking=is_lacking,
         again_at=min(pauses) if len(pauses) == len(steps) else None,
     )
@@ -206,27 +206,27 @@ def _free_devices(context: ReconcileContext, name: str) -> int:
     return node.devices(context.spec.devices.resource_name) - context.snapshot.used_devices.get(name, 0)
 
 
-def _reuse(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun) -> CreateConfigMap | None:
-    node = next(node.name for node in discovery.nodes if node.accelerator == one.run.accelerator)
-    return reuse_layers(context, discovery, one.gang, _task(context, discovery, one, node))
+def _reuse(context: ReconcileContext, discovery: DiscoveredDevices, run: ProfilingRun) -> CreateConfigMap | None:
+    node = next(node.name for node in discovery.nodes if node.accelerator == run.run.accelerator)
+    return reuse_layers(context, discovery, run.gang, _task(context, discovery, run, node))
 
 
-def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun, node: str) -> GangSpec:
+def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, run: ProfilingRun, node: str) -> GangSpec:
     """Return the gang that measures a run on a node, without the layers that are known."""
-    task, seconds = _task(context, discovery, one, node), context.spec.profiling.deadline_seconds
-    known = stored_result(context, partial_result(one.gang))
-    if known is not None and isinstance(known.report, ProfilingReport):
-        task = replace(task, kinds=missing_kinds(task, known.report))
-    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds)
+    task, seconds = _task(context, discovery, run, node), context.spec.profiling.deadline_seconds
+    partial = stored_result(context, partial_result(run.gang))
+    if partial is not None and isinstance(partial.report, ProfilingReport):
+        task = replace(task, kinds=missing_kinds(task, partial.report))
+    return GangSpec(run.gang, task, pending_seconds=seconds, run_seconds=seconds)
 
 
-def _task(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun, node: str) -> ProfilingTask:
+def _task(context: ReconcileContext, discovery: DiscoveredDevices, run: ProfilingRun, node: str) -> ProfilingTask:
     limits = context.spec.profiling
     return ProfilingTask(
         gang=discovery.make_gang([(node, (0,))], run_seconds=limits.deadline_seconds),
-        model=model_from_spec(context.spec, one.dtype),
-        tensor_degree=one.run.tensor_degree,
-        rows=one.run.rows,
+        model=model_from_spec(context.spec, run.dtype),
+        tensor_degree=run.run.tensor_degree,
+        rows=run.run.rows,
         optimizer=context.spec.training.optimizer,
         warmup_iterations=limits.warmup_iterations,
         iterations=limits.iterations,
@@ -243,7 +243,7 @@ def _store_profiles(
     names = {dtype: context.names.profiles_in(dtype) if number else context.names.profiles
              for number, dtype in enumerate(profiles)}  # fmt: skip
     stored = {dtype: context.stored_document(name, Profiles) for dtype, name in names.items()}
-    kept = tuple((dtype, found) for dtype, found in stored.items() if found is not None)
+    kept = tuple((dtype, profiles) for dtype, profiles in stored.items() if profiles is not None)
     if len(kept) < len(profiles):
         creations = tuple(
             CreateConfigMap(names[dtype], StoredRole.DOCUMENT, {DOCUMENT_KEY: documents.dumps(profiles[dtype])})
@@ -251,10 +251,10 @@ def _store_profiles(
             if found is None
         )
         return Waiting(actions=creations, progress=Progress(0, 1, "storing profiles"))
-    layers = [layer for _, found in kept for layer in found.layers]
+    layers = [layer for _, profiles in kept for layer in profiles.layers]
     accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in layers)) or "no accelerator"
     chosen = f" in {' and '.join(profiles)}" if context.spec.training.dtype == AUTO else ""
-    lacking = "".join(_describe_too_large(found) for _, found in kept)
+    lacking = "".join(_describe_too_large(profiles) for _, profiles in kept)
     return Done(
         replace(findings, profiles=kept),
         explain(
@@ -262,7 +262,7 @@ def _store_profiles(
             profiles=len(layers),
             accelerators=accelerators + chosen,
             lacking=lacking,
-            slow="".join(_describe_slow_layers(found) for _, found in kept),
+            slow="".join(_describe_slow_layers(profiles) for _, profiles in kept),
             remarks=remarks,
         ),
         status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
@@ -295,12 +295,12 @@ def _describe_too_large(kept: Profiles) -> str:
     """Return a clause on the layers that did not fit into memory, or an empty string."""
     if not kept.too_large:
         return ""
-    told = [
-        f"{one.kind} on {one.accelerator} from {one.rows} rows at tensor degree {one.tensor_degree}"
-        for one in kept.too_large[:_MAX_NAMED]
+    descriptions = [
+        f"{layer.kind} on {layer.accelerator} from {layer.rows} rows at tensor degree {layer.tensor_degree}"
+        for layer in kept.too_large[:_MAX_NAMED]
     ]
     more = len(kept.too_large) - _MAX_NAMED
     also = f" and {more} more" if more > 0 else ""
     unused = kept.accelerators_without_memory()
     spared = f", so no plan uses {', '.join(unused)}" if unused else ""
-    return f"; out of memory: {', '.join(told)}{also}{spared}"
+    return f"; out of memory: {', '.join(descriptions)}{also}{spared}"

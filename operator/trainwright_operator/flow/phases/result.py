@@ -155,13 +155,13 @@ class _Speedup:
 
 def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -> float | None:
     """Return the price of training on one row, given seconds per iteration, or None where a price is unknown."""
-    by_accelerator = {one.name: one.price_per_hour for one in discovery.accelerators}
+    by_accelerator = {accelerator.name: accelerator.price_per_hour for accelerator in discovery.accelerators}
     by_node = {node.name: by_accelerator[node.accelerator] for node in discovery.nodes}
     prices = [by_node[device.node] for device in plan.devices]
-    known = [price for price in prices if price is not None]
-    if len(known) < len(prices):
+    stated = [price for price in prices if price is not None]
+    if len(stated) < len(prices):
         return None
-    return sum(known) / 3600 * seconds / plan.global_batch_size
+    return sum(stated) / 3600 * seconds / plan.global_batch_size
 
 
 def _winner(
@@ -173,7 +173,7 @@ def _winner(
 ) -> Winner:
     discovery, plan = findings.discovery, trial.plan
     seconds = trial.predicted_seconds if measured_seconds is None else measured_seconds
-    found = throughput([seconds], plan, model_from_spec(context.spec, trial.dtype), findings.links.cluster)
+    speed = throughput([seconds], plan, model_from_spec(context.spec, trial.dtype), findings.links.cluster)
     return Winner(
         trial=trial.name if measured_seconds is not None else None,
         summary=trial.summary[:512],
@@ -183,8 +183,8 @@ def _winner(
         measured_seconds=measured_seconds,
         speedup_over_baseline=speedup.ratio if speedup is not None else None,
         baseline_accelerator=speedup.accelerator if speedup is not None else None,
-        tokens_per_second_per_device=tokens_per_second_per_device(found, plan),
-        model_flop_utilisation=found.utilisation,
+        tokens_per_second_per_device=tokens_per_second_per_device(speed, plan),
+        model_flop_utilisation=speed.utilisation,
         price_per_sample=price_per_sample(plan, seconds, discovery),
         emulated=bool(discovery.emulations()),
         revision=context.names.revision,

@@ -48,15 +48,15 @@ class TrialUsage:
         `earlier_seconds`: device seconds before the nodes changed.
         """
         every = tuple(attempts)
-        finals = [one.final for one in every if one.final is not None]
+        finals = [attempts.final for attempts in every if attempts.final is not None]
         failed = sum(final.result.outcome.state is not OutcomeState.SUCCEEDED for final in finals)
-        return cls(earlier_seconds + sum(one.device_seconds for one in every), failed)
+        return cls(earlier_seconds + sum(attempts.device_seconds for attempts in every), failed)
 
     def run_seconds(self, trials: Sequence[PlannedTrial], limits: TrialsSpec) -> float:
         """Return the run time limit of a gang of these trials, or 0 where it is too short for each to start."""
-        wanted = float(limits.run_deadline_seconds * len(trials))
+        seconds = float(limits.run_deadline_seconds * len(trials))
         left = (limits.max_device_hours * 3600.0 - self.device_seconds) / len(trial_gangs.devices_of(trials))
-        return min(wanted, left) if left >= min(_MIN_RUN_SECONDS * len(trials), wanted) else 0.0
+        return min(seconds, left) if left >= min(_MIN_RUN_SECONDS * len(trials), seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Done(findings, explain(Reason.PLANNED_ONLY, best=planned.best.predicted_seconds))
     attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
     counting = counting_digests(planned.trials, context.spec.trials.framework)
-    foreign = [name for trial, one in attempts.items() for name in one.results_of_other_plans(counting[trial])]
+    foreign = [name for trial, tried in attempts.items() for name in tried.results_of_other_plans(counting[trial])]
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
         return Waiting(actions=tuple(one for stored in maps if stored for one in discard_result(context, stored)))
@@ -116,7 +116,7 @@ def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None
 
 def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResult]:
     """Return the results of the ended trials by name, oldest first."""
-    finals = [(name, one.final.result) for name, one in attempts.items() if one.final is not None]
+    finals = [(name, tried.final.result) for name, tried in attempts.items() if tried.final is not None]
     finals.sort(key=lambda pair: pair[1].outcome.ended_at)
     return {name: trial_result(result) for name, result in finals}
 
@@ -138,12 +138,12 @@ def _select_gang(
     if trials:
         # Exclude the series' own trials: if its end was interrupted, some of their results are already stored.
         own = {trial.name for trial in trials}
-        others = (replace(one, ended=()) if name in own else one for name, one in attempts.items())
+        others = (replace(tried, ended=()) if name in own else tried for name, tried in attempts.items())
         spent = TrialUsage.of(others, earlier_seconds)
     else:
         running = [trial for trial in coming if attempts[trial.name].is_running_alone]
         due = [trial for trial in coming if attempts[trial.name].is_due(context.now)]
-        paused = [(one, trial) for trial in coming if (one := attempts[trial.name].last_lost) is not None]
+        paused = [(last_lost, trial) for trial in coming if (last_lost := attempts[trial.name].last_lost) is not None]
         if running or due:
             trials = trial_gangs.group_next_trials(context, discovery, running[:1] or due, attempts)
         else:

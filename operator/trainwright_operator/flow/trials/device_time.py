@@ -16,14 +16,20 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 
 def trial_device_seconds(context: ReconcileContext) -> float:
     """Return device seconds of the trials of all revisions, of attempts without a result and of the gang under way too."""
-    names, found = context.names, former_revision(context).device_seconds
-    owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
-    trials = [one for one in owned if _is_trial(one)]
-    found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
-    found += sum(running_device_seconds(context, one) for one in trials if one.role == StoredRole.TASK)
-    lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
+    names, former_seconds = context.names, former_revision(context).device_seconds
+    owned = [
+        config_map
+        for config_map in context.snapshot.stored
+        if not config_map.terminating and names.owns(config_map.name)
+    ]
+    trials = [config_map for config_map in owned if _is_trial(config_map)]
+    former_seconds += sum(
+        result_in(trial).outcome.device_seconds for trial in trials if trial.role == StoredRole.RESULT
+    )
+    former_seconds += sum(running_device_seconds(context, trial) for trial in trials if trial.role == StoredRole.TASK)
+    lost = {trial.gang for trial in trials if trial.role == StoredRole.ATTEMPT}
     retries = (find_retry(context, gang) for gang in sorted(lost))
-    return found + sum(one.lost.device_seconds for one in retries if one is not None)
+    return former_seconds + sum(retry.lost.device_seconds for retry in retries if retry is not None)
 
 
 def record_stopped_trial(context: ReconcileContext, task_map: StoredConfigMap) -> tuple[Action, ...]:

@@ -105,9 +105,15 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
 
 def gangs_under_way(context: ReconcileContext) -> frozenset[str]:
     """Return the gangs of trials that have not ended, planned or not."""
-    stored = (one for one in context.snapshot.stored if one.role == StoredRole.TASK and context.names.owns(one.name))
+    stored = (
+        config_map
+        for config_map in context.snapshot.stored
+        if config_map.role == StoredRole.TASK and context.names.owns(config_map.name)
+    )
     return frozenset(
-        one.gang for one in stored if one.gang.startswith(GANG_PREFIXES) and is_under_way(context, one.gang)
+        config_map.gang
+        for config_map in stored
+        if config_map.gang.startswith(GANG_PREFIXES) and is_under_way(context, config_map.gang)
     )
 
 
@@ -147,10 +153,10 @@ def group_next_trials(
 
     if limits.framework is not None or not may_join(first):
         return (first,)
-    found = [trial for trial in coming if may_join(trial)][: limits.per_gang]
-    while len(found) > 1 and estimate_report_bytes([trial.plan for trial in found], limits) > TRIAL_REPORT_BUDGET_BYTES:
-        found.pop()
-    return tuple(found)
+    group = [trial for trial in coming if may_join(trial)][: limits.per_gang]
+    while len(group) > 1 and estimate_report_bytes([trial.plan for trial in group], limits) > TRIAL_REPORT_BUDGET_BYTES:
+        group.pop()
+    return tuple(group)
 
 
 def devices_of(trials: Iterable[PlannedTrial]) -> frozenset[Device]:
@@ -165,12 +171,12 @@ def estimate_report_bytes(plans: Sequence[Plan], limits: TrialsSpec) -> int:
     """
     numbers = _NUMBER_BYTES * (2 * limits.iterations + limits.warmup_iterations)
     moments = _DEVICE_BYTES + FEWEST_MOMENTS * _MOMENT_BYTES
-    found = 0
+    total = 0
     for plan in plans:
         names = sum(len(device.node) for device in plan.devices)
-        found += numbers + names + _DEVICE_BYTES * len(plan.devices)
-        found += names + moments * len(plan.devices) if limits.timeline else 0
-    return found
+        total += numbers + names + _DEVICE_BYTES * len(plan.devices)
+        total += names + moments * len(plan.devices) if limits.timeline else 0
+    return total
 
 
 def rehearsed_fault(context: ReconcileContext, trial: PlannedTrial) -> Fault | None:

@@ -51,11 +51,11 @@ class TrialAttempts:
         ended = tuple(Attempt(trial + kind, kind, result) for kind, result in results if result is not None)
         alone = any(is_under_way(context, trial + kind) for kind in (SINGLE_SUFFIX, RETRY_SUFFIX))
         retries = (find_retry(context, trial + kind) for kind in _ATTEMPTS)
-        return cls(trial, ended, alone, tuple(one for one in retries if one is not None))
+        return cls(trial, ended, alone, tuple(retry for retry in retries if retry is not None))
 
     def results_of_other_plans(self, counting: Collection[str]) -> list[str]:
         """Return names of results without one of these digests: of another version's search, or of before an edit."""
-        return [one.gang for one in self.ended if one.result.outcome.tried not in ("", *counting)]
+        return [attempt.gang for attempt in self.ended if attempt.result.outcome.tried not in ("", *counting)]
 
     @property
     def next_attempt(self) -> str | None:
@@ -90,16 +90,16 @@ class TrialAttempts:
     def device_seconds(self) -> float:
         """Return device seconds of all attempts, those that the cluster ended included."""
         ended = sum(attempt.result.outcome.device_seconds for attempt in self.ended)
-        return ended + sum(one.lost.device_seconds for one in self.lost)
+        return ended + sum(retry.lost.device_seconds for retry in self.lost)
 
     @property
     def last_lost(self) -> Retry | None:
         """Return the last attempt that the cluster ended, which the next one waits for."""
-        return max(self.lost, key=lambda one: one.due_at, default=None)
+        return max(self.lost, key=lambda retry: retry.due_at, default=None)
 
     def is_due(self, now: datetime) -> bool:
         """Return whether no back-off holds the next attempt up."""
-        return all(one.due_at <= now for one in self.lost)
+        return all(retry.due_at <= now for retry in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ def next_trials(
     if regret_below is None or planned.uncertainty is None:
         return tuple(TrialTurn(trial) for trial in planned.trials)
     numbers = {trial.name: number for number, trial in enumerate(planned.trials)}
-    known = _posterior(planned, {numbers[name]: result for name, result in tried.items()})
+    posterior = _posterior(planned, {numbers[name]: result for name, result in tried.items()})
     candidates = [number for number, trial in enumerate(planned.trials) if trial.role is Role.CANDIDATE]
     finished = [numbers[name] for name in tried if numbers[name] in candidates]
     left = [number for number in candidates if number not in finished]
-    answer = propose(known, Rule(regret_below, least_gain=0.0), among=left)
+    answer = propose(posterior, Rule(regret_below, least_gain=0.0), among=left)
     is_worth_it = answer.verdict is StoppingDecision.TRY
     if answer.trial is not None:
         left.remove(answer.trial)
@@ -148,10 +148,10 @@ def next_trials(
 def _posterior(planned: PlannedTrials, tried: Mapping[int, TrialResult]) -> TrialPosterior:
     assert planned.uncertainty is not None
     seconds = [trial.predicted_seconds for trial in planned.trials]
-    known = TrialPosterior.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
+    posterior = TrialPosterior.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
     for number, result in tried.items():
         if result.seconds is None:
-            known = known.after_failure(number, out_of_memory=result.out_of_memory)
+            posterior = posterior.after_failure(number, out_of_memory=result.out_of_memory)
         else:
-            known = known.after_seconds(number, result.seconds)
-    return known
+            posterior = posterior.after_seconds(number, result.seconds)
+    return posterior

@@ -103,15 +103,15 @@ def trial_result(result: GangResult) -> TrialResult:
 
 
 def _figures(trial: PlannedTrial, report: TrialReport, model: Model, cluster: Cluster) -> dict[str, object]:
-    found = throughput(report.iteration_seconds, trial.plan, model, cluster)
-    measured = found.iteration_seconds
+    figures = throughput(report.iteration_seconds, trial.plan, model, cluster)
+    measured = figures.iteration_seconds
     return {
         "measured_seconds": measured,
         "shortest_seconds": min(report.iteration_seconds),
         "longest_seconds": max(report.iteration_seconds),
-        "tokens_per_second": found.tokens_per_second,
-        "tokens_per_second_per_device": tokens_per_second_per_device(found, trial.plan),
-        "model_flop_utilisation": found.utilisation,
+        "tokens_per_second": figures.tokens_per_second,
+        "tokens_per_second_per_device": tokens_per_second_per_device(figures, trial.plan),
+        "model_flop_utilisation": figures.utilisation,
         "prediction_error": (trial.predicted_seconds - measured) / measured,
         "peak_memory_bytes": max((rank.peak_bytes for rank in report.memory), default=None),
     }

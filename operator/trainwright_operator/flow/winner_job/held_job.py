@@ -62,12 +62,12 @@ class JobUpkeep:
 
     def events(self, context: ReconcileContext, after: TrainingPlanStatus) -> list[EmitEvent]:
         """Return an Event where the plan begins or ceases to hold a job."""
-        before, held = context.plan.status.held_job, after.held_job
-        if before is None and held is not None:
+        before, held_job = context.plan.status.held_job, after.held_job
+        if before is None and held_job is not None:
             limit = _limit_words(context.snapshot.rules.handover)
-            words = explain(Reason.JOB_HANDED_OVER, kind=held.kind, name=held.name, limit=limit)
+            words = explain(Reason.JOB_HANDED_OVER, kind=held_job.kind, name=held_job.name, limit=limit)
             return [EmitEvent(EventType.NORMAL, *words)]
-        if before is not None and held is None:
+        if before is not None and held_job is None:
             end = after.job.ended if after.job is not None else None
             is_bad = end is not None and end.reason is not JobEndReason.SUCCEEDED
             words = explain(Reason.JOB_ENDED, kind=before.kind, name=before.name, what=self.why or "it was deleted")
@@ -77,49 +77,49 @@ class JobUpkeep:
 
 def keep_job(context: ReconcileContext) -> JobUpkeep:
     """Return what becomes of the job that the plan owns; without one, the status as it is."""
-    snapshot, known = context.snapshot, context.plan.status.job
+    snapshot, job = context.snapshot, context.plan.status.job
     record, objects = JobRecord.of(snapshot), _owned(snapshot)
     if record is not None and record.rule is not HandoverRule.OWNED and not objects:
         record = None
     if record is None and not objects:
-        is_gone = known is not None and known.owned  # its record is deleted last
-        return JobUpkeep(None if is_gone else known, why=_why_cleared(context))
+        is_gone = job is not None and job.owned  # its record is deleted last
+        return JobUpkeep(None if is_gone else job, why=_why_cleared(context))
     mark, actions = _next_mark(context, record, objects), tuple[Action, ...]()
     if record is not None:
         actions = _annotations(context, record, mark, objects)
-    actions += tuple(DeleteJob(one.job.name) for one in objects if _is_deleted(one, mark))
+    actions += tuple(DeleteJob(job_object.job.name) for job_object in objects if _is_deleted(job_object, mark))
     is_clearing = mark is not None and isinstance(mark.reason, Clearing)
     if record is not None and is_clearing and not objects:
         actions = _cleared(context, record, mark)
     return JobUpkeep(
-        _job(record, objects, known, mark),
+        _job(record, objects, job, mark),
         _held(context, record, objects, mark),
         actions,
-        is_clearing=is_clearing or (any(one.job.terminating for one in objects) and not _is_made(record)),
+        is_clearing=is_clearing or (any(job_object.job.terminating for job_object in objects) and not _is_made(record)),
         why=_explain_end(mark) or ("" if _is_made(record) else "it is created anew"),
     )
 
 
 def keeps_plan(snapshot: Snapshot) -> bool:
     """Return whether the plan's own job has not ended, or its end is not in the status yet."""
-    record, known = JobRecord.of(snapshot), snapshot.plan.status.job
-    if any(not one.has_ended for one in _owned(snapshot)):
+    record, job = JobRecord.of(snapshot), snapshot.plan.status.job
+    if any(not job_object.has_ended for job_object in _owned(snapshot)):
         return True
     is_made = record is not None and record.rule is HandoverRule.OWNED and record.is_created
-    return is_made and (known is None or known.ended is None)
+    return is_made and (job is None or job.ended is None)
 
 
 def seconds_until_look(snapshot: Snapshot, now: datetime) -> float | None:
     """Return seconds until the plan's own job is to be looked at, or None where it has ended."""
-    active = [one for one in _owned(snapshot) if not one.has_ended]
+    active = [job_object for job_object in _owned(snapshot) if not job_object.has_ended]
     if not active:
         return None
-    if any(one.job.terminating for one in active):
+    if any(job_object.job.terminating for job_object in active):
         seconds = _SHORTEST_LOOK_SECONDS
-    elif all(one.devices or one.job.suspended for one in active):
+    elif all(job_object.devices or job_object.job.suspended for job_object in active):
         seconds = _LONGEST_LOOK_SECONDS
     else:
-        age = (now - max(one.job.created_at for one in active)).total_seconds()
+        age = (now - max(job_object.job.created_at for job_object in active)).total_seconds()
         seconds = min(max(_LOOK_SHARE * age, _SHORTEST_LOOK_SECONDS), _LONGEST_LOOK_SECONDS)
     record = JobRecord.of(snapshot)
     limit = snapshot.rules.handover.max_seconds
@@ -129,7 +129,7 @@ def seconds_until_look(snapshot: Snapshot, now: datetime) -> float | None:
 
 
 def _owned(snapshot: Snapshot) -> tuple[HandedOverObject, ...]:
-    return tuple(one for one in snapshot.handed_over if one.is_owned)
+    return tuple(job_object for job_object in snapshot.handed_over if job_object.is_owned)
 
 
 def _is_made(record: JobRecord | None) -> bool:
@@ -140,13 +140,13 @@ def _next_mark(
     context: ReconcileContext, record: JobRecord | None, objects: tuple[HandedOverObject, ...]
 ) -> EndMark | None:
     """Return why the job ends, as recorded or as it is from now on; None while it does not."""
-    known, is_unwanted = record.end if record is not None else None, context.spec.apply is Apply.NEVER
-    if is_unwanted and (known is None or known.reason is not Clearing.APPLY_NEVER):
+    end, is_unwanted = record.end if record is not None else None, context.spec.apply is Apply.NEVER
+    if is_unwanted and (end is None or end.reason is not Clearing.APPLY_NEVER):
         return EndMark(Clearing.APPLY_NEVER, context.now)
-    active = [one for one in objects if not one.has_ended]
-    is_back = bool(active) and known is not None and known.reason is JobEndReason.DELETED
-    if known is not None and not is_back:  # a server that restarts may say for a moment that it has no such object
-        return known
+    active = [job_object for job_object in objects if not job_object.has_ended]
+    is_back = bool(active) and end is not None and end.reason is JobEndReason.DELETED
+    if end is not None and not is_back:  # a server that restarts may say for a moment that it has no such object
+        return end
     if context.is_suspended and active:
         return EndMark(Clearing.SUSPENDED, context.now)
     if _is_made(record) and not active:
@@ -159,19 +159,21 @@ def _next_mark(
 
 def _own_end(context: ReconcileContext, record: JobRecord | None, objects: tuple[HandedOverObject, ...]) -> EndMark:
     """Return how a job ended that nobody told to."""
-    failed = next((one.job for one in objects if one.job.failed_at is not None), None)
+    failed = next((job_object.job for job_object in objects if job_object.job.failed_at is not None), None)
     if failed is not None:
         return EndMark(JobEndReason.FAILED, context.now, " ".join(failed.message.split())[:_MAX_WORDS])
-    names = {one.name for one in record.objects} if record is not None else set[str]()
-    is_whole = bool(objects) and names <= {one.job.name for one in objects}
+    names = {record_object.name for record_object in record.objects} if record is not None else set[str]()
+    is_whole = bool(objects) and names <= {job_object.job.name for job_object in objects}
     return EndMark(JobEndReason.SUCCEEDED if is_whole else JobEndReason.DELETED, context.now)
 
 
-def _is_deleted(one: HandedOverObject, mark: EndMark | None) -> bool:
+def _is_deleted(job_object: HandedOverObject, mark: EndMark | None) -> bool:
     """Return whether an object is to be deleted now. What ended by itself stays, with its logs, unless it is cleared."""
-    if mark is None or one.job.terminating:
+    if mark is None or job_object.job.terminating:
         return False
-    return isinstance(mark.reason, Clearing) or (mark.reason is JobEndReason.MAX_HOURS_REACHED and not one.has_ended)
+    return isinstance(mark.reason, Clearing) or (
+        mark.reason is JobEndReason.MAX_HOURS_REACHED and not job_object.has_ended
+    )
 
 
 def _annotations(
@@ -179,7 +181,7 @@ def _annotations(
 ) -> tuple[Action, ...]:
     """Return the new annotations of the record: the end, and for how long devices are held."""
     changes: dict[str, str] = {}
-    since = min((one.held_since for one in objects if one.held_since is not None), default=None)
+    since = min((job_object.held_since for job_object in objects if job_object.held_since is not None), default=None)
     if since is not None and record.held_since is None:
         changes[HELD_SINCE_ANNOTATION] = since.isoformat()
     elif since is None and record.held_since is not None:
@@ -205,14 +207,14 @@ def _cleared(context: ReconcileContext, record: JobRecord, mark: EndMark | None)
 def _job(
     record: JobRecord | None,
     objects: tuple[HandedOverObject, ...],
-    known: HandedOverJob | None,
+    job: HandedOverJob | None,
     mark: EndMark | None,
 ) -> HandedOverJob | None:
     """Return the job as the status names it, once something of it exists or did."""
     if record is None or not record.objects:
-        return known
+        return job
     if not record.is_created and not objects:
-        return known
+        return job
     end = None
     if mark is not None and isinstance(mark.reason, JobEndReason):
         end = JobEnd(reason=mark.reason, message=_explain_end(mark), time=mark.time)
@@ -223,7 +225,7 @@ def job_of(record: JobRecord, end: JobEnd | None = None) -> HandedOverJob:
     """Return the job of a record as the status names it."""
     return HandedOverJob(
         kind=record.objects[0].kind,
-        names=tuple(one.name for one in record.objects),
+        names=tuple(record_object.name for record_object in record.objects),
         config_map=record.stored.name,
         owned=True if record.rule is HandoverRule.OWNED else None,
         ended=end,
@@ -237,23 +239,23 @@ def _held(
     mark: EndMark | None,
 ) -> HeldJob | None:
     """Return what the plan holds by its job."""
-    active = [one for one in objects if not one.has_ended]
+    active = [job_object for job_object in objects if not job_object.has_ended]
     if not active:
         return None
     first, devices, limit = (
         active[0].job,
-        sum(one.devices for one in active),
+        sum(job_object.devices for job_object in active),
         context.snapshot.rules.handover.max_seconds,
     )
     ends_at = None
     if record is not None and record.held_since is not None and limit is not None:
         ends_at = record.held_since + timedelta(seconds=limit - record.held_before_seconds)
-    if any(one.job.terminating for one in active):
+    if any(job_object.job.terminating for job_object in active):
         state = HeldJobState.ENDING
     elif devices:
         state = HeldJobState.RUNNING
     else:
-        is_suspended = all(one.job.suspended for one in active)
+        is_suspended = all(job_object.job.suspended for job_object in active)
         state = HeldJobState.SUSPENDED if is_suspended else HeldJobState.PENDING
     return HeldJob(
         kind=first.launcher,

@@ -60,9 +60,9 @@ class EndMark:
         """Return the mark, or None where the text is none."""
         word, _, rest = text.partition(" ")
         time, _, words = rest.partition(" ")
-        found = stored_time(time)
-        known: dict[str, JobEndReason | Clearing] = {one.value: one for one in (*JobEndReason, *Clearing)}
-        return EndMark(known[word], found, words) if word in known and found is not None else None
+        moment = stored_time(time)
+        reasons: dict[str, JobEndReason | Clearing] = {member.value: member for member in (*JobEndReason, *Clearing)}
+        return EndMark(reasons[word], moment, words) if word in reasons and moment is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,16 @@ class JobRecord:
     @classmethod
     def of(cls, snapshot: Snapshot) -> JobRecord | None:
         """Return the plan's record, or None where there is none."""
-        found = snapshot.find(handover_name(snapshot.plan.name, snapshot.plan.uid))
-        return JobRecord(found) if found is not None else None
+        config_map = snapshot.find(handover_name(snapshot.plan.name, snapshot.plan.uid))
+        return JobRecord(config_map) if config_map is not None else None
 
     @property
     def objects(self) -> tuple[JobObject, ...]:
         """Return what the job consists of; nothing where the ConfigMap was modified."""
         try:
             return tuple(
-                JobObject(LauncherKind(one["kind"]), str(one["metadata"]["name"]))
-                for one in _manifests(self.stored.data)
+                JobObject(LauncherKind(manifest["kind"]), str(manifest["metadata"]["name"]))
+                for manifest in _manifests(self.stored.data)
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             return ()
@@ -121,15 +121,15 @@ class JobRecord:
 def rule_of(data: Mapping[str, str]) -> HandoverRule:
     """Return the rule that the job of a record with this content was decided by."""
     try:
-        owned = [bool(one["metadata"].get("ownerReferences")) for one in _manifests(data)]
+        owned = [bool(manifest["metadata"].get("ownerReferences")) for manifest in _manifests(data)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return HandoverRule.FREE
     return HandoverRule.OWNED if owned and all(owned) else HandoverRule.FREE
 
 
 def _manifests(data: Mapping[str, str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(data.get(MANIFESTS_KEY, ""))
-    return found
+    manifests: list[dict[str, Any]] = json.loads(data.get(MANIFESTS_KEY, ""))
+    return manifests
 
 
 def objects_to_read(snapshot: Snapshot) -> tuple[JobObject, ...]:
@@ -137,12 +137,12 @@ def objects_to_read(snapshot: Snapshot) -> tuple[JobObject, ...]:
 
     A job of the user's is not looked at, except where the rule has changed since it was decided.
     """
-    record, known = JobRecord.of(snapshot), snapshot.plan.status.job
-    found: dict[JobObject, None] = {}
+    record, job = JobRecord.of(snapshot), snapshot.plan.status.job
+    objects: dict[JobObject, None] = {}
     if record is not None:
         is_decided_anew = record.rule is not snapshot.rules.handover.rule and not record.is_created
         if record.rule is HandoverRule.OWNED or is_decided_anew:
-            found |= dict.fromkeys(record.objects)
-    if known is not None and known.owned:  # somebody may have deleted or modified the record
-        found |= dict.fromkeys(JobObject(known.kind, name) for name in known.names)
-    return tuple(found)
+            objects |= dict.fromkeys(record.objects)
+    if job is not None and job.owned:  # somebody may have deleted or modified the record
+        objects |= dict.fromkeys(JobObject(job.kind, name) for name in job.names)
+    return tuple(objects)

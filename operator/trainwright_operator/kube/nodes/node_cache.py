@@ -50,7 +50,7 @@ class NodeInventory(NamedTuple):
     def of(cls, nodes: tuple[NodeFacts, ...], published: PublishedDevices) -> NodeInventory:
         counts = published.counts()
         if counts:
-            nodes = tuple(replace(one, published=counts[one.name]) if one.name in counts else one for one in nodes)
+            nodes = tuple(replace(node, published=counts[node.name]) if node.name in counts else node for node in nodes)
         return cls(nodes, published.slice_devices(), published)
 
 
@@ -104,9 +104,9 @@ class NodeCache:
         """Return the nodes as read at most that long ago, or longer where a reading takes long."""
         clock = asyncio.get_running_loop().time
         async with self._locks[""]:
-            known, now = self._inventory, clock()
-            if known is not None and now < known.read_at + max(age_seconds, _CACHE_TIME_FACTOR * known.seconds):
-                return known.inventory
+            cached, now = self._inventory, clock()
+            if cached is not None and now < cached.read_at + max(age_seconds, _CACHE_TIME_FACTOR * cached.seconds):
+                return cached.inventory
             nodes, published = await asyncio.gather(list_nodes(self._api), self._published())
             inventory = NodeInventory(nodes)
             if published.by_node:
@@ -122,7 +122,7 @@ class NodeCache:
         is_asked = False
         try:
             async for page in self._api.pages(client.device_path("resourceslices")):
-                slices = [one for one in page if published_objects.has_accelerators(one)]
+                slices = [item for item in page if published_objects.has_accelerators(item)]
                 if slices and not is_asked:
                     classes, is_asked = await self._classes(), True
                 if slices:
@@ -140,16 +140,16 @@ class NodeCache:
             if not _is_unreadable(error):
                 raise
             return None
-        found = (published_objects.device_class(one) for page in pages for one in page)
-        return classes_by_resource(one for one in found if one is not None)
+        classes = (published_objects.device_class(item) for page in pages for item in page)
+        return classes_by_resource(device_class for device_class in classes if device_class is not None)
 
     async def usage(self, resource_name: str, age_seconds: float = SHARED_SECONDS) -> NodeUsage:
         """Return the current node usage, or a recent one if no pod was pinned since; the nodes as of at most that long ago."""
         clock = asyncio.get_running_loop().time
         async with self._locks[resource_name]:
-            found = self._cached.get(resource_name)
-            if found is not None and clock() < found.until:
-                return found.occupied
+            cached = self._cached.get(resource_name)
+            if cached is not None and clock() < cached.until:
+                return cached.occupied
             began, forgotten = clock(), self._forgotten
             (inventory, allocations), requests = await asyncio.gather(
                 self._claimed_inventory(age_seconds),
@@ -157,7 +157,10 @@ class NodeCache:
             )
             used = used_devices(requests, allocations, inventory.published, resource_name)
             occupied = NodeUsage(
-                inventory, used, holders_by_node(one for one in requests if one.devices), used_network(requests)
+                inventory,
+                used,
+                holders_by_node(request for request in requests if request.devices),
+                used_network(requests),
             )
             if self._forgotten == forgotten:
                 ended = clock()
@@ -189,27 +192,27 @@ class NodeCache:
 
     async def _requests(self, namespace: str, resource_name: str) -> list[DeviceRequest]:
         """Return the pods' requests in one namespace or all, with one page of pods in memory at a time."""
-        found: list[DeviceRequest] = []
+        requests: list[DeviceRequest] = []
         living = "status.phase!=Succeeded,status.phase!=Failed"
         try:
             async for pods in self._api.pages(client.core_path("pods", namespace), fieldSelector=living):
-                found += object_facts.device_requests(pods, resource_name)
+                requests += object_facts.device_requests(pods, resource_name)
         except ApiError as error:
             if namespace and _is_unreadable(error):
-                return found  # a watched namespace that was deleted, and the rights there with it
+                return requests  # a watched namespace that was deleted, and the rights there with it
             raise
-        return found
+        return requests
 
     async def _allocations(self, namespace: str) -> list[Allocation]:
-        found: list[Allocation] = []
+        allocations: list[Allocation] = []
         try:
             async for claims in self._pages(client.device_path("resourceclaims", namespace)):
-                found += published_objects.allocations(claims)
+                allocations += published_objects.allocations(claims)
         except ApiError as error:
             if namespace and _is_unreadable(error):
-                return found
+                return allocations
             raise
-        return found
+        return allocations
 
     async def _pages(self, path: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Iterate over the pages of a list, which is not asked for again for a while once it was refused."""

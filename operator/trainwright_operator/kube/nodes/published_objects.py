@@ -33,16 +33,16 @@ def pool_part(resource_slice: dict[str, Any], classes: Mapping[str, DeviceClass]
     spec = resource_slice.get("spec") or {}
     pool = spec.get("pool") or {}
     driver, name = intern(spec.get("driver", "")), intern(pool.get("name", ""))
-    found = []
+    devices = []
     for device in spec.get("devices") or []:
         node = spec.get("nodeName") or device.get("nodeName")
         if node and "productName" in (device.get("attributes") or {}):
-            found.append(_published(device, DeviceName(driver, name, device.get("name", "")), intern(node), classes))
-    return PoolPart(driver, name, pool.get("generation", 0), tuple(found))
+            devices.append(_published(device, DeviceName(driver, name, device.get("name", "")), intern(node), classes))
+    return PoolPart(driver, name, pool.get("generation", 0), tuple(devices))
 
 
 def pool_parts(slices: Iterable[dict[str, Any]], classes: Mapping[str, DeviceClass]) -> list[PoolPart]:
-    return [pool_part(one, classes) for one in slices]
+    return [pool_part(device_slice, classes) for device_slice in slices]
 
 
 def _published(
@@ -56,7 +56,7 @@ def _published(
     capacity, counters = device.get("capacity") or {}, device.get("consumesCounters") or []
     memory = (capacity.get("memory") or {}).get("value")
     amount, problem = _memory(memory) if memory else (None, "")
-    names = (f"{name.driver}/{name.pool}/{one['counterSet']}" for one in counters)
+    names = (f"{name.driver}/{name.pool}/{counter['counterSet']}" for counter in counters)
     address = attributes.get(_PCI_ADDRESS)
     hardware = {said("uuid"), said("parentUUID"), f"{node}/{address}" if address else "", *names} - {""}
     type_ = said("type")
@@ -79,12 +79,12 @@ def _published(
 
 def _attributes(device: dict[str, Any], driver: str) -> dict[str, Value]:
     """Return a device's attributes by qualified name; those without a domain are the driver's."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for name, holder in (device.get("attributes") or {}).items():
         value = next((value for value in holder.values() if isinstance(value, (str, bool, int))), None)
         if value is not None:
-            found[name if "/" in name else f"{driver}/{name}"] = value
-    return found
+            attributes[name if "/" in name else f"{driver}/{name}"] = value
+    return attributes
 
 
 def _memory(text: str) -> tuple[int, str]:
@@ -108,7 +108,7 @@ def _is_shared(device: dict[str, Any]) -> bool:
         except ValueError:
             return False
 
-    return not any(is_taken_whole(one) for one in (device.get("capacity") or {}).values())
+    return not any(is_taken_whole(capacity) for capacity in (device.get("capacity") or {}).values())
 
 
 def device_class(resource: dict[str, Any]) -> DeviceClass | None:
@@ -117,7 +117,7 @@ def device_class(resource: dict[str, Any]) -> DeviceClass | None:
     resource_name = spec.get("extendedResourceName")
     if not resource_name:
         return None
-    expressions = [(one.get("cel") or {}).get("expression", "") for one in spec.get("selectors") or []]
+    expressions = [(selector.get("cel") or {}).get("expression", "") for selector in spec.get("selectors") or []]
     found = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
     return replace(found, problem=plain_line(found.problem))
 
@@ -127,10 +127,14 @@ def allocations(claims: list[dict[str, Any]]) -> Iterator[Allocation]:
     for claim in claims:
         meta, allocation = claim["metadata"], (claim.get("status") or {}).get("allocation") or {}
         results = (allocation.get("devices") or {}).get("results") or []
-        held = tuple(
-            DeviceName(one["driver"], one["pool"], one["device"]) for one in results if not one.get("adminAccess")
+        devices = tuple(
+            DeviceName(result["driver"], result["pool"], result["device"])
+            for result in results
+            if not result.get("adminAccess")
         )
-        if held:
+        if devices:
             is_for_pod = (meta.get("annotations") or {}).get(_FOR_A_POD) == "true"
-            owners = (one["uid"] for one in meta.get("ownerReferences") or [] if one["kind"] == "Pod" and is_for_pod)
-            yield Allocation(next(owners, ""), held)
+            owners = (
+                owner["uid"] for owner in meta.get("ownerReferences") or [] if owner["kind"] == "Pod" and is_for_pod
+            )
+            yield Allocation(next(owners, ""), devices)

@@ -49,15 +49,17 @@ class BackOff:
         """Forget which requests the last pass wanted, and refusals of long ago."""
         now = _now()
         self._wanted_before, self._wanted = self._wanted, set()
-        self._refusals = {key: one for key, one in self._refusals.items() if now - one.due_at < _FORGOTTEN_SECONDS}
+        self._refusals = {
+            key: refusal for key, refusal in self._refusals.items() if now - refusal.due_at < _FORGOTTEN_SECONDS
+        }
 
     def held(self, key: str) -> ApiError | None:
         """Return the last refusal of a request that this pass wants and that may not be sent yet; else None."""
-        known = self._refusals.get(key)
-        if known is None or (_now() >= self._due_at(key) and not self._is_after_another(key)):
+        refusal = self._refusals.get(key)
+        if refusal is None or (_now() >= self._due_at(key) and not self._is_after_another(key)):
             return None
         self._want(key)
-        return known.error
+        return refusal.error
 
     def held_pins(self, pods: Iterable[str]) -> frozenset[str]:
         """Return those of the pods whose pin may not be sent yet."""
@@ -70,11 +72,11 @@ class BackOff:
 
         Its pause is as long as that of others of its kind: what refuses one job, for example, most often refuses all.
         """
-        known = self._refusals.get(key)
-        times = 1 if known is None else known.times + 1
-        if known is not None:
+        refusal = self._refusals.get(key)
+        times = 1 if refusal is None else refusal.times + 1
+        if refusal is not None:
             self._repeats[_kind(key)] = key, _now()
-        most = max([times, *(one.times for other, one in self._refusals.items() if _kind(other) == _kind(key))])
+        most = max([times, *(refusal.times for other, refusal in self._refusals.items() if _kind(other) == _kind(key))])
         seconds = max(pause_seconds(most, random.random()), min(error.retry_after_seconds, LONGEST_SECONDS))  # noqa: S311 - jitter
         self._refusals[key] = _Refusal(times, error, _now() + seconds)
         self._want(key)
@@ -82,13 +84,13 @@ class BackOff:
 
     def times(self, key: str) -> int:
         """Return how often in a row a request was refused."""
-        known = self._refusals.get(key)
-        return 0 if known is None else known.times
+        refusal = self._refusals.get(key)
+        return 0 if refusal is None else refusal.times
 
     def last(self, key: str) -> ApiError | None:
         """Return the last refusal of a request, or None where the last answer was none."""
-        known = self._refusals.get(key)
-        return None if known is None else known.error
+        refusal = self._refusals.get(key)
+        return None if refusal is None else refusal.error
 
     def accept(self, key: str) -> None:
         """Note that a request was answered."""
@@ -115,7 +117,7 @@ class BackOff:
     def _before(self, key: str) -> Iterator[str]:
         others = (self._wanted | self._wanted_before) & self._refusals.keys() - {key}
         own = self._refusals[key].due_at
-        return (one for one in others if _kind(one) == _kind(key) and self._refusals[one].due_at < own)
+        return (other for other in others if _kind(other) == _kind(key) and self._refusals[other].due_at < own)
 
     def _turn_at(self, key: str) -> float:
         """Return when a refused request may be sent at the earliest: not before the first of those that come before it."""

@@ -63,15 +63,15 @@ class PodRefusals:
     async def _warnings(self, namespace: str, launcher: LauncherKind) -> dict[str, _Warning]:
         key = namespace, launcher
         async with self._locks.setdefault(key, asyncio.Lock()):
-            began, known = _now(), self._readings.get(key)
-            if known is not None and began < known.expires_at:
-                return known.warnings
+            began, reading = _now(), self._readings.get(key)
+            if reading is not None and began < reading.expires_at:
+                return reading.warnings
             selector = f"type=Warning,involvedObject.kind={_OWNER_KINDS.get(launcher, launcher.value)}"
             try:
                 events = await self._api.list(client.core_path("events", namespace), fieldSelector=selector)
                 warnings = _newest(events, launcher)
             except ApiError:
-                warnings = known.warnings if known is not None else {}  # they are only a help
+                warnings = reading.warnings if reading is not None else {}  # they are only a help
             now = _now()
             self._readings[key] = _Reading(now + max(_SHARED_SECONDS, _DURATION_FACTOR * (now - began)), warnings)
             return warnings

@@ -122,7 +122,7 @@ class JobSetLauncher:
 
     def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the pod templates of a JobSet."""
-        return (one["template"]["spec"]["template"] for one in manifest["spec"]["replicatedJobs"])
+        return (replicated["template"]["spec"]["template"] for replicated in manifest["spec"]["replicatedJobs"])
 
     def pod_owner(self, place: PodPlace) -> tuple[str, str]:
         """Return the only Job of the pod's replicated job."""

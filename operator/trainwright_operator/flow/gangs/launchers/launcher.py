@@ -84,7 +84,7 @@ class HandedOver:
             "namespace": self.namespace,
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
-            **({"ownerReferences": [dict(one) for one in self.owners]} if self.owners else {}),
+            **({"ownerReferences": [dict(owner) for owner in self.owners]} if self.owners else {}),
         }
         return {"apiVersion": f"{api.group}/{api.version}", "kind": kind.value, "metadata": metadata, "spec": spec}
 

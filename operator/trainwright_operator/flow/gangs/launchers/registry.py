@@ -14,7 +14,9 @@ from trainwright_operator.flow.gangs.launchers.pytorch_job import PyTorchJobLaun
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PlanFacts, StoredConfigMap
 
-LAUNCHERS: Final[dict[LauncherKind, Launcher]] = {one.kind: one for one in (PyTorchJobLauncher(), JobSetLauncher())}
+LAUNCHERS: Final[dict[LauncherKind, Launcher]] = {
+    launcher.kind: launcher for launcher in (PyTorchJobLauncher(), JobSetLauncher())
+}
 """Launchers in the order in which a plan without a wish tries them."""
 _LAUNCHER_KEY: Final = "launcher"
 """Key of a gang's launcher beside its task; absent for PyTorchJob, which former versions did not name."""
@@ -62,7 +64,7 @@ def launcher_of(task_map: StoredConfigMap | None) -> Launcher:
 
 def definition_removed(kind: LauncherKind, plan: PlanFacts) -> str:
     """Return what to do where the API server no longer serves a kind that the plan was accepted with."""
-    others = [one for one in LAUNCHERS if one is not kind]
+    others = [other for other in LAUNCHERS if other is not kind]
     is_queued = plan.spec is not None and plan.spec.queue_name is not None
     other = "" if is_queued else f", or set launcher: {others[0]}"
     return f"the definition {kind} was removed: install it{other}"
