@@ -83,7 +83,7 @@ def test_chart_and_changelog_have_the_version_of_the_project() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = PROJECT["project"]["version"]
     assert re.findall(r"^(?:version|appVersion): (.*)$", chart, re.MULTILINE) == [version, version]
-    assert re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)[0] in ("Unreleased", version)
+    assert re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)[0] == version
 
 
 def test_a_release_has_at_most_forty_lines_in_the_changelog() -> None:
