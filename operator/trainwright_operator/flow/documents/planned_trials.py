@@ -40,10 +40,7 @@ def plan_digest(plan: Plan) -> str:
 
 def trial_digest(plan: Plan, dtype: Dtype | None, framework: FrameworkSpec | None) -> str:
     """Return a digest of the plan, of its number format if the search chose it, and of what runs it if not our executor."""
-    digest = plan_digest(plan)
-    if dtype is not None:
-        digest = _hash(f"{digest} {dtype}")
-    return _with_framework(digest, framework)
+    return _of_trial(plan_digest(plan), dtype, framework)
 
 
 def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
@@ -61,11 +58,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _with_framework(digest: str, framework: FrameworkSpec | None) -> str:
-    if framework is None:
-        return digest
-    framework_text = framework.model_dump_json(by_alias=True, exclude_defaults=True)
-    return _hash(f"{digest} {framework_text}")
+def _of_trial(digest: str, dtype: Dtype | None, framework: FrameworkSpec | None) -> str:
+    """Return the digest of a trial from that of its plan."""
+    if dtype is not None:
+        digest = _hash(f"{digest} {dtype}")
+    if framework is not None:
+        digest = _hash(f"{digest} {framework.model_dump_json(by_alias=True, exclude_defaults=True)}")
+    return digest
 
 
 def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
@@ -128,18 +127,16 @@ def counting_digests(trials: Sequence[PlannedTrial], framework: FrameworkSpec | 
     Beside its own these are the former digests, which left out sequence parallelism, weights kept gathered, and the number
     format, unless a trial of another plan or format has them too.
     """
-    own = {trial.name: trial_digest(trial.plan, trial.dtype, framework) for trial in trials}
-    former = {
-        trial.name: {
-            _with_framework(digest, framework)
-            for digest in (plan_digest(trial.plan), _digest(trial.plan, _former_run_fields))
-        }
-        for trial in trials
-    }
-    owners: dict[str, set[str]] = {}
+    own: dict[str, str] = {}
+    former: dict[str, set[str]] = {}
     for trial in trials:
-        for digest in (own[trial.name], *former[trial.name]):
-            owners.setdefault(digest, set()).add(own[trial.name])
+        present, earlier = plan_digest(trial.plan), _digest(trial.plan, _former_run_fields)
+        own[trial.name] = _of_trial(present, trial.dtype, framework)
+        former[trial.name] = {_of_trial(digest, None, framework) for digest in (present, earlier)}
+    owners: dict[str, set[str]] = {}
+    for name, digest in own.items():
+        for counting in {digest, *former[name]}:
+            owners.setdefault(counting, set()).add(digest)
     return {
         name: frozenset({digest, *(earlier for earlier in former[name] if owners[earlier] == {digest})})
         for name, digest in own.items()
