@@ -3,7 +3,7 @@
 # Afterwards: shorten the changelog to what a user wants to read, commit as `release: VERSION`, tag the commit.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-version=$1
+version=${1:-}
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "VERSION: three numbers, got '$version'; for example 0.3.0" >&2; exit 2; }
 former=$(sed -nE 's/^version = "(.*)"$/\1/p' pyproject.toml)
 sed -i "s/^version = \"${former//./\\.}\"$/version = \"$version\"/" pyproject.toml
