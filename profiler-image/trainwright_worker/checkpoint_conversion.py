@@ -76,15 +76,15 @@ def named_weights(model: Model) -> tuple[NamedWeight, ...]:
     """Return the weights of a model, in the order of its layers."""
     family = make_family_layers(model)
     shared: SharedWeights = {}
-    found: dict[str, NamedWeight] = {}
+    weights: dict[str, NamedWeight] = {}
     with deferred_weights(torch.device("meta")):
         for layer in range(len(model.layers)):
             module = family.make(layer, seed=0, shard=TensorShard(), shared=shared)
             for attribute, parameter in module.named_parameters():
                 name = module.shared_weights.get(attribute, f"{layer}.{attribute}")
-                known = found.get(name, NamedWeight(name, (), tuple(parameter.shape)))
-                found[name] = replace(known, torch_names=(*known.torch_names, f"layers.{layer}.{attribute}"))
-    return tuple(found.values())
+                weight = weights.get(name, NamedWeight(name, (), tuple(parameter.shape)))
+                weights[name] = replace(weight, torch_names=(*weight.torch_names, f"layers.{layer}.{attribute}"))
+    return tuple(weights.values())
 
 
 def is_of_worker(folder: Path) -> bool:
@@ -182,11 +182,11 @@ class _NewCheckpoint:
         self._names.append(name)
 
     def _find(self, names: Sequence[str]) -> tuple[str, TensorStorageMetadata]:
-        found = [name for name in names if isinstance(self.stored.get(name), TensorStorageMetadata)]
-        if not found:
+        stored_names = [name for name in names if isinstance(self.stored.get(name), TensorStorageMetadata)]
+        if not stored_names:
             raise CheckpointError(f"{self._source}: {names[0]} is not in the checkpoint, but the model has it")
-        self._used.update(found)
-        return found[0], self.stored[found[0]]
+        self._used.update(stored_names)
+        return stored_names[0], self.stored[stored_names[0]]
 
     def read_number(self, names: Sequence[str]) -> float:
         """Return a stored tensor of one value."""
@@ -202,10 +202,10 @@ class _NewCheckpoint:
 
     def _read(self, name: str, tile: StateTile) -> Tensor:
         """Return a tile of a stored tensor."""
-        wanted = replace(tile, name=name, values=torch.empty(tile.tile.sizes, dtype=tile.values.dtype))
+        part = replace(tile, name=name, values=torch.empty(tile.tile.sizes, dtype=tile.values.dtype))
         with raise_first_error(self._source):
-            read({}, storage_reader=self._reader, planner=_PartPlanner([wanted], self._source), no_dist=True)
-        return wanted.values
+            read({}, storage_reader=self._reader, planner=_PartPlanner([part], self._source), no_dist=True)
+        return part.values
 
     def write(self, folder: Path, state: TrainingState | None = None) -> None:
         """Write the checkpoint to a new folder, which appears when it is complete."""

@@ -105,13 +105,13 @@ class NormalWeight:
         top, bottom = min(piece.row for piece in pieces), max(piece.row + len(piece.values) for piece in pieces)
         for row in range(top // tile_rows * tile_rows, bottom, tile_rows):
             for column in range(0, self.full_shape[-1], tile_columns):
-                wanted = [piece for piece in pieces if piece.overlaps(row, column, tile_rows, tile_columns)]
-                if wanted:
+                overlapping = [piece for piece in pieces if piece.overlaps(row, column, tile_rows, tile_columns)]
+                if overlapping:
                     generator.manual_seed(hash_seed(self.seed, matrix, row, column))
                     size = min(tile_rows, full_rows - row), min(tile_columns, self.full_shape[-1] - column)
                     tile = target.new_empty(size, dtype=torch.float32)
                     tile.normal_(0.0, scale, generator=generator)
-                    for piece in wanted:
+                    for piece in overlapping:
                         piece.copy_from(tile, row, column)
 
     @property

@@ -39,30 +39,30 @@ _OLD_DRIVER = re.compile(r"driver on your system is too old \(found version (\d+
 
 def kernel_problem(torch_version: str, gpu: str, capability: Capability, architectures: Iterable[str]) -> str | None:
     """Return why torch cannot compute on a GPU, and what to do, as one sentence; None if it can or does not say."""
-    known = [name for name in architectures if _ARCHITECTURE.fullmatch(name)]
-    if not known or _has_kernels(capability, known):
+    kernel_architectures = [name for name in architectures if _ARCHITECTURE.fullmatch(name)]
+    if not kernel_architectures or _has_kernels(capability, kernel_architectures):
         return None
     suited = [release for release in (DEFAULT, NEWEST, OLDEST) if _has_kernels(capability, release.architectures)]
     remedy = _use(suited[0]) if suited else "no supported release has; leave it out with spec.devices"
     major, minor = capability
-    return f"torch {torch_version} has no kernels for {gpu} (sm_{major}{minor}), only for {', '.join(known)}; {remedy}"
+    return f"torch {torch_version} has no kernels for {gpu} (sm_{major}{minor}), only for {', '.join(kernel_architectures)}; {remedy}"
 
 
 def start_problem(torch_version: str, cuda: str | None, error: str) -> str:
     """Return why torch cannot start CUDA, and what to do, as one sentence, from torch's own error."""
-    if found := _OLD_DRIVER.search(error):
-        driver_cuda = int(found[1]) // 1000, int(found[1]) % 1000 // 10
+    if match := _OLD_DRIVER.search(error):
+        driver_cuda = int(match[1]) // 1000, int(match[1]) % 1000 // 10
         needed = next((release.driver for release in reversed(RELEASES) if release.cuda == cuda), None)
         newer = f" to {needed} or later" if needed else ""
-        suited = [one for one in (DEFAULT, OLDEST) if _major(one.cuda) <= driver_cuda[0]]
+        suited = [release for release in (DEFAULT, OLDEST) if _major(release.cuda) <= driver_cuda[0]]
         other = f", or {_use(suited[0])}" if suited else ""
         return (
             f"torch {torch_version} needs a driver for CUDA {cuda}, and the node's is for CUDA "
             f"{driver_cuda[0]}.{driver_cuda[1]}; update the driver{newer}{other}"
         )
-    told = " ".join(error.split()).split(". ")[0].rstrip(".")
+    reason = " ".join(error.split()).split(". ")[0].rstrip(".")
     return (
-        f"torch {torch_version} (CUDA {cuda}) cannot start: {told}; check the node's driver and the container runtime"
+        f"torch {torch_version} (CUDA {cuda}) cannot start: {reason}; check the node's driver and the container runtime"
     )
 
 
@@ -76,9 +76,9 @@ def _has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
         if (match := _ARCHITECTURE.fullmatch(name)) is None:
             continue
         kind, major, minor, suffix = match.groups()
-        wanted = int(major), int(minor)
-        is_later = wanted <= capability and (wanted[0] == capability[0] or (kind == "compute" and not suffix))
-        if capability == wanted or (is_later and suffix != "a"):
+        target = int(major), int(minor)
+        is_later = target <= capability and (target[0] == capability[0] or (kind == "compute" and not suffix))
+        if capability == target or (is_later and suffix != "a"):
             return True
     return False
 

@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [tensor for run in self.rows for one in run for tensor in one.fields.values()]
+        return [tensor for run in self.rows for rows in run for tensor in rows.fields.values()]
 
 
 @dataclass(frozen=True, slots=True)

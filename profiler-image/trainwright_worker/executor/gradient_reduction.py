@@ -214,7 +214,7 @@ def make_tied_reduction(
                 slices[number].append((part.flat_parameter, own.start))
         return _TiedSliceAllReduction(slices, by_slice, tied_group.slice_count)
     flat_parameter = parts[0].flat_parameter
-    sharding_run = next((one for one in tied_group.sharding_runs if rank in one.ranks), None)
+    sharding_run = next((run for run in tied_group.sharding_runs if rank in run.ranks), None)
     if sharding_run is None:
         return _OwnerAllReduction(flat_parameter, groups.group_of(tied_group.reduction_group_of(rank)))
     return _ReduceScatter(

@@ -233,8 +233,8 @@ class GradientNorm:
     def compute(self) -> Tensor:
         """Return the norm of the gradients as they are, scaled or not, shape (); infinite or NaN if a gradient is."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for one in self._squared_norms:
-            total += one.square_sum()
+        for norm in self._squared_norms:
+            total += norm.square_sum()
         if self._group is not None:
             dist.all_reduce(total, group=self._group)
         return total.sqrt()

@@ -28,13 +28,13 @@ class ParameterGroup:
     @property
     def has_uniform_partition(self) -> bool:
         """Return whether all pipelines partition the weights alike, by tensor index and over replicas."""
-        partitions = {(one.tensor, one.data, one.sharding is Sharding.NONE) for one in self.runs}
+        partitions = {(run.tensor, run.data, run.sharding is Sharding.NONE) for run in self.runs}
         return len(partitions) == 1
 
     @property
     def is_sharded(self) -> bool:
         """Return whether any pipeline shards over its replicas."""
-        return any(one.sharding is not Sharding.NONE for one in self.runs)
+        return any(run.sharding is not Sharding.NONE for run in self.runs)
 
     @property
     def overlaps_backward(self) -> bool:
@@ -49,11 +49,11 @@ class ParameterGroup:
     @property
     def slice_count(self) -> int:
         """Number of slices: the finest equal parts into which the pipelines' tensor degrees together split the weights."""
-        return lcm(*(one.tensor for one in self.runs))
+        return lcm(*(run.tensor for run in self.runs))
 
     def slice_ranks(self, number: int) -> Ranks:
         """Return the ranks of all pipelines that hold a slice."""
-        groups = (one.data_groups[number * one.tensor // self.slice_count] for one in self.runs)
+        groups = (run.data_groups[number * run.tensor // self.slice_count] for run in self.runs)
         return tuple(sorted(rank for group in groups for rank in group))
 
     def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
@@ -64,7 +64,7 @@ class ParameterGroup:
 def _peer_ranks(runs: Iterable[RunRanks], run: RunRanks, rank: int) -> Ranks:
     tensor = run.position_of(rank).tensor
     shard_index = run.data_group_ranks(tensor).index(rank)
-    return tuple(sorted(one.data_group_ranks(tensor)[shard_index] for one in runs))
+    return tuple(sorted(pipeline_run.data_group_ranks(tensor)[shard_index] for pipeline_run in runs))
 
 
 def parameter_groups(plan_ranks: PlanRanks) -> tuple[ParameterGroup, ...]:
@@ -78,7 +78,7 @@ def parameter_groups(plan_ranks: PlanRanks) -> tuple[ParameterGroup, ...]:
     for first, end in pairwise(sorted(boundaries)):
         holders = plan_ranks.runs_of(first)
         is_by_layer = ParameterGroup(first, end, holders).overlaps_backward or any(
-            one.sharding in {Sharding.ZERO2, Sharding.ZERO3} for one in holders
+            run.sharding in {Sharding.ZERO2, Sharding.ZERO3} for run in holders
         )
         edges = range(first, end + 1) if is_by_layer else (first, end)
         groups += [ParameterGroup(a, b, holders) for a, b in pairwise(edges)]
@@ -109,8 +109,8 @@ class TiedParameterGroup:
         contributes its summand if gradients are partial, else only the first rank of each tensor group contributes, since the
         others have the same gradient.
         """
-        one_degree = len({one.tensor for one in self.runs}) == 1
-        tensor_indices = {(rank, one.position_of(rank).tensor) for one in self.runs for rank in one.members}
+        one_degree = len({run.tensor for run in self.runs}) == 1
+        tensor_indices = {(rank, run.position_of(rank).tensor) for run in self.runs for rank in run.members}
         return not self.is_partial and one_degree and len(tensor_indices) == len({rank for rank, _ in tensor_indices})
 
     def contributes(self, run: RunRanks, rank: int) -> bool:
@@ -126,11 +126,11 @@ class TiedParameterGroup:
     @property
     def slice_count(self) -> int:
         """Number of the finest slices into which the runs' tensor degrees together divide the weight."""
-        return lcm(*(one.tensor for one in self.runs))
+        return lcm(*(run.tensor for run in self.runs))
 
     def slice_ranks(self, number: int) -> Ranks:
         """Return the ranks that hold a slice, ascending."""
-        groups = (one.data_groups[number * one.tensor // self.slice_count] for one in self.runs)
+        groups = (run.data_groups[number * run.tensor // self.slice_count] for run in self.runs)
         return tuple(sorted({rank for group in groups for rank in group}))
 
     def slices_of(self, run: RunRanks, rank: int) -> range:
@@ -144,11 +144,11 @@ class TiedParameterGroup:
         if self.reduces_by_tensor_index:
             tensor = self.runs[0].tensor
             return tuple(
-                tuple(sorted({rank for one in self.runs for rank in one.data_groups[index]})) for index in range(tensor)
+                tuple(sorted({rank for run in self.runs for rank in run.data_groups[index]})) for index in range(tensor)
             )
         if self.reduces_by_slice:
             return tuple(map(self.slice_ranks, range(self.slice_count)))
-        return (tuple(sorted({rank for one in self.runs for rank in one.ranks})),)
+        return (tuple(sorted({rank for run in self.runs for rank in run.ranks})),)
 
     def reduction_group_of(self, rank: int) -> Ranks:
         return next(group for group in self.reduction_groups() if rank in group)
@@ -162,8 +162,8 @@ class TiedParameterGroup:
 
         Ranks that have the same part in runs with different layouts keep it unsharded.
         """
-        own_runs = [one for one in self.runs if one.ranks == run.ranks and self.has_same_part(one, run)]
-        is_uniform = all(one.is_equivalent(own_runs[0]) and one.sharding is own_runs[0].sharding for one in own_runs)
+        own_runs = [other for other in self.runs if other.ranks == run.ranks and self.has_same_part(other, run)]
+        is_uniform = all(own.is_equivalent(own_runs[0]) and own.sharding is own_runs[0].sharding for own in own_runs)
         return own_runs[0] if is_uniform and own_runs[0].sharding is not Sharding.NONE else None
 
     @cached_property
@@ -174,9 +174,9 @@ class TiedParameterGroup:
         """
         if self.spans_stages or not self.reduces_by_tensor_index:
             return ()
-        candidates = [self.sharding_run(run) for run in {one.ranks: one for one in self.runs}.values()]
-        homes = tuple(one for one in candidates if one is not None)
-        return homes if len(homes) == len(candidates) and len({one.data for one in homes}) == 1 else ()
+        candidates = [self.sharding_run(run) for run in {run.ranks: run for run in self.runs}.values()]
+        homes = tuple(candidate for candidate in candidates if candidate is not None)
+        return homes if len(homes) == len(candidates) and len({home.data for home in homes}) == 1 else ()
 
     def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
         """Return the ranks with the same shard as `rank`, one per sharding run."""

@@ -136,10 +136,10 @@ class PlanRanks:
         """Return the ranks that gather slices of boundaries or of their gradients, each ascending."""
         directions = (pair for before, behind in self._boundary_sides for pair in ((before, behind), (behind, before)))
         groups = (
-            tuple(sorted(target.node_ranks(one.target)))
+            tuple(sorted(target.node_ranks(transfer.target)))
             for source, target in directions
-            for one in transfers_between(source, target, model)
-            if one.part != WHOLE
+            for transfer in transfers_between(source, target, model)
+            if transfer.part != WHOLE
         )
         return tuple(dict.fromkeys(groups))
 
@@ -160,12 +160,12 @@ class PlanRanks:
 
     def first_row(self, pipeline: int) -> int:
         """Return the first row of the global batch that passes through a pipeline; its rows are consecutive."""
-        return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
+        return sum(earlier.micro_batches * earlier.micro_batch_size for earlier in self.plan.pipelines[:pipeline])
 
 
-def is_boundary_divided(one: RunRanks, other: RunRanks, model: Model) -> bool:
+def is_boundary_divided(side: RunRanks, other: RunRanks, model: Model) -> bool:
     """Return whether the boundary between runs of neighbouring stages, in any order, stays divided along the sequence."""
-    before, behind = sorted((one.run, other.run), key=attrgetter("first"))
+    before, behind = sorted((side.run, other.run), key=attrgetter("first"))
     return divides_boundary(model, before, behind)
 
 
@@ -176,8 +176,12 @@ def transfers_between(source: RunRanks, target: RunRanks, model: Model) -> tuple
 
 
 def _pairs(boundaries: Iterable[tuple[Transfer[int], ...]]) -> tuple[Ranks, ...]:
-    transfers = (one for boundary in boundaries for one in boundary)
-    return tuple(sorted({(min(one.source, one.target), max(one.source, one.target)) for one in transfers}))
+    transfers = (transfer for boundary in boundaries for transfer in boundary)
+    return tuple(
+        sorted(
+            {(min(transfer.source, transfer.target), max(transfer.source, transfer.target)) for transfer in transfers}
+        )
+    )
 
 
 def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tuple[StageRanks, ...]:

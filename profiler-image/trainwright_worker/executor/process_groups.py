@@ -146,9 +146,9 @@ def _reduction_groups(parameter_group: ParameterGroup) -> tuple[Ranks, ...]:
 
 
 def _tied_reduction_groups(tied_group: TiedParameterGroup) -> tuple[Ranks, ...]:
-    sharding_runs = [one for one in tied_group.runs if tied_group.sharding_run(one) is one]
-    data_groups = (one.data_group_ranks(tensor) for one in sharding_runs for tensor in range(one.tensor))
-    peer_groups = (tied_group.peer_ranks(one, rank) for one in tied_group.sharding_runs[:1] for rank in one.ranks)
+    sharding_runs = [run for run in tied_group.runs if tied_group.sharding_run(run) is run]
+    data_groups = (run.data_group_ranks(tensor) for run in sharding_runs for tensor in range(run.tensor))
+    peer_groups = (tied_group.peer_ranks(run, rank) for run in tied_group.sharding_runs[:1] for rank in run.ranks)
     return (*tied_group.reduction_groups(), *data_groups, *peer_groups)
 
 

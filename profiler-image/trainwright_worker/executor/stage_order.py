@@ -37,8 +37,10 @@ class StageOrder:
     @classmethod
     def of(cls, schedule: Schedule, *, stage: int, stages: int, micro_batches: int) -> StageOrder:
         previous, own, following = (
-            operations(schedule, stage=one, stages=stages, micro_batches=micro_batches) if 0 <= one < stages else ()
-            for one in (stage - 1, stage, stage + 1)
+            operations(schedule, stage=number, stages=stages, micro_batches=micro_batches)
+            if 0 <= number < stages
+            else ()
+            for number in (stage - 1, stage, stage + 1)
         )
         return cls(own, previous, following)
 
@@ -54,7 +56,9 @@ class StageOrder:
         """
         sender = self._sender_of(operation)
         position = sender.index(operation)
-        return tuple(one.micro_batch for one in sender[:position] if one.is_forward is not operation.is_forward)
+        return tuple(
+            earlier.micro_batch for earlier in sender[:position] if earlier.is_forward is not operation.is_forward
+        )
 
     def may_post_ahead(self, number: int) -> bool:
         """Return whether the receive of the operation after the `number`-th one may be posted before that one runs.

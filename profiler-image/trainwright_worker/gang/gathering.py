@@ -20,8 +20,8 @@ def gather(value: T, kind: Any, device: torch.device, group: dist.ProcessGroup |
     `kind`: the type of each value. `device`: where the group's backend takes tensors from. Raises ValueError if a value is
     larger than 256 MiB or none of its type.
     """
-    known = adapter(kind)
-    own = torch.frombuffer(bytearray(known.dump_json(value)), dtype=torch.uint8)
+    type_adapter = adapter(kind)
+    own = torch.frombuffer(bytearray(type_adapter.dump_json(value)), dtype=torch.uint8)
     ranks = dist.get_world_size(group)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
     dist.all_gather(sizes, torch.tensor([own.numel()], device=device), group)
@@ -33,5 +33,6 @@ def gather(value: T, kind: Any, device: torch.device, group: dist.ProcessGroup |
     texts = [torch.empty_like(padded) for _ in range(ranks)]
     dist.all_gather(texts, padded, group)
     return [
-        known.validate_json(text[:length].cpu().numpy().tobytes()) for text, length in zip(texts, lengths, strict=True)
+        type_adapter.validate_json(text[:length].cpu().numpy().tobytes())
+        for text, length in zip(texts, lengths, strict=True)
     ]

@@ -107,11 +107,11 @@ def root_cause(abort_cause: Cause | None, gang_status: GangStatus) -> Cause | No
     """
     if abort_cause is not None and abort_cause.reason is not FailureReason.PEER_LOST:
         return abort_cause
-    for told in gang_status.reported_causes:
-        if told.reason not in CONSEQUENTIAL_REASONS:
-            return told
+    for cause in gang_status.reported_causes:
+        if cause.reason not in CONSEQUENTIAL_REASONS:
+            return cause
     candidates = gang_status.pod_causes if gang_status.unresponsive else gang_status.reported_causes
-    return next((told for told in candidates if told.reason is FailureReason.TERMINATED), None)
+    return next((candidate for candidate in candidates if candidate.reason is FailureReason.TERMINATED), None)
 
 
 def peer_loss_message(cause: Cause | None, gang_status: GangStatus) -> str:

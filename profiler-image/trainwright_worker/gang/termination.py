@@ -164,7 +164,7 @@ class TerminationReporter:
                 return board.gather_statuses(), is_first
             if own_cause.reason is FailureReason.PEER_LOST and root_cause(abort_cause, GangStatus(())) is None:
                 return board.gather_statuses(
-                    is_enough=lambda found: root_cause(abort_cause, found) is not None
+                    is_enough=lambda statuses: root_cause(abort_cause, statuses) is not None
                 ), is_first
             return GangStatus(board.devices), is_first
 

@@ -43,5 +43,7 @@ def version_mismatch(versions: Sequence[str], devices: Sequence[Device]) -> str 
         nodes.setdefault(version, {})[device.node] = None
     if len(nodes) == 1:
         return None
-    found = "; ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
-    return f"the ranks of a gang need one version of torch and NCCL, got {found}; use one worker image on all nodes"
+    version_list = "; ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
+    return (
+        f"the ranks of a gang need one version of torch and NCCL, got {version_list}; use one worker image on all nodes"
+    )

@@ -199,5 +199,5 @@ class BertLayers(StackedLayers):
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """Return `tokens`, `token_types` and `targets`, each (count, sequence), and `next_sentence` (count,)."""
-        found = masked_sentences(self.bert, seed=seed, iteration=iteration, first=first, count=count)
-        return {field: found[field] for field in fields}
+        tensors = masked_sentences(self.bert, seed=seed, iteration=iteration, first=first, count=count)
+        return {field: tensors[field] for field in fields}

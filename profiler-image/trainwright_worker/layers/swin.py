@@ -33,8 +33,8 @@ class Embedding(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        found = self.patches(data["images"])
-        return Output((functional.layer_norm(found, found.shape[-1:], self.norm_weight, self.norm_bias),))
+        patches = self.patches(data["images"])
+        return Output((functional.layer_norm(patches, patches.shape[-1:], self.norm_weight, self.norm_bias),))
 
 
 class Block(PreNormBlock):

@@ -231,9 +231,9 @@ class T5Layers:
         length, vocabulary = self.t5.sequence_length, self.t5.vocabulary_size
         tokens, _ = token_rows(length, vocabulary, seed=seed, iteration=iteration, first=first, count=count)
         targets = tokens[:, torch.arange(self.t5.decoder_tokens) % length]
-        found = {
+        tensors = {
             "tokens": tokens,
             "decoder_tokens": functional.pad(targets[:, :-1], (1, 0)),  # token 0 starts, like T5's padding
             "targets": targets,
         }
-        return {field: found[field] for field in fields}
+        return {field: tensors[field] for field in fields}

@@ -288,8 +288,8 @@ class NextTokenLayers(StackedLayers):
         tokens, targets = token_rows(
             self.hidden[0], self.vocabulary, seed=seed, iteration=iteration, first=first, count=count
         )
-        found = {"tokens": tokens, "targets": targets}
-        return {field: found[field] for field in fields}
+        tensors = {"tokens": tokens, "targets": targets}
+        return {field: tensors[field] for field in fields}
 
 
 class RotaryLayers(NextTokenLayers, ABC):

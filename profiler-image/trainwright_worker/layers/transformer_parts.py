@@ -110,11 +110,11 @@ def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal
     """
     keys = by_distance.numel() - queries + 1
     if is_causal:
-        known = functional.embedding(by_distance[:queries], table).T
-        found = functional.pad(known, (0, keys - 1), value=-math.inf)
+        past_biases = functional.embedding(by_distance[:queries], table).T
+        biases = functional.pad(past_biases, (0, keys - 1), value=-math.inf)
     else:
-        found = functional.embedding(by_distance, table).T.contiguous()  # see attention.py: keys are adjacent
-    return found.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
+        biases = functional.embedding(by_distance, table).T.contiguous()  # see attention.py: keys are adjacent
+    return biases.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
 
 
 ROTARY_BASE = 10000.0

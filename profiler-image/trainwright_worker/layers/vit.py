@@ -26,9 +26,9 @@ class Embedding(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        found = self.patches(data["images"])
-        token = self.class_token.expand(len(found), 1, -1)
-        return Output((torch.cat((token, found), 1) + self.positions,))
+        patches = self.patches(data["images"])
+        token = self.class_token.expand(len(patches), 1, -1)
+        return Output((torch.cat((token, patches), 1) + self.positions,))
 
 
 class VitLayers(StackedLayers):

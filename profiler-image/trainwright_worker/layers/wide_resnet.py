@@ -34,8 +34,8 @@ class Stem(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        found = functional.relu(self.first(data["images"]))
-        return Output((functional.max_pool2d(found, 3, stride=2, padding=1),))
+        activations = functional.relu(self.first(data["images"]))
+        return Output((functional.max_pool2d(activations, 3, stride=2, padding=1),))
 
 
 @dataclass(frozen=True, slots=True)

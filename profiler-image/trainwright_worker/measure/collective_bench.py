@@ -55,9 +55,9 @@ def measure_collectives(
             if assignment.rank in ranks:
                 dist.destroy_process_group(group)
     own_device = gang_devices(task.gang)[assignment.rank]
-    first_times = tuple(one for one in own_times if one.members[0] == own_device)
+    first_times = tuple(collective_time for collective_time in own_times if collective_time.members[0] == own_device)
     times_by_rank = gather(first_times, tuple[CollectiveTime, ...], device)
-    return tuple(one for found in times_by_rank for one in found)
+    return tuple(collective_time for times in times_by_rank for collective_time in times)
 
 
 def concurrent_group_sets(gang: Gang) -> list[list[Ranks]]:
@@ -67,7 +67,7 @@ def concurrent_group_sets(gang: Gang) -> list[list[Ranks]]:
     """
     node_ranks: list[Ranks] = []
     for node in gang.nodes:
-        first = sum(len(one) for one in node_ranks)
+        first = sum(len(ranks) for ranks in node_ranks)
         node_ranks.append(tuple(range(first, first + len(node.slots))))
     all_ranks = tuple(rank for node in node_ranks for rank in node)
     intra_node = [ranks for ranks in node_ranks if len(ranks) > 1]

@@ -71,8 +71,8 @@ def median_uncertainty(samples: Sequence[float]) -> float:
 
 def iterations_lasting(seconds: float, iteration_seconds: float, *, at_least: int) -> int:
     """Return the iterations that last some seconds, given the seconds of one; a bounded number, at least `at_least`."""
-    wanted = math.ceil(seconds / iteration_seconds) if iteration_seconds > 0 else MAX_ROUND_ITERATIONS
-    return max(min(wanted, MAX_ROUND_ITERATIONS), at_least)
+    iterations = math.ceil(seconds / iteration_seconds) if iteration_seconds > 0 else MAX_ROUND_ITERATIONS
+    return max(min(iterations, MAX_ROUND_ITERATIONS), at_least)
 
 
 def relative_spread(samples: Sequence[float]) -> float:
@@ -108,8 +108,8 @@ def profile_layers(
                     number * len(rows) + row_index + 1, len(kinds) * len(rows), "layer profiles"
                 )
     watchdog.beat(f"timing matrix products in {task.model.dtype}")
-    held, speedup = bytes_beside_tensors(device), format_speedup(task.model.dtype, device)
-    return ProfilingReport(tuple(profiles), tuple(too_large), held, speedup)
+    process_bytes, speedup = bytes_beside_tensors(device), format_speedup(task.model.dtype, device)
+    return ProfilingReport(tuple(profiles), tuple(too_large), process_bytes, speedup)
 
 
 def profile_if_it_fits(

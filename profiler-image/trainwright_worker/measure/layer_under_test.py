@@ -102,7 +102,10 @@ class LayerUnderTest:
         flat_parameters = self.optimizer.flat_parameters
         if all(flat_parameter.full_values.dtype is not torch.float16 for flat_parameter in flat_parameters):
             return None
-        norms = [SquaredNorm(one, includes_split=True, includes_unsplit=True) for one in flat_parameters]
+        norms = [
+            SquaredNorm(flat_parameter, includes_split=True, includes_unsplit=True)
+            for flat_parameter in flat_parameters
+        ]
         norm = GradientNorm(norms, None, self.device).compute()
         return GradientScaling(torch.ones_like(norm).float(), torch.zeros_like(norm).float())
 

@@ -101,7 +101,7 @@ def _node_pair_rounds(task: LinkTask) -> tuple[tuple[Pair, ...], ...]:
     if task.pairs is None:
         return round_robin_rounds(len(task.gang.nodes))
     node_indices = {node.name: place for place, node in enumerate(task.gang.nodes)}
-    return disjoint_rounds((node_indices[one], node_indices[other]) for one, other in task.pairs)
+    return disjoint_rounds((node_indices[name], node_indices[other]) for name, other in task.pairs)
 
 
 def _slowest_per_direction(links: list[Link]) -> tuple[Link, ...]:
@@ -111,8 +111,8 @@ def _slowest_per_direction(links: list[Link]) -> tuple[Link, ...]:
     """
     slowest: dict[tuple[str, str], Link] = {}
     for link in links:
-        known = slowest.get((link.source, link.target))
-        if known is None or link.bandwidth_bytes_per_second < known.bandwidth_bytes_per_second:
+        slowest_link = slowest.get((link.source, link.target))
+        if slowest_link is None or link.bandwidth_bytes_per_second < slowest_link.bandwidth_bytes_per_second:
             slowest[link.source, link.target] = link
     return tuple(slowest[key] for key in sorted(slowest))
 

@@ -55,7 +55,7 @@ def measure_overlaps(
                 dist.destroy_process_group(group)
     overlaps_by_rank = gather(tuple(own_overlaps[:1]), tuple[Overlap, ...], device)
     overlap_by_node = {
-        one.node: one for ranks in reversed(overlaps_by_rank) for one in ranks
+        overlap.node: overlap for ranks in reversed(overlaps_by_rank) for overlap in ranks
     }  # the node's first rank counts
     return tuple(overlap_by_node[node.name] for node in task.gang.nodes if node.name in overlap_by_node)
 
@@ -78,8 +78,8 @@ def _measure_slowdown(group: TimedGroup, node: str, dtype: torch.dtype) -> Overl
         # Alternate, so that other load on the machine slows both down equally.
         samples = [(_time_compute(group, work), *_time_overlapped(group, message, work)) for _ in range(_REPEATS)]
         computed, message_done = (
-            group.median_of_slowest([one[1] for one in samples]),
-            group.median_of_slowest([one[2] for one in samples]),
+            group.median_of_slowest([sample[1] for sample in samples]),
+            group.median_of_slowest([sample[2] for sample in samples]),
         )
         if product_count == 1 or computed <= _MAX_COMPUTE_SHARE * message_done:
             return Overlap(node, statistics.median(beside / alone for alone, beside, _ in samples))

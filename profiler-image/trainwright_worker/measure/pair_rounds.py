@@ -36,12 +36,12 @@ def disjoint_rounds(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
     """
     rounds_of_participant: dict[int, set[int]] = defaultdict(set)
     rounds: dict[int, list[Pair]] = defaultdict(list)
-    for one, other in pairs:
-        busy_rounds = rounds_of_participant[one] | rounds_of_participant[other]
+    for participant, other in pairs:
+        busy_rounds = rounds_of_participant[participant] | rounds_of_participant[other]
         number = next(number for number in count() if number not in busy_rounds)
-        rounds_of_participant[one].add(number)
+        rounds_of_participant[participant].add(number)
         rounds_of_participant[other].add(number)
-        rounds[number].append((min(one, other), max(one, other)))
+        rounds[number].append((min(participant, other), max(participant, other)))
     return tuple(tuple(rounds[number]) for number in sorted(rounds))
 
 

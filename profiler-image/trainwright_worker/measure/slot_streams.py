@@ -105,7 +105,7 @@ def links_with_all_slots(links: Iterable[Link], streams: Iterable[SlotStream]) -
     of_edge: defaultdict[tuple[str, str], list[SlotStream]] = defaultdict(list)
     for stream in streams:
         of_edge[stream.source, stream.target].append(stream)
-    found = []
+    links_with_slots = []
     for link in links:
         slots = of_edge.get((link.source, link.target), [])
         alone = link.bandwidth_bytes_per_second
@@ -113,7 +113,7 @@ def links_with_all_slots(links: Iterable[Link], streams: Iterable[SlotStream]) -
             (stream.seconds for stream in slots), default=math.inf
         )
         is_faster = together > _MIN_GAIN * alone
-        found.append(
+        links_with_slots.append(
             replace(link, bandwidth_bytes_per_second=together, flow_bytes_per_second=alone) if is_faster else link
         )
-    return tuple(found)
+    return tuple(links_with_slots)
