@@ -71,7 +71,7 @@ SIZES = (2, 16, 3, 64, 4, 32, 8, 128, 4, 16, 6, 1024, 8, 24, 12, 48, 5, 64, 16, 
 """Device counts of successive cases with the same number of types, used twice."""
 PER_NUMBER_OF_TYPES = 2 * len(SIZES)
 SLOW_UPLINK_RATIO, SLOW_CARD_RATIO = 5, 8
-MOST_LINKED_NODES = 64
+MAX_LINKED_NODES = 64
 """Maximum number of nodes of topologies with explicit links."""
 LOOSE_RATIO, TIGHT_RATIO = 0.35, 0.6
 """Maximum share of all memory for weights, gradients and optimizer state, normal and with tight memory."""
@@ -184,7 +184,7 @@ def _draw(types: int, index: int, number: int) -> Case:
     nodes = sum(group.nodes for group in groups)
     topologies = ["flat", "flat", "flat"]
     topologies += ["slow node"] if nodes > 1 else []
-    topologies += ["slow rack"] if 3 < nodes <= MOST_LINKED_NODES else []
+    topologies += ["slow rack"] if 3 < nodes <= MAX_LINKED_NODES else []
     memory = sum(group.nodes * group.devices * data_sheet(TYPES[group.type]).memory_bytes.value for group in groups)
     shares = {name: _state_bytes(name) / memory for name in MODELS if _worth(name, devices)}
     tight = {name: share for name, share in shares.items() if TIGHTEST_RATIO <= share / TIGHT_RATIO <= 1}

@@ -20,7 +20,7 @@ from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl
 
 RESULTS = Path(__file__).parent / "results" / "auto_optima.csv"
 INSTANCES = 320
-MOST_PLANS = 12_000
+MAX_PLANS = 12_000
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Optimum:
     @property
     def problem(self) -> Problem:
         """Return a new problem of the instance."""
-        return instance(self.seed, MOST_PLANS)
+        return instance(self.seed, MAX_PLANS)
 
     def difference(self, search: str) -> float:
         """Return how much slower the search's plan is, as a ratio minus 1: infinite if it finds none."""
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["seed", "devices", "layers", "types", "batch", "plans", "seconds", "best plan"])
         for seed in range(first, end):
-            problem = instance(seed, MOST_PLANS)
+            problem = instance(seed, MAX_PLANS)
             seconds, plan = fastest(problem)
             sizes = len(problem.devices), len(problem.model.layers), len(problem.cluster.accelerators)
             shown = plan.summary() if plan else "-"

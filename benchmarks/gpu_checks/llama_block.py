@@ -20,7 +20,7 @@ BLOCK = 1
 KNOWN = "NVIDIA-H200"
 FORWARD_MILLISECONDS = 2.6, 3.6
 """Range of the forward on the known accelerator."""
-LEAST_UTILISATION = 0.55
+MIN_UTILISATION = 0.55
 
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:
@@ -63,8 +63,8 @@ def _find(hardware: Hardware) -> Iterator[Finding]:
         return
     flops = 3 * model.kind_of(BLOCK).forward_flops_per_row
     share = flops / (seconds + backward_seconds) / sheet.flops_per_second(hardware.half)
-    measured, expected = f"{share:.0%} of the data sheet's peak", f"at least {LEAST_UTILISATION:.0%} on an H200"
+    measured, expected = f"{share:.0%} of the data sheet's peak", f"at least {MIN_UTILISATION:.0%} on an H200"
     if sheet.name == KNOWN:
-        yield judged(f"{subject}: utilisation", measured, expected, holds=share >= LEAST_UTILISATION)
+        yield judged(f"{subject}: utilisation", measured, expected, holds=share >= MIN_UTILISATION)
     else:
         yield skipped(f"{subject}: utilisation", f"the least is not known for {hardware.name}", measured, expected)

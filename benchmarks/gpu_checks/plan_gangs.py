@@ -119,9 +119,9 @@ def _finding(subject: str, answers: list[dict[str, Any] | None]) -> Finding:
     loss, gradient = (
         max((answer[name] for answer in found), default=float("nan")) for name in ("loss_error", "gradient_error")
     )
-    most_loss, most_gradient = NORMALISED if "wide_resnet" in subject else ROUNDED if "float16" in subject else EXACT
+    max_loss, max_gradient = NORMALISED if "wide_resnet" in subject else ROUNDED if "float16" in subject else EXACT
     missing = [answer["name"] for answer in found if answer["missing"]]
-    holds = len(found) == len(answers) and not missing and loss < most_loss and gradient < most_gradient
+    holds = len(found) == len(answers) and not missing and loss < max_loss and gradient < max_gradient
     measured = f"gradients {gradient:.1g}, losses {loss:.1g}, {len(found)} plans"
-    gradients = f"gradients below {most_gradient:g}, " if math.isfinite(most_gradient) else ""
-    return judged(subject, measured, f"{gradients}losses below {most_loss:g} of one process", holds=holds)
+    gradients = f"gradients below {max_gradient:g}, " if math.isfinite(max_gradient) else ""
+    return judged(subject, measured, f"{gradients}losses below {max_loss:g} of one process", holds=holds)

@@ -19,7 +19,7 @@ from trainwright.model import Model
 from trainwright.search import Limits, Problem, required_profiles
 from trainwright.worker_api import LinkReport, LinkTask
 
-MOST_GPUS = 8
+MAX_GPUS = 8
 DEMO_ROWS, DEMO_TENSOR_DEGREE = 32, 2
 """Batch and limit of `deploy/examples/gpt2-small-emulated.yaml`, with its model."""
 ROWS, MICRO_BATCHES = 8, 4
@@ -30,7 +30,7 @@ def subjects(hardware: Hardware) -> Iterator[Subject]:
     if hardware.is_gpu and hardware.count < 2:
         yield Subject("several GPUs", lambda: [skipped("several GPUs", "there is one")])
         return
-    count = max(min(hardware.count, MOST_GPUS), 2)
+    count = max(min(hardware.count, MAX_GPUS), 2)
     machine = Machine(hardware, count)
     yield Subject("links", machine.links)
     yield Subject("the demo's plan", machine.demo)

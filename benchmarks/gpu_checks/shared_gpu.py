@@ -48,7 +48,7 @@ FOR_EVER = 1_000_000
 LARGEST_LOSS_ERROR = 1e-4
 """Largest relative difference of losses in float32 between plans, which sum in different orders."""
 SILENCE_SECONDS = 15.0
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Time within which a gang has noticed a lost or a hanging process."""
 
 
@@ -148,9 +148,9 @@ class SharedGangs:
         named = [one for one in failures if "rank 1 on node-1:0 does not answer" in one.message]
         holds = {one.rank for one in named} == {0, 2} and {one.reason for one in named} == {FailureReason.HANG}
         told = "; ".join(f"rank {one.rank}: {one.doing}" for one in named)
-        expected = f"both others name it within {MOST_SECONDS:.0f} s"
+        expected = f"both others name it within {MAX_SECONDS:.0f} s"
         measured = f"{len(named)} name it after {seconds:.0f} s ({told})"
-        yield judged("stopped rank", measured, expected, holds=holds and seconds < MOST_SECONDS)
+        yield judged("stopped rank", measured, expected, holds=holds and seconds < MAX_SECONDS)
 
     def lost(self) -> Iterator[Finding]:
         """End a node with its launcher, so that NCCL alone notices."""
@@ -173,8 +173,8 @@ class SharedGangs:
         _, failures = ended(first)
         seconds = time.monotonic() - begin
         told = "; ".join(f"{one.reason}: {one.message.splitlines()[0]}" for one in failures)
-        holds = seconds < MOST_SECONDS and {one.reason for one in failures} == {FailureReason.PEER_LOST}
-        expected = f"{FailureReason.PEER_LOST} within {MOST_SECONDS:.0f} s"
+        holds = seconds < MAX_SECONDS and {one.reason for one in failures} == {FailureReason.PEER_LOST}
+        expected = f"{FailureReason.PEER_LOST} within {MAX_SECONDS:.0f} s"
         yield judged("lost node", f"{told or 'nothing'} after {seconds:.0f} s", expected, holds=holds)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from trainwright_operator.kube.main import main
 
 SLEEP_SECONDS: Final = 0.02
-LEAST_SECONDS: Final = 0.03
+MIN_SECONDS: Final = 0.03
 
 
 async def record_holds(file: Path) -> None:
@@ -27,7 +27,7 @@ async def record_holds(file: Path) -> None:
             await asyncio.sleep(SLEEP_SECONDS)
             ended = time.monotonic()
             late, busy = ended - began - SLEEP_SECONDS, time.process_time() - cpu
-            if late > LEAST_SECONDS:
+            if late > MIN_SECONDS:
                 lines.write(f"{ended} {late:.4f} {busy:.4f}\n")
 
 

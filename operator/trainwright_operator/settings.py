@@ -18,10 +18,10 @@ from trainwright_operator.api.pods import ARCHITECTURES
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
 """Name and maximum of a number; its minimum is 1."""
-_LEAST_GRACE_SECONDS = 5
+_MIN_GRACE_SECONDS = 5
 """What workers have of their own."""
 _HIGHEST_LIMIT = 1_000_000_000
-_MOST_HOURS = 87_600
+_MAX_HOURS = 87_600
 """Ten years."""
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease")
@@ -78,7 +78,7 @@ def _rules(environment: Mapping[str, str]) -> InstallationRules:
         limits=TenantLimits(
             priority=_limit(environment, "TRAINWRIGHT_MAX_PRIORITY", 0),
             plans_per_namespace=_limit(environment, "TRAINWRIGHT_PLANS_PER_NAMESPACE", 1),
-            grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _LEAST_GRACE_SECONDS),
+            grace_seconds=_limit(environment, "TRAINWRIGHT_MAX_GRACE_SECONDS", _MIN_GRACE_SECONDS),
         ),
         architectures=_architectures(environment.get("TRAINWRIGHT_WORKER_ARCHITECTURES", "")),
         priority_class=environment.get("TRAINWRIGHT_WORKER_PRIORITY_CLASS", ""),
@@ -132,8 +132,8 @@ def _hours(environment: Mapping[str, str], name: str) -> float | None:
         hours = float(text)
     except ValueError:
         hours = 0.0
-    if not 0 < hours <= _MOST_HOURS:
-        raise ValueError(f"{name} must be a number of hours above 0, at most {_MOST_HOURS}, got {text!r}")
+    if not 0 < hours <= _MAX_HOURS:
+        raise ValueError(f"{name} must be a number of hours above 0, at most {_MAX_HOURS}, got {text!r}")
     return hours
 
 

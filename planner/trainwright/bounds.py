@@ -14,7 +14,7 @@ LARGEST_INTEGER: Final = 2**63 - 1
 SHORTEST_SECONDS: Final = 1e-9
 """Minimum of an iteration's time: no clock measures less, and rates by it stay finite."""
 LONGEST_SECONDS: Final = 1e9
-MOST_ROWS: Final = 2**40
+MAX_ROWS: Final = 2**40
 
 OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 """Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
@@ -24,10 +24,10 @@ FLAT: Final = object()
 
 Bytes = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
-Slot = Annotated[int, Field(ge=0, le=MOST_ROWS)]
-Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Slot = Annotated[int, Field(ge=0, le=MAX_ROWS)]
+Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 """Rows, and degrees of parallelism."""
-Position = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Position = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 """Place in an order, from 1."""
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 IterationSeconds = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]

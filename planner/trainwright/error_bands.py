@@ -19,7 +19,7 @@ from trainwright.strategy import Sharding
 
 MEAN_MEASURED_ERROR: Final = 0.015
 """Mean error of predictions with measured profiles, on emulated devices (docs/accuracy.md)."""
-LEAST_RUNS: Final = 10
+MIN_RUNS: Final = 10
 """Runs below which a band of a generation or a kind of plan says too little."""
 
 
@@ -83,13 +83,13 @@ def scarce_runs(band: ErrorBand, accelerators: Collection[str]) -> dict[str, int
     for name in accelerators:
         generation = data_sheet(name).generation if has_data_sheet(name) else None
         runs = runs_of.get(generation or "", 0)
-        if runs < LEAST_RUNS and generation != (band.generation or ""):
+        if runs < MIN_RUNS and generation != (band.generation or ""):
             found[name] = runs
     return found
 
 
 def _band(generation: str | None, kind: str) -> ErrorBand:
-    known = {(band.generation, band.plan): band for band in error_bands() if band.runs >= LEAST_RUNS}
+    known = {(band.generation, band.plan): band for band in error_bands() if band.runs >= MIN_RUNS}
     for key in ((generation, kind), (None, kind), (generation, None)):
         if key in known and key != (None, None):
             return known[key]

@@ -230,12 +230,12 @@ def sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, rows: int, dty
     return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
 
 
-def least_sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, most_rows: int, dtype: Dtype) -> float:
-    """Return a lower bound on `sequence_parallel_seconds_ratio` of up to `most_rows` rows.
+def least_sequence_parallel_seconds_ratio(kind: LayerKind, tensor: int, max_rows: int, dtype: Dtype) -> float:
+    """Return a lower bound on `sequence_parallel_seconds_ratio` of up to `max_rows` rows.
 
     Work per row shrinks with the rows, since all of them share the weights, and the ratio with the divided part of the work.
     """
-    divided, whole = _work_per_row(kind, tensor, most_rows, dtype)[0], _work_per_row(kind, tensor, 1, dtype)[1]
+    divided, whole = _work_per_row(kind, tensor, max_rows, dtype)[0], _work_per_row(kind, tensor, 1, dtype)[1]
     return (divided + whole / tensor) / (divided + whole) if divided + whole else 1.0
 
 

@@ -218,7 +218,7 @@ class Plan:
         return f" {self.schedule}" if is_pipelined and self.schedule is not Schedule.ONE_FORWARD_ONE_BACKWARD else ""
 
 
-MOST_NAMED_DEGREE = 1024
+MAX_NAMED_DEGREE = 1024
 """Maximum tensor degree that is named to choose from."""
 
 
@@ -238,12 +238,12 @@ def check_tensor_degree(named: str, tensor: int, most: int) -> None:
     """Raise ValueError for a tensor degree, in these words, that does not divide `most`, the model's maximum."""
     if most % tensor == 0:
         return
-    *others, last = (str(degree) for degree in range(1, min(most, MOST_NAMED_DEGREE) + 1) if most % degree == 0)
+    *others, last = (str(degree) for degree in range(1, min(most, MAX_NAMED_DEGREE) + 1) if most % degree == 0)
     degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
     raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
 
 
-MOST_GROUPS = 6
+MAX_GROUPS = 6
 """Maximum number of stage groups in a summary."""
 
 
@@ -256,8 +256,8 @@ def _summary(pipeline: Pipeline) -> str:
     ]
     if len(groups) == 1:
         return f"{depth} {groups[0][0]} {batches} [{groups[0][1]}]"
-    told = [f"{layers} {degrees}" for degrees, layers in groups[:MOST_GROUPS]]
-    return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MOST_GROUPS else ''}]"
+    told = [f"{layers} {degrees}" for degrees, layers in groups[:MAX_GROUPS]]
+    return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MAX_GROUPS else ''}]"
 
 
 def format_batches(pipeline: Pipeline) -> str:

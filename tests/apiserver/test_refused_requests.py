@@ -15,8 +15,8 @@ from operator_process import condition, deny, equip, jobs, make_pods, operator, 
 
 from trainwright_operator.api import crd
 
-MOST_TRIES = 4
-MOST_REQUESTS = 12
+MAX_TRIES = 4
+MAX_REQUESTS = 12
 MINUTE = 60.0
 _OTHERS = {("list", "trainingplans"), ("get", "leases"), ("update", "leases")}
 """Requests for all plans of a namespace, whatever becomes of each."""
@@ -74,9 +74,9 @@ def test_what_a_policy_denies_is_asked_for_rarely(programs: None, training_plan_
         since = time.time()
         time.sleep(MINUTE)
         pins, creates = requests(api.audit_log, "pins", since), requests(api.audit_log, "creates", since)
-        assert 1 <= pins["patch", "pods"] <= MOST_TRIES, pins
-        assert 1 <= creates["create", "pytorchjobs"] <= MOST_TRIES, creates
-        assert max(pins.total(), creates.total()) <= MOST_REQUESTS, (pins, creates)
+        assert 1 <= pins["patch", "pods"] <= MAX_TRIES, pins
+        assert 1 <= creates["create", "pytorchjobs"] <= MAX_TRIES, creates
+        assert max(pins.total(), creates.total()) <= MAX_REQUESTS, (pins, creates)
         for namespace in ("pins", "creates"):
             api.kubectl("delete", "validatingadmissionpolicybinding", namespace)
         lifted = time.time()

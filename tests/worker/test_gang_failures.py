@@ -24,7 +24,7 @@ from trainwright_worker.gang.rank_assignment import gang_devices
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(170)]
 
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 FOR_EVER = 1_000_000
 
 
@@ -87,7 +87,7 @@ def test_killed_peer_ends_the_others_with_its_name_and_cause(worker, make) -> No
     begin = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     outcome = worker.end(process)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.code != 0
     told = by_rank(outcome.failures)
     assert {rank: failure.reason for rank, failure in told.items()} == {
@@ -121,7 +121,7 @@ def test_crash_is_reported_by_its_process_and_as_cause_by_the_others(worker, mak
 def test_hanging_rank_is_named_by_all_with_stacks(worker, make) -> None:
     begin = time.monotonic()
     outcome = worker.local(make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), fault="hang"))
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.code != 0
     told = by_rank(outcome.failures)
     assert {rank: failure.reason for rank, failure in told.items()} == dict.fromkeys(range(3), FailureReason.HANG)
@@ -147,7 +147,7 @@ def test_stopped_rank_is_named_by_the_others(worker, make) -> None:
     begin = time.monotonic()
     os.kill(victim, signal.SIGSTOP)
     outcome = worker.end(process)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     told = by_rank(outcome.failures)
     assert {rank: failure.reason for rank, failure in told.items()} == dict.fromkeys(range(3), FailureReason.HANG)
     for rank in (0, 2):
@@ -217,7 +217,7 @@ def test_host_out_of_memory_is_reported_with_its_stage(worker, make) -> None:
 def test_missing_device_is_reported_as_unmet_placement(worker, make) -> None:
     begin = time.monotonic()
     outcome = worker.local(make.trial(make.gang(1, 1, backend="nccl")))
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.code != 0
     reasons = {failure.reason for failure in outcome.failures}
     assert FailureReason.PLACEMENT_NOT_MET in reasons
@@ -234,7 +234,7 @@ def test_gang_ends_and_reports_sigterm(worker, make) -> None:
     begin = time.monotonic()
     process.terminate()
     outcome = worker.end(process)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.code != 0
     assert outcome.failures[0].message == "the gang was stopped by a signal (SIGTERM)"
     told = by_rank(outcome.failures)
@@ -250,7 +250,7 @@ def test_gang_ends_when_its_parent_is_gone(worker, make) -> None:
     begin = time.monotonic()
     process.kill()
     outcome = worker.end(process)  # its output ends with the last of its processes
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.reasons == {"PeerLost"}
     assert any("the gang's store, is gone" in failure.message for failure in outcome.failures)
 
@@ -261,7 +261,7 @@ def test_pod_reports_sigterm_and_is_named_by_the_others(worker, make) -> None:
     pods.pids()
     pods.processes["node-b"].terminate()
     (first, second), seconds = pods.end()
-    assert seconds < MOST_SECONDS
+    assert seconds < MAX_SECONDS
     assert first.code != 0
     assert second.code != 0
     # A process may report it before its pod does.
@@ -282,7 +282,7 @@ def test_waiting_pod_ends_on_sigterm(worker, make) -> None:
     begin = time.monotonic()
     process.terminate()
     outcome = worker.end(process)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     assert outcome.code != 0
     assert FailureReason.TERMINATED in {failure.reason for failure in outcome.failures}
 
@@ -293,7 +293,7 @@ def test_pod_reports_its_killed_process_to_the_others(worker, make, victim: int,
     pods = Pods(worker, make.trial(make.gang(2, 1), iterations=FOR_EVER))
     os.kill(pods.pids()[victim], signal.SIGKILL)
     outcomes, seconds = pods.end()
-    assert seconds < MOST_SECONDS
+    assert seconds < MAX_SECONDS
     assert all(outcome.code != 0 for outcome in outcomes)
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     (crash,) = (failure for failure in failures if failure.reason is FailureReason.CRASHED)
@@ -309,7 +309,7 @@ def test_pod_with_a_stopped_process_exits_after_a_peer_aborts(worker, make) -> N
     pods = Pods(worker, make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER))
     os.kill(pods.pids()[1], signal.SIGSTOP)
     (first, second), seconds = pods.end()
-    assert seconds < MOST_SECONDS
+    assert seconds < MAX_SECONDS
     assert first.reasons == {"Hang"}
     assert "rank 1 on node-b:0 does not answer" in first.failures[0].message
     assert second.code != 0
@@ -322,7 +322,7 @@ def test_processes_end_when_their_launcher_is_gone(worker, make) -> None:
     pods.pids()
     pods.processes["node-a"].kill()
     (first, second), seconds = pods.end()
-    assert seconds < MOST_SECONDS
+    assert seconds < MAX_SECONDS
     lost = [*first.failures, *second.failures]
     assert lost
     assert {failure.reason for failure in lost} == {FailureReason.PEER_LOST}

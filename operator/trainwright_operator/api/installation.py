@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-_MOST_NAMES: Final = 5
+_MAX_NAMES: Final = 5
 NO_JOBS: Final = "this installation hands over no jobs (handover.allow: Never of the chart)"
 
 
@@ -25,7 +25,7 @@ class PodTemplateRule(StrEnum):
 
 def join_names(names: Sequence[str]) -> str:
     """Return names as words, only the first ones where there are many."""
-    shown = [*names[:_MOST_NAMES], *([f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else [])]
+    shown = [*names[:_MAX_NAMES], *([f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else [])]
     return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
 
 

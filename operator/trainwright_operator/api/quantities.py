@@ -11,8 +11,8 @@ from typing import Final
 
 MEBIBYTE: Final = 1 << 20
 GIBIBYTE: Final = 1 << 30
-LEAST_MEMORY: Final = GIBIBYTE
-MOST_MEMORY: Final = 4096 * GIBIBYTE
+MIN_MEMORY: Final = GIBIBYTE
+MAX_MEMORY: Final = 4096 * GIBIBYTE
 """Bounds of a device's memory, far from any device's: other figures are mistakes."""
 _SUFFIXES: Final[Mapping[str, Fraction | int]] = (
     {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
@@ -66,7 +66,7 @@ def mebibytes(text: str, *, is_emulated: bool = False) -> int | None:
 
 def is_memory(num_bytes: int, *, is_emulated: bool = False) -> bool:
     """Return whether a device may have a memory of that size; emulated ones may have less than any real one."""
-    return (1 if is_emulated else LEAST_MEMORY) <= num_bytes <= MOST_MEMORY
+    return (1 if is_emulated else MIN_MEMORY) <= num_bytes <= MAX_MEMORY
 
 
 def shown(text: str) -> str:

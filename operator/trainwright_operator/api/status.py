@@ -119,8 +119,8 @@ class ClusterChange(StatusModel):
     with the nodes as they are then."""
 
 
-MOST_NODES = 1024
-MOST_ACCELERATORS = 64
+MAX_NODES = 1024
+MAX_ACCELERATORS = 64
 """More are not shown: the API server would refuse the status."""
 
 
@@ -135,13 +135,13 @@ class ClusterStatus(StatusModel):
     """Devices on all nodes together."""
     emulated: bool = False
     """Whether any device's speed is emulated; then every time that involves it is emulated too."""
-    nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
+    nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(MAX_NODES))] = ()
     """Nodes whose devices may be used; the first 1024 where they are more."""
     accelerators: Annotated[
-        tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(MOST_ACCELERATORS))
+        tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(MAX_ACCELERATORS))
     ] = ()
     """Types of devices."""
-    excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
+    excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MAX_NODES))] = ()
     """Nodes that are left out, each with the reason; the first 256 where they are more."""
     revision: Annotated[int, Field(ge=1)] = 1
     """Number of the discovery of the nodes: 1 at first, one more each time that nodes changed and the plan went on with

@@ -15,7 +15,7 @@ from typing import Final
 
 WRITE_SECONDS: Final = 10.0
 """Time for writes after the start of a renewal; another operator waits for 15 s."""
-_LEAST_SECONDS: Final = 1.0
+_MIN_SECONDS: Final = 1.0
 """A write that has less time left is refused: it might arrive too late."""
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that goes on while the machine sleeps. No clock of a guest need notice that its hypervisor paused it."""
@@ -57,7 +57,7 @@ class WriteGuard:
             left = self.seconds_left
             if self._closed:
                 raise NotLeading("the operator is stopping")
-            if left < _LEAST_SECONDS:
+            if left < _MIN_SECONDS:
                 raise NotLeading(f"the lease was not renewed for {WRITE_SECONDS - left:.0f} s")
             self._in_flight += 1
         try:

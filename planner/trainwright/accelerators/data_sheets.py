@@ -17,7 +17,7 @@ from trainwright.runtime import AttentionLibrary
 
 T = TypeVar("T")
 
-MOST_NAMES_SHOWN = 3
+MAX_NAMES_SHOWN = 3
 MIG_PART: Final = "-MIG-"
 """Part of a product label that names a MIG instance, as in `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`."""
 
@@ -36,7 +36,7 @@ def find(name: str, known: Mapping[str, T], what: str) -> T:
     if found is None:
         near = get_close_matches(plain(name), known, n=len(known), cutoff=0.4)
         labels = dict.fromkeys(str(known[alias]) for alias in near)
-        shown = list(labels)[:MOST_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
+        shown = list(labels)[:MAX_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
         raise ValueError(f"no data sheet for {what} {name!r}; choose one that has one, such as {', '.join(shown)}")
     return found
 

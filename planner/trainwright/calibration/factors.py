@@ -103,17 +103,17 @@ MEASURED_GROWTH_SPREAD: Final = 0.05
 DERIVED_GROWTH_SPREAD: Final = 0.3
 """Prior deviations of the growth over rows: small if it was measured, large if a data sheet gave it."""
 CONSTANT_SPREAD: Final = 0.03
-MOST_CONSTANT: Final = 0.5
+MAX_CONSTANT: Final = 0.5
 """Maximum of constant_seconds, as a share of the fastest measured iteration."""
-MOST_RATIO: Final = 20.0
+MAX_RATIO: Final = 20.0
 """Ratio of a measured iteration or peak to its prediction, or the inverse, beyond which no factor's bounds reach."""
 ACTIVATION_SPREAD: Final = 0.2
 CONSTANT_MEMORY_SPREAD: Final = 0.2
 COPIES_UNIT_BYTES: Final = 16.0
 COPIES_SPREAD: Final = 0.25
-MOST_COPIES: Final = 1.5
+MAX_COPIES: Final = 1.5
 """Prior deviation and maximum of copied_bytes_per_parameter, in units of what mixed precision holds with Adam."""
-MOST_CONSTANT_MEMORY: Final = 0.9
+MAX_CONSTANT_MEMORY: Final = 0.9
 """Maximum of constant_bytes, as a share of the smallest measured peak."""
 
 
@@ -146,7 +146,7 @@ class TimeFactors:
             _ratio("inside_link_ratio", runtime.inside_ratio, 0.05, 4.0, LINK_SPREAD),
             _ratio("overlap_slowdown_ratio", runtime.overlap_slowdown_ratio, 1.0, 3.0, OVERLAP_SPREAD),
             _ratio("row_growth_ratio", runtime.row_growth_ratio, 0.2, 3.0, growth_spread),
-            Parameter("constant_seconds", constant, 0.0, max(MOST_CONSTANT, constant), CONSTANT_SPREAD),
+            Parameter("constant_seconds", constant, 0.0, max(MAX_CONSTANT, constant), CONSTANT_SPREAD),
             *(
                 Parameter(f"compute_ratio {name}", 0.0, log(0.5), log(2.0), ACCELERATOR_SPREAD)
                 for name in self.deviating
@@ -228,7 +228,7 @@ class MemoryFactors:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         constant = self.runtime.constant_bytes / self.smallest_bytes
-        highest = max(MOST_CONSTANT_MEMORY, constant)
+        highest = max(MAX_CONSTANT_MEMORY, constant)
         return (
             _ratio("activation_ratio", self.runtime.activation_ratio, 0.3, 3.0, ACTIVATION_SPREAD),
             Parameter("constant_bytes", constant, 0.0, highest, CONSTANT_MEMORY_SPREAD),
@@ -236,7 +236,7 @@ class MemoryFactors:
                 "copied_bytes_per_parameter",
                 self.runtime.copied_bytes_per_parameter / COPIES_UNIT_BYTES,
                 0.0,
-                max(MOST_COPIES, self.runtime.copied_bytes_per_parameter / COPIES_UNIT_BYTES),
+                max(MAX_COPIES, self.runtime.copied_bytes_per_parameter / COPIES_UNIT_BYTES),
                 COPIES_SPREAD,
             ),
         )

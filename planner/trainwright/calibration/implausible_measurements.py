@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.calibration.factors import MOST_RATIO, Evaluation
+from trainwright.calibration.factors import MAX_RATIO, Evaluation
 from trainwright.calibration.measured_trials import Trial
 from trainwright.quantity import format_bytes
 
 UNPREDICTED_BYTES: Final = 8 * 2**30
-"""Memory besides MOST_RATIO times the prediction that a peak may have: a device's context, its libraries and the buffers of
+"""Memory besides MAX_RATIO times the prediction that a peak may have: a device's context, its libraries and the buffers of
 its communicators, which dominate small models."""
 MEMORY_SLACK: Final = 1.1
 """Ratio of a measured peak to the device's memory beyond which it is wrong: clusters may give 80e9 bytes for 80 GiB."""
@@ -46,14 +46,14 @@ def implausible(evaluation: Evaluation, number: int) -> Implausible | None:
     if not isinstance(trial, Trial):
         return None
     measured, expected = trial.iteration_seconds, evaluation.seconds(number, evaluation.context.runtime)
-    if not expected / MOST_RATIO <= measured <= expected * MOST_RATIO:
+    if not expected / MAX_RATIO <= measured <= expected * MAX_RATIO:
         words = _far_off("iteration_seconds", measured, expected, f"{expected:.4g}")
         return Implausible(f"{words}, too far for any factor to explain", SECONDS_MEANT)
     for peak in _peaks(evaluation, number, trial):
         if peak.measured > peak.limit * MEMORY_SLACK:
             size = format_bytes(peak.limit)
             return Implausible(f"{peak.field} is {peak.measured:,}, more than the {peak.device}'s {size}", BYTES_MEANT)
-        if not peak.expected / MOST_RATIO <= peak.measured <= peak.expected * MOST_RATIO + UNPREDICTED_BYTES:
+        if not peak.expected / MAX_RATIO <= peak.measured <= peak.expected * MAX_RATIO + UNPREDICTED_BYTES:
             words = _far_off(peak.field, peak.measured, peak.expected, f"{peak.expected:,}")
             return Implausible(f"{words}, too far for any factor to explain", BYTES_MEANT)
     return None

@@ -31,7 +31,7 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 STANDARD_INPUT = Path("-")
 SEARCHED = "search"
 """Value in place of a batch size that searches for the one with the best throughput."""
-LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
+MIN_EFFORT, MAX_EFFORT = 0.1, 1000.0
 DEFAULT_PLANNER = "auto"
 """Default planner, and the only one that `--effort` affects."""
 ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
@@ -324,8 +324,8 @@ class SearchOptions:
 
     def check(self, planners: Collection[str]) -> None:
         """Raise ValueError for an effort that is out of range or affects none of the planners."""
-        if not LEAST_EFFORT <= self.effort <= MOST_EFFORT:  # also refuses NaN
-            raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {self.effort:g}")
+        if not MIN_EFFORT <= self.effort <= MAX_EFFORT:  # also refuses NaN
+            raise ValueError(f"--effort must be {MIN_EFFORT:g} to {MAX_EFFORT:,g}, got {self.effort:g}")
         if self.effort != 1 and DEFAULT_PLANNER not in planners:
             raise ValueError(
                 f"--effort needs the planner {DEFAULT_PLANNER}, got {', '.join(planners)}; choose {DEFAULT_PLANNER}, or leave "

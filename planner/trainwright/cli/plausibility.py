@@ -23,22 +23,22 @@ FASTEST_RATE: Final = 1e14
 """Most bytes per second of a link: more than ten times the memory of any accelerator."""
 LONGEST_LATENCY_SECONDS: Final = 1.0
 """Longest latency of a link that trains."""
-LEAST_MEMORY_BYTES: Final = 64 * 2**20
+MIN_MEMORY_BYTES: Final = 64 * 2**20
 """Least memory of a real accelerator."""
-MOST_OVER_PEAK: Final = 10.0
+MAX_OVER_PEAK: Final = 10.0
 """Ratio to the peak that another number format cannot explain: tensor cores compute at most 8 times as fast as other units."""
 
-MOST_PERCENT: Final = 100
+MAX_PERCENT: Final = 100
 
 
 def check_figures(cluster: Cluster, file: Path) -> None:
     """Raise DocumentError for a memory, a latency or a bandwidth that cannot be one in bytes and seconds."""
     for accelerator in cluster.accelerators:
         size = accelerator.memory_bytes
-        if accelerator.emulation is None and size < LEAST_MEMORY_BYTES:
+        if accelerator.emulation is None and size < MIN_MEMORY_BYTES:
             raise documents.DocumentError(
-                f"{file}: accelerators {accelerator.name}: memory_bytes: must be at least {LEAST_MEMORY_BYTES:,} "
-                f"({format_bytes(LEAST_MEMORY_BYTES)}), got {size}, less than any accelerator has; {_bytes_meant(size)}"
+                f"{file}: accelerators {accelerator.name}: memory_bytes: must be at least {MIN_MEMORY_BYTES:,} "
+                f"({format_bytes(MIN_MEMORY_BYTES)}), got {size}, less than any accelerator has; {_bytes_meant(size)}"
             )
     for place, port in _ports(cluster):
         rate, latency = port.bandwidth_bytes_per_second, port.latency_seconds
@@ -62,7 +62,7 @@ def check_figures(cluster: Cluster, file: Path) -> None:
 def check_rates(profiles: Profiles, model: Model, file: Path) -> None:
     """Raise DocumentError if an accelerator would compute the profiled layers many times as fast as its peak allows."""
     name, ratio = _fastest(profiles, model)
-    if ratio > MOST_OVER_PEAK:
+    if ratio > MAX_OVER_PEAK:
         raise documents.DocumentError(
             f"{file}: {_impossible(name, ratio, model)}; give the profiles of this model, with their times in seconds"
         )
@@ -132,6 +132,6 @@ def share_of(given: str | float) -> float:
         value = float(number)
     except ValueError:
         raise typer.BadParameter(f"expected a share such as 0.03 for 3%, got {text!r}") from None
-    if number != text or 1 <= value <= MOST_PERCENT:
+    if number != text or 1 <= value <= MAX_PERCENT:
         raise typer.BadParameter(f"expected a share below 1, got {text!r}; write {value / 100:g} for {value:g}%")
     return value

@@ -25,7 +25,7 @@ ACTIVATION_RATIO: Final = 1.4
 Twice the sequence length gives every kind at least 2. Other kernels change one kind or the other: saved scores of attention
 triple a block's bytes and leave those of embedding and head as they are.
 """
-MOST_NAMED: Final = 6
+MAX_NAMED: Final = 6
 
 
 def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, model_file: Path) -> None:
@@ -123,4 +123,4 @@ def _profiled_kinds(profiles: Profiles) -> list[str]:
 
 def _named(kinds: Iterable[str]) -> str:
     names = list(kinds)
-    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else "")

@@ -30,7 +30,7 @@ from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.candidates import DeviceSymmetry
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
-MOST_CANDIDATES: Final = 500
+MAX_CANDIDATES: Final = 500
 """Maximum number of candidates: each is estimated a dozen times, and every pair may be correlated."""
 
 app = typer.Typer(add_completion=False)
@@ -131,7 +131,7 @@ def propose_trial(
     candidates: Sequence[Candidate | ListedCandidate]
     control = SearchControl()
     if choosing.candidates is None:
-        found, control = answered(Question((problem,), planner, min(choosing.top, MOST_CANDIDATES)), search)
+        found, control = answered(Question((problem,), planner, min(choosing.top, MAX_CANDIDATES)), search)
         problem, candidates = found.problem, found.candidates
     else:
         _refuse_limits(limits)
@@ -207,8 +207,8 @@ def _listed(file: Path) -> tuple[ListedCandidate, ...]:
     listed: Candidates = read(file, Candidates)
     if not listed.candidates:
         raise documents.DocumentError(f"{file}: lists no candidate; give at least one")
-    if len(listed.candidates) > MOST_CANDIDATES:
-        raise documents.DocumentError(f"{file}: more than {MOST_CANDIDATES} candidates; leave the slowest out")
+    if len(listed.candidates) > MAX_CANDIDATES:
+        raise documents.DocumentError(f"{file}: more than {MAX_CANDIDATES} candidates; leave the slowest out")
     return listed.candidates
 
 

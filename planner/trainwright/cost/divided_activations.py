@@ -172,8 +172,8 @@ def _chosen_layers(activations: DividedActivations, tensor: int) -> list[bool]:
     return [activations.chosen_split(activations.model.kind(name), tensor).divides_sequence for name in layers]
 
 
-def least_seconds_ratio(model: Model, kind: LayerKind, tensor: int, most_rows: int, computed: LayerKind) -> float:
+def least_seconds_ratio(model: Model, kind: LayerKind, tensor: int, max_rows: int, computed: LayerKind) -> float:
     """Return the least that dividing the sequence leaves of the compute of a kind's layer, as a tensor group computes it."""
     if not model.allows_sequence_parallel(kind, tensor):
         return 1.0
-    return least_sequence_parallel_seconds_ratio(computed, tensor, most_rows, model.dtype)
+    return least_sequence_parallel_seconds_ratio(computed, tensor, max_rows, model.dtype)

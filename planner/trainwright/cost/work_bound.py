@@ -49,27 +49,27 @@ def work_bound_seconds(context: CostContext, nodes: Iterable[str], global_batch_
     return (seconds + context.runtime.constant_seconds) * (1 - _ROUNDING)
 
 
-def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, most_rows: int) -> float:
+def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, max_rows: int) -> float:
     """Return w[a, k]: minimum device-seconds of one row of one layer; infinite without a profile of the kind.
 
     A tensor group of degree t spends t times the seconds of a rank. Seconds are linear between profiled rows, so seconds per
     row are minimal at a profiled number of rows, at 1 or at the batch. Forward and backward are minimised separately, since
     either may be clamped to zero between profiled rows.
     """
-    profiled = {one.rows for one in context.profiles.layers if one.accelerator == accelerator and one.rows <= most_rows}
-    most_degree = context.model.max_tensor_degree
+    profiled = {one.rows for one in context.profiles.layers if one.accelerator == accelerator and one.rows <= max_rows}
+    max_degree = context.model.max_tensor_degree
     least = np.inf
-    for tensor in (degree for degree in range(1, most_degree + 1) if most_degree % degree == 0):
+    for tensor in (degree for degree in range(1, max_degree + 1) if max_degree % degree == 0):
         if not context.is_tensor_sharded(kind, tensor):
             continue
         with suppress(ValueError):  # not profiled at this degree
             costs = [
                 (rows, context.layer_cost(accelerator, kind, TensorSplit(tensor), rows))
-                for rows in {1, *profiled, most_rows}
+                for rows in {1, *profiled, max_rows}
             ]
             forward = min(cost.forward_seconds / rows for rows, cost in costs)
             backward = min(cost.backward_seconds / rows for rows, cost in costs)
-            ratio = least_seconds_ratio(context.model, kind, tensor, most_rows, context.tensor_kind(kind, tensor))
+            ratio = least_seconds_ratio(context.model, kind, tensor, max_rows, context.tensor_kind(kind, tensor))
             least = min(least, tensor * (forward + backward) * ratio)
     return least
 

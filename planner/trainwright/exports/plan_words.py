@@ -11,7 +11,7 @@ from trainwright.layer import Dtype
 from trainwright.strategy import Sharding
 
 WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
-MOST_DIGITS: Final = 9
+MAX_DIGITS: Final = 9
 _DEGREE: Final = re.compile(r"(pp|dp|tp)([0-9]+)|(mb)([0-9]+)(?:[×x*]([0-9]+))?")
 _FLAGS: Final[Mapping[str, str]] = {
     "recompute": "recompute",
@@ -95,8 +95,8 @@ def words_of(text: str) -> PlanWords:
         found[name] = word
         if degree is not None:
             given = {name: degree[2] or degree[4], **({"micro_batches": degree[5]} if degree[5] else {})}
-            if max(map(len, given.values())) > MOST_DIGITS:
-                raise ValueError(f"{word!r} is too large; give at most {MOST_DIGITS} digits")
+            if max(map(len, given.values())) > MAX_DIGITS:
+                raise ValueError(f"{word!r} is too large; give at most {MAX_DIGITS} digits")
             numbers |= {what: int(number) for what, number in given.items()}
             if not all(numbers[what] for what in given):
                 raise ValueError(f"{word!r} must be at least {name}1; leave it out for the default")

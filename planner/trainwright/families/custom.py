@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
-from trainwright.families.fields import LARGEST_SIZE, MOST_LAYERS, Bounds, Doc, FieldRule, Length, check
+from trainwright.families.fields import LARGEST_SIZE, MAX_LAYERS, Bounds, Doc, FieldRule, Length, check
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
 _Name = Annotated[str, Length(1, 64)]
@@ -96,7 +96,7 @@ class Custom:
     ]
     layers: Annotated[
         tuple[_Name, ...],
-        Length(1, 1026, limit=MOST_LAYERS, words="name {} layers"),
+        Length(1, 1026, limit=MAX_LAYERS, words="name {} layers"),
         Doc("The kind's name of every layer, in order."),
     ]
     family: Annotated[Literal["custom"], Doc("A model of your own.")] = "custom"

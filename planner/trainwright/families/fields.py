@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LARGEST_SIZE: Final = 10**30
 """Maximum of any size; up to it no product of sizes overflows."""
 
-MOST_LAYERS: Final = 100_000
+MAX_LAYERS: Final = 100_000
 """Maximum number of layers of one kind, far above what is planned."""
 
 Noun = TypeVar("Noun")
@@ -112,7 +112,7 @@ EQUAL_GROUPS: Final = multiple("heads", "key_value_heads", "each of these serves
 WHOLE_PATCHES: Final = multiple("image_size", "patch_size", "patches tile the image")
 
 Layers = Annotated[
-    int, Bounds(1, 1024, limit=MOST_LAYERS), Doc("Transformer blocks; the embedding and the head come on top.")
+    int, Bounds(1, 1024, limit=MAX_LAYERS), Doc("Transformer blocks; the embedding and the head come on top.")
 ]
 Width = Annotated[int, Bounds(1, 1_048_576), Doc("Width of the model; a multiple of heads.")]
 Heads = Annotated[int, Bounds(1, 1024), Doc("Attention heads; a tensor degree must divide them.")]

@@ -17,7 +17,7 @@ from trainwright.families.blocks import (
     patches,
 )
 from trainwright.families.fields import (
-    MOST_LAYERS,
+    MAX_LAYERS,
     WHOLE_PATCHES,
     Bounds,
     Channels,
@@ -51,7 +51,7 @@ class Swin:
     """
 
     layers: Annotated[
-        tuple[Annotated[int, Bounds(1, 1024, limit=MOST_LAYERS)], ...],
+        tuple[Annotated[int, Bounds(1, 1024, limit=MAX_LAYERS)], ...],
         Length(1, 16, limit=16, words="give the blocks of {} stages"),
         Doc("Blocks of each stage."),
     ]

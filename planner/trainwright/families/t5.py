@@ -18,7 +18,7 @@ from trainwright.families.blocks import (
 )
 from trainwright.families.fields import (
     EQUAL_HEADS,
-    MOST_LAYERS,
+    MAX_LAYERS,
     Bounds,
     Doc,
     Dropout,
@@ -59,7 +59,7 @@ class T5:
     A row is one pair of sequences.
     """
 
-    layers: Annotated[int, Bounds(1, 512, limit=MOST_LAYERS), Doc("Blocks of the encoder.")]
+    layers: Annotated[int, Bounds(1, 512, limit=MAX_LAYERS), Doc("Blocks of the encoder.")]
     hidden_size: Width
     heads: Heads
     sequence_length: Annotated[Tokens, Doc("Tokens of a row that the encoder reads; a row is a pair of sequences.")] = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import EMBEDDING, HEAD, AttentionShape, attention_branch, feed_forward_segment, layer
-from trainwright.families.fields import MOST_LAYERS, Bounds, Doc, FieldRule, Heads, Length, Pixels, Width, check
+from trainwright.families.fields import MAX_LAYERS, Bounds, Doc, FieldRule, Heads, Length, Pixels, Width, check
 from trainwright.families.operators import all_reduced_segment, convolution, element_wise, layer_norm, matmul, residual
 from trainwright.layer import Attention, LayerKind, LayerList, Segment, Split
 
@@ -27,7 +27,7 @@ class TransGan:
     """
 
     layers: Annotated[
-        tuple[Annotated[int, Bounds(0, 1024, limit=MOST_LAYERS)], ...],
+        tuple[Annotated[int, Bounds(0, 1024, limit=MAX_LAYERS)], ...],
         Length(1, 16, limit=16, words="give the blocks of {} stages"),
         Doc("Blocks of each stage; each stage works on an image of twice the side of the one before."),
     ] = (12, 0, 0, 0, 0, 12)

@@ -109,7 +109,7 @@ def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
 
 LARGEST_STEP = 16
 """Maximum ratio of consecutive sizes: a ring goes from latency-bound to bandwidth-bound within about two steps."""
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Maximum size; beyond it seconds are proportional to bytes on any link."""
 MAX_HALVES_RATIO = 1.1
 """Maximum ratio of an all-gather and a reduce-scatter to an all-reduce at which plans are sequence parallel."""
@@ -131,7 +131,7 @@ def collective_sizes(model: Model) -> tuple[int, ...]:
     ]
     gradients = [kind.parameters * _VALUE_BYTES for kind in model.kinds if kind.parameters]
     everything = sum(model.kind_of(layer).parameters for layer in range(len(model.layers))) * _VALUE_BYTES
-    wanted = [min(size, MOST_BYTES) for size in (*rows, *gradients, everything) if size]
+    wanted = [min(size, MAX_BYTES) for size in (*rows, *gradients, everything) if size]
     if not wanted:
         return ()
     least, most = min(wanted), max(wanted)

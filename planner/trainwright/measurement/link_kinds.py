@@ -23,9 +23,9 @@ _Numbers = NDArray[np.intp]
 
 SAMPLES = 2
 """Pairs measured per kind; a single one would allow no check."""
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """Maximum number of node groups up to which the links between two groups are a kind of their own."""
-MOST_MACHINES = 5
+MAX_MACHINES = 5
 """Maximum number of machine types that distinguish kinds among more groups; beyond it only the check does."""
 _LOOKED_THROUGH = 256
 """Number of a kind's pairs from which its sample is chosen."""
@@ -57,7 +57,7 @@ class NodeLocation:
 class NodeGroups:
     """Nodes by location, in order of appearance.
 
-    Up to `MOST_GROUPS` groups, the links between each two groups (and within each) are a kind. With more, a kind is all
+    Up to `MAX_GROUPS` groups, the links between each two groups (and within each) are a kind. With more, a kind is all
     links between two machine types that share equally many topology levels: in one rack, in one zone but in two racks,
     in two zones; and of these, those inside NVLink domains are apart from the others.
 
@@ -83,12 +83,12 @@ class NodeGroups:
         for node, place in places.items():
             members[place].append(node)
         names, count = tuple(map(tuple, members.values())), len(members)
-        if count <= MOST_GROUPS:
+        if count <= MAX_GROUPS:
             return cls(
                 tuple(members), names, (), np.arange(count), np.empty((0, count), np.intp), np.full(count, -1, np.intp)
             )
         machines = tuple(sorted({place.machine for place in members}))
-        if len(machines) > MOST_MACHINES:
+        if len(machines) > MAX_MACHINES:
             machines = ()
         types = [machines.index(place.machine) if machines else 0 for place in members]
         levels = range(1, 1 + max(len(place.topology) for place in members))
@@ -141,7 +141,7 @@ class NodeGroups:
     def name(self, one: int, other: int) -> str:
         """Return the name of the kind of links between two groups."""
         first, second = self.locations[one], self.locations[other]
-        if len(self.members) <= MOST_GROUPS:
+        if len(self.members) <= MAX_GROUPS:
             return f"among {first}" if one == other else f"between {first} and {second}"
         kinds = sorted({first.machine, second.machine}) if self.machines else ["all nodes"]
         shared = int((self.prefixes[:, one] == self.prefixes[:, other]).sum())

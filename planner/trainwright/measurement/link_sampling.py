@@ -18,7 +18,7 @@ from trainwright.measurement.link_kinds import SAMPLES, LinkKind, NodeGroups, No
 
 TOLERANCE = 0.25
 """Maximum difference in bandwidth within a kind, relative to the slower link."""
-MOST_FURTHER_PAIRS = 1200
+MAX_FURTHER_PAIRS = 1200
 """Maximum number of further pairs measured for kinds that are not uniform; fewer if long node names fill the report."""
 LINK_BYTES = 170
 """Approximate bytes of a link in a report, without the names of its ends."""
@@ -49,11 +49,11 @@ def heterogeneous_kinds(kinds: Sequence[LinkKind], measured: Mapping[Pair, Link]
 
 
 def further_pairs(
-    kinds: Sequence[LinkKind], most: int = MOST_FURTHER_PAIRS, most_bytes: float = math.inf
+    kinds: Sequence[LinkKind], most: int = MAX_FURTHER_PAIRS, max_bytes: float = math.inf
 ) -> tuple[Pair, ...]:
     """Return the pairs of non-uniform kinds beyond their samples.
 
-    At most `most`, whose links take at most `most_bytes` of a report: shared evenly among the kinds, and spread over
+    At most `most`, whose links take at most `max_bytes` of a report: shared evenly among the kinds, and spread over
     each kind's nodes.
     """
     found: list[Pair] = []
@@ -61,16 +61,16 @@ def further_pairs(
         left = len(kinds) - number
         sample = set(kind.sample)
         others = islice((pair for pair in kind.pairs() if pair not in sample), (most - len(found)) // left)
-        found += take_within(others, (most_bytes - links_bytes(found)) / left)
+        found += take_within(others, (max_bytes - links_bytes(found)) / left)
     return tuple(found)
 
 
-def take_within(pairs: Iterable[Pair], most_bytes: float) -> tuple[Pair, ...]:
-    """Return the first pairs whose links take at most `most_bytes` of a report."""
+def take_within(pairs: Iterable[Pair], max_bytes: float) -> tuple[Pair, ...]:
+    """Return the first pairs whose links take at most `max_bytes` of a report."""
     found: list[Pair] = []
     for pair in pairs:
-        most_bytes -= links_bytes([pair])
-        if most_bytes < 0:
+        max_bytes -= links_bytes([pair])
+        if max_bytes < 0:
             break
         found.append(pair)
     return tuple(found)

@@ -18,7 +18,7 @@ from trainwright.cluster import Accelerator, Cluster, Link, Port, stream_bytes_p
 from trainwright.measurement.link_kinds import NodeGroups, Pair
 from trainwright.measurement.link_sampling import LinkSampling, have_similar_bandwidth, sampled_links
 
-MOST_BYTES = 6_500_000
+MAX_BYTES = 6_500_000
 """Approximate maximum size of the cluster's document, which compressed must fit into one ConfigMap (1 MiB)."""
 _NODE_BYTES, _LINK_BYTES = 330, 145
 """Approximate bytes of a node and of a link in the document, without their names."""
@@ -49,7 +49,7 @@ def sampled_cluster(
     accelerators: tuple[Accelerator, ...],
     sampling: LinkSampling,
     measured: Mapping[Pair, Link],
-    most_bytes: float = MOST_BYTES,
+    max_bytes: float = MAX_BYTES,
 ) -> SampledCluster:
     """Build the cluster of the sampling's nodes, whose links were measured in part.
 
@@ -65,7 +65,7 @@ def sampled_cluster(
     table = _LinkTable.of(sampling, measured)
     fast, slow = table.ports()
     chosen = min((table.listing(fast), table.listing(slow)), key=lambda listing: listing.links)
-    is_cautious = chosen.bytes > most_bytes
+    is_cautious = chosen.bytes > max_bytes
     ports = slow if is_cautious else chosen.ports
     links = () if is_cautious else tuple(table.erring_links(ports))
     inside = _inside(sampling.machines, measured)

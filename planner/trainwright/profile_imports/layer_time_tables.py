@@ -18,7 +18,7 @@ GAP_PENALTY = 1.0
 """Penalty for leaving out entries between two blocks, in units of a factor e between measured and expected time."""
 CHANGE_PENALTY = 0.1
 """Penalty per block of a kind whose factor differs from the previous kind's, in the same units."""
-MOST_FACTORS = 33
+MAX_FACTORS = 33
 
 
 def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequence[str]) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequ
     times = np.log(np.maximum(seconds, smallest * 1e-3))
     wanted = np.log(np.maximum(expected, 1e-30))
     # A kind may need another factor than the others, so each wanted time meets every quantile.
-    factors = np.unique(np.quantile(times, np.linspace(0, 1, MOST_FACTORS))[:, None] - np.unique(wanted)).ravel()
+    factors = np.unique(np.quantile(times, np.linspace(0, 1, MAX_FACTORS))[:, None] - np.unique(wanted)).ravel()
     deviations = np.abs(times[None, None, :] - wanted[:, None, None] - factors[None, :, None])
     changes = np.abs(factors[:, None] - factors[None, :])[:, :, None]
     total = deviations[0]

@@ -16,7 +16,7 @@ from trainwright.report.iteration_chart import Track, stage_tracks
 from trainwright.report.tables import add_row, new_table, origin_words, rows_per_second, titled
 from trainwright.search import Problem
 
-MOST_PIPELINES = 6
+MAX_PIPELINES = 6
 """Maximum number of pipelines whose shares are listed."""
 
 
@@ -95,7 +95,7 @@ class Explanation:
             f"{count} rows ({tables.share(count, sum(rows))}) on {_counted(len(one.devices), 'device')}"
             for count, one in zip(rows, self.plan.pipelines, strict=True)
         ]
-        told = ", ".join(parts[:MOST_PIPELINES]) + (", …" if len(parts) > MOST_PIPELINES else "")
+        told = ", ".join(parts[:MAX_PIPELINES]) + (", …" if len(parts) > MAX_PIPELINES else "")
         return [f"{len(rows)} pipelines share the batch: {told}."]
 
     def _pace(self) -> str:

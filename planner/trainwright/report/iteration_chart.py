@@ -134,19 +134,19 @@ LEGEND = (
     "F forward  B backward  U update  G gradients or weights, others waited for\n"
     ". waiting  small letters: less than half of that time"
 )
-MOST_STAGES = 48
+MAX_STAGES = 48
 """Maximum number of stages drawn; further ones are counted."""
-LEAST_CELLS = 16
-LEAST_SHARE = 0.01
+MIN_CELLS = 16
+MIN_SHARE = 0.01
 """Minimum share of activity in a cell; below it the cell shows waiting."""
 
 
 def timeline(tracks: Sequence[Track], iteration_seconds: float, width: int) -> Text:
     """Draw the tracks over time, `width` characters wide: each letter is the stage's longest activity in its interval."""
-    drawn = [track for track in tracks if track.spans][:MOST_STAGES]
+    drawn = [track for track in tracks if track.spans][:MAX_STAGES]
     labels = [_label(track, tracks) for track in drawn]
     margin = max((len(label) for label in labels), default=0)
-    cells = max(width - margin - 3, LEAST_CELLS)
+    cells = max(width - margin - 3, MIN_CELLS)
     picture = Text()
     for label, track in zip(labels, drawn, strict=True):
         picture.append(f"{label:>{margin}} |")
@@ -179,7 +179,7 @@ def letters(spans: Iterable[Span], whole_seconds: float, cells: int) -> str:
 
 
 def _most(cell: dict[str, float], cell_seconds: float) -> str:
-    if not cell or sum(cell.values()) < LEAST_SHARE * cell_seconds:
+    if not cell or sum(cell.values()) < MIN_SHARE * cell_seconds:
         return WAITING
     letter = max(cell, key=lambda one: (cell[one], one))
     return letter if sum(cell.values()) >= cell_seconds / 2 else letter.lower()

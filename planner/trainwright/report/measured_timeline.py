@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from trainwright.report import tables
-from trainwright.report.iteration_chart import LEAST_CELLS, LEGEND, STYLES, Activity, Span, letters
+from trainwright.report.iteration_chart import LEGEND, MIN_CELLS, STYLES, Activity, Span, letters
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 
 _DRAWN = {
@@ -20,16 +20,16 @@ _DRAWN = {
 }
 """Activities that a predicted chart distinguishes; tensor all-reduces are part of forwards and backwards there, too."""
 
-MOST_RANKS = 48
+MAX_RANKS = 48
 """Maximum number of ranks drawn; further ones are counted."""
 
 
 def measured_timeline(timeline: Timeline, width: int) -> Text:
     """Draw one line per rank over time, `width` characters wide."""
-    drawn = timeline.ranks[:MOST_RANKS]
+    drawn = timeline.ranks[:MAX_RANKS]
     labels = [f"{rank.node}:{rank.slot}" for rank in drawn]
     margin = max((len(label) for label in labels), default=0)
-    cells = max(width - margin - 3, LEAST_CELLS)
+    cells = max(width - margin - 3, MIN_CELLS)
     picture = Text()
     for label, rank in zip(labels, drawn, strict=True):
         picture.append(f"{label:>{margin}} |")

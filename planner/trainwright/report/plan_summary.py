@@ -16,11 +16,11 @@ from trainwright.strategy import Sharding
 DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
 BATCHES = "batches: rows of a micro-batch on one replica × micro-batches"
 """Legend of the batches column."""
-MOST_DIFFERENT = 4
+MAX_DIFFERENT = 4
 """Maximum number of distinct stage groups listed; beyond it only the range of their degrees is."""
-MOST_RUNS = 8
+MAX_RUNS = 8
 """Maximum number of lines on the layers of a stage."""
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Maximum number of replicas whose rows are listed one by one."""
 
 
@@ -34,7 +34,7 @@ def degrees(plan: Plan) -> str:
 
 def _degrees(pipeline: Pipeline) -> str:
     told = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
-    if len(told) > MOST_DIFFERENT:
+    if len(told) > MAX_DIFFERENT:
         runs = runs_of(pipeline)
         told = [
             f"dp{format_range(run.strategy.data for run in runs)} tp{format_range(run.strategy.tensor for run in runs)}"
@@ -53,7 +53,7 @@ class Detail(IntEnum):
 def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple[str, str, str]:
     """Return degrees, batches and layers as three cells with one line per group of uniform neighbouring stages.
 
-    Each line names its accelerators if the plan uses several. More than MOST_DIFFERENT groups that differ in these alone take
+    Each line names its accelerators if the plan uses several. More than MAX_DIFFERENT groups that differ in these alone take
     one line. With more `detail`, a line tells consecutive layers of one strategy, with their number: `24 × dp16 tp1`.
     """
     names = short_names(cluster)
@@ -68,7 +68,7 @@ def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple
             (told, f" {accelerators}" if len(used) > 1 else "", list(stages))
             for (told, accelerators), stages in by_kind
         ]
-        if len(groups) > MOST_DIFFERENT and len({told for told, _, _ in groups}) == 1:
+        if len(groups) > MAX_DIFFERENT and len({told for told, _, _ in groups}) == 1:
             groups = [(groups[0][0], "", list(pipeline.stages))]
         for number, (told, where, stages) in enumerate(groups):
             margin = " " * len(head) if number else head
@@ -94,7 +94,7 @@ def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
     if len(told) == 1:
         return (words[0],)
     listed = [f"{count} × {text}" for text, count in told]
-    return (*listed[:MOST_RUNS], *(["…"] if len(listed) > MOST_RUNS else []))
+    return (*listed[:MAX_RUNS], *(["…"] if len(listed) > MAX_RUNS else []))
 
 
 def _rows(runs: Sequence[LayerRun]) -> str:
@@ -125,7 +125,7 @@ def _short(name: str) -> str:
 def strategy(run: LayerRun) -> str:
     """Format `dp4 tp1`, then what is not the default: `rows 3 2 2 1`, `zero3 kept`, `recompute`."""
     spelt = " ".join(map(str, run.rows))
-    rows = spelt if run.strategy.data <= MOST_ROWS else format_range(run.rows)
+    rows = spelt if run.strategy.data <= MAX_ROWS else format_range(run.rows)
     odd = [
         *([f"rows {rows}"] if len(set(run.rows)) > 1 else []),
         *([str(run.strategy.sharding)] if run.strategy.sharding is not Sharding.NONE else []),

@@ -20,7 +20,7 @@ from trainwright.search import Candidate, Problem
 from trainwright.throughput import Throughput
 from trainwright.worker_api import TrialReport
 
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """Maximum of outliers that a sentence names; the table marks all."""
 
 
@@ -101,8 +101,8 @@ def _outliers(odd: Sequence[tuple[str, Quantity]], took: str, what: str, *, of: 
         hardly = "it hardly counts; check how it was measured, or drop it."
     else:
         hardly = "they hardly count; check how they were measured, or drop them."
-        more = len(names) - MOST_NAMED
-        *others, last = [*names[:MOST_NAMED], f"{more} more"] if more > 0 else names
+        more = len(names) - MAX_NAMED
+        *others, last = [*names[:MAX_NAMED], f"{more} more"] if more > 0 else names
         names = [f"{', '.join(others)} and {last}"]
     return [f"{names[0]} {took} {times} times {what} the other trials let expect, so {hardly}"]
 

@@ -40,7 +40,7 @@ class Objective(StrEnum):
 
 UNKNOWN_MEMORY_RATIO: Final = 0.08
 """Share of a device's memory for what a process holds besides a plan's tensors: context, communicators, allocator."""
-_LEAST_CONTEXT_BYTES: Final = 256 * 2**20
+_MIN_CONTEXT_BYTES: Final = 256 * 2**20
 """Bytes of a GPU that a process takes at least outside of its allocator: a CUDA context with its kernels takes more."""
 
 
@@ -104,7 +104,7 @@ class Limits:
             return self
         measured = {one.accelerator for one in runtime.process_bytes if one.held_bytes}
         is_measured = len(cluster.devices) == 1 and all(one.name in measured for one in cluster.accelerators)
-        is_known = runtime.constant_bytes >= _LEAST_CONTEXT_BYTES or is_measured
+        is_known = runtime.constant_bytes >= _MIN_CONTEXT_BYTES or is_measured
         ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
 

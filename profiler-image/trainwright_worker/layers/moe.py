@@ -32,7 +32,7 @@ BALANCE_LOSS_WEIGHT = 0.01
 GROUPED_PRODUCTS: Final = getattr(functional, "grouped_mm", None)
 """Product of consecutive groups of rows with a matrix each; torch has it from 2.10 on."""
 
-_MOST_GROUPS = 1023
+_MAX_GROUPS = 1023
 
 
 def has_grouped_products(tokens: Tensor) -> bool:
@@ -48,7 +48,7 @@ def has_grouped_products(tokens: Tensor) -> bool:
 
 def is_groupable(weight: Tensor) -> bool:
     """Return whether grouped products take a bfloat16 weight (groups, …, inner): rows must begin at multiples of 16 bytes."""
-    return len(weight) <= _MOST_GROUPS and all(
+    return len(weight) <= _MAX_GROUPS and all(
         offset % 8 == 0 for offset in (weight.storage_offset(), *weight.stride()[:-1])
     )
 

@@ -25,7 +25,7 @@ from trainwright_operator.flow.reasons import Reason
 FUZZ = examples(2000, quick=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 PASSES = 12
 """Passes after a change: each phase that reads it has run by then."""
-MOST_ATTEMPTS = 2
+MAX_ATTEMPTS = 2
 """The most creations of a ConfigMap or job in these passes: what cannot be used is measured again once."""
 REASONS = frozenset(Reason)
 EXTREMES: tuple[Any, ...] = (
@@ -87,7 +87,7 @@ def go_on(world: World) -> None:
     assert status.conditions
     assert all(one.reason in REASONS and one.message.strip() for one in status.conditions)
     assert all(one.reason is None or one.reason in REASONS for one in status.trials)
-    assert max(Counter(world.created).values(), default=0) <= MOST_ATTEMPTS, "it repeats what it did"
+    assert max(Counter(world.created).values(), default=0) <= MAX_ATTEMPTS, "it repeats what it did"
     live = {one.gang for one in world.jobs.values()} | {
         one.gang for one in world.stored.values() if one.role == StoredRole.TASK
     }

@@ -21,8 +21,8 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.requests.back_off import FIRST_SECONDS, LONGEST_SECONDS, BackOff
 
-MOST_TRIES = 4
-MOST_REQUESTS = 12
+MAX_TRIES = 4
+MAX_REQUESTS = 12
 MINUTES = 8
 """Minutes of a refusal that are counted, from its second one on."""
 UNTIL_ANOTHER = 4
@@ -117,11 +117,11 @@ def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
         tries = list(by_minute(api.refused, began + 60.0, MINUTES))
         own = [one for one in api.asked if "/leases/" not in one[2]]  # the claim is the namespace's
         requests = list(by_minute(own, began + 60.0, refused.quiet_minutes))
-        assert max(tries) <= MOST_TRIES
+        assert max(tries) <= MAX_TRIES
         if requests:
             worst = began + 60.0 * (1 + requests.index(max(requests)))
             asked = "\n".join(f"{at:.1f} {verb} {target}" for at, verb, target in own if worst <= at < worst + 60.0)
-            assert max(requests) <= MOST_REQUESTS, f"{requests}\n{asked}"
+            assert max(requests) <= MAX_REQUESTS, f"{requests}\n{asked}"
         api.forgive()
         done = len(api.asked)
 

@@ -172,7 +172,7 @@ def test_discovery_of_a_previous_version_has_only_machine_types() -> None:
 
 
 def test_condition_names_the_assumption_when_too_many_links_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(link_results.sampled_cluster, most_bytes=950_000)
+    small = partial(link_results.sampled_cluster, max_bytes=950_000)
     monkeypatch.setattr(link_results, "sampled_cluster", small)
     world = World(nodes=many(130, rack=65), report=reporting(lambda a, b: 1e7 if a // 65 == b // 65 else 1e6))
     cluster = cluster_of(world)

@@ -37,7 +37,7 @@ def test_elimination_equals_brute_force(start):
 @pytest.mark.parametrize("start", range(0, INSTANCES, 60))
 def test_elimination_returns_costs_per_choice_of_kept_nodes(start):
     for seed in range(start, start + 60, 4):
-        programme = oracle.drawn(seed, most_nodes=4)
+        programme = oracle.drawn(seed, max_nodes=4)
         kept = tuple(range(len(programme.nodes)))[-2:]
         found = eliminate(programme, GOALS[:2], kept)
         assert found.objective.shape == (2, *(programme.nodes[node].seconds.shape[1] for node in kept))
@@ -83,7 +83,7 @@ def test_memory_price_finds_the_fastest_choice_of_its_memory():
     """Lagrange multipliers reach some Pareto points of time and memory, each exactly."""
     reached = 0
     for seed in range(90):
-        programme = oracle.drawn(seed, most_nodes=4)
+        programme = oracle.drawn(seed, max_nodes=4)
         for price in (0.1, 1.0, 10.0):
             goal = WeightedObjective(2, in_flight=2, memory_price=price)
             found = eliminate(programme, [goal], ())
@@ -101,7 +101,7 @@ def test_memory_price_bounds_the_optimum_under_any_limit():
     """Weak duality: the priced objective minus price × limit is at most the optimum within the limit."""
     compared = 0
     for seed in range(90):
-        programme = oracle.drawn(seed, most_nodes=4)
+        programme = oracle.drawn(seed, max_nodes=4)
         for limit in (20.0, 40.0, 60.0):
             best = solve_ilp(programme, WeightedObjective(2, 2), memory_bytes=limit)
             if best is None:

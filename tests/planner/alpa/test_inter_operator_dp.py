@@ -83,13 +83,13 @@ def test_best_pipeline_equals_brute_force(*, tight: bool, blocks: int) -> None:
         edges, choices, layers, devices = instance(pick, tight=tight, blocks=blocks)
         if devices > 8 or len(choices) > 220:
             continue
-        micro_batches, most_stages = pick.choice([1, 2, 3, 8, 64]), pick.choice([1, 2, 3, layers])
+        micro_batches, max_stages = pick.choice([1, 2, 3, 8, 64]), pick.choice([1, 2, 3, layers])
         crossings = (
             drawn_crossings(pick, layers, devices) if pick.random() < 0.5 else no_boundary_costs(layers, devices)
         )
-        case = Case(choices, layers, devices, micro_batches, min(most_stages, layers), *crossed(crossings))
+        case = Case(choices, layers, devices, micro_batches, min(max_stages, layers), *crossed(crossings))
         expected = least_seconds(case)
-        found = TMaxSearch(edges, crossings, micro_batches, most_stages).solve()
+        found = TMaxSearch(edges, crossings, micro_batches, max_stages).solve()
         if np.isinf(expected):
             assert found == []
             refused += 1
@@ -100,7 +100,7 @@ def test_best_pipeline_equals_brute_force(*, tight: bool, blocks: int) -> None:
         assert [stage.first for stage in stages] == [0, *(stage.end for stage in stages[:-1])]
         assert stages[-1].end == layers
         assert sum(stage.size for stage in stages) == devices
-        assert all(stage.most_stages >= len(stages) - place for place, stage in enumerate(stages))
+        assert all(stage.max_stages >= len(stages) - place for place, stage in enumerate(stages))
         assert algorithm_1(case) == pytest.approx(expected)
     assert solved >= 20
     assert refused or not tight

@@ -18,7 +18,7 @@ from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, SearchControl,
 from trainwright.search.candidates import DeviceSymmetry
 
 INSTANCES = 40
-MOST_PLANS = 700
+MAX_PLANS = 700
 
 
 def mixes_degrees(plan: Plan) -> bool:
@@ -33,7 +33,7 @@ def mixes_degrees(plan: Plan) -> bool:
 @pytest.mark.parametrize("seed", quick_first(range(INSTANCES), range(0, INSTANCES, 3)))
 def test_auto_is_as_fast_as_every_plan_of_one_pipeline(seed: int) -> None:
     """Several pipelines are drafted by kinds of nodes alone: on a few equal devices some of them are faster."""
-    problem = instance(seed, MOST_PLANS)
+    problem = instance(seed, MAX_PLANS)
     least, plan = fastest(problem)
     assert work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size) <= least
     if plan is None:
@@ -53,7 +53,7 @@ def test_auto_is_as_fast_as_every_plan_of_one_pipeline(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_enumeration_yields_every_plan_once(seed: int) -> None:
-    problem = instance(seed, MOST_PLANS)
+    problem = instance(seed, MAX_PLANS)
     space, roles = PlanSpace(problem), DeviceSymmetry(problem.cluster)
     plans = list(space.plans())
     assert len(plans) == space.size()
@@ -62,7 +62,7 @@ def test_enumeration_yields_every_plan_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", quick_first(range(100, 112), range(100, 104)))
 def test_no_search_beats_enumeration_inside_its_space(seed: int) -> None:
-    problem = instance(seed, MOST_PLANS // 2)
+    problem = instance(seed, MAX_PLANS // 2)
     least, _ = fastest(problem)
     for search in ("amp", "megatron", "random"):
         try:

@@ -12,10 +12,10 @@ from trainwright.cluster import Link, Node
 from trainwright.families import Gpt, WideResnet
 from trainwright.layer import Dtype
 from trainwright.measurement import link_kinds as sorting
-from trainwright.measurement.collective_check import LARGEST_STEP, MOST_BYTES, collective_sizes
+from trainwright.measurement.collective_check import LARGEST_STEP, MAX_BYTES, collective_sizes
 from trainwright.measurement.link_kinds import (
-    MOST_GROUPS,
-    MOST_MACHINES,
+    MAX_GROUPS,
+    MAX_MACHINES,
     SAMPLES,
     LinkKind,
     NodeGroups,
@@ -83,9 +83,9 @@ def pairs_by_kind(places: dict[str, NodeLocation]) -> dict[object, list[tuple[st
     machines = {place.machine for place in groups}
     blocks: dict[object, list[list[tuple[str, str]]]] = {}
     for one, other in combinations_with_replacement(groups, 2):
-        types = frozenset((one.machine, other.machine)) if len(machines) <= MOST_MACHINES else None
+        types = frozenset((one.machine, other.machine)) if len(machines) <= MAX_MACHINES else None
         kind = (one, other)
-        if len(groups) > MOST_GROUPS:
+        if len(groups) > MAX_GROUPS:
             kind = (types, shared_levels(one, other), shares_domain(one, other))
         if one != other or len(groups[one]) > 1:
             blocks.setdefault(kind, []).append(pairs_of_block(groups[one], groups[other]))
@@ -130,7 +130,7 @@ many_places = st.builds(
 @given(
     st.one_of(
         st.lists(places, min_size=1, max_size=60),
-        st.lists(many_places, min_size=MOST_GROUPS, max_size=60),
+        st.lists(many_places, min_size=MAX_GROUPS, max_size=60),
         st.lists(many_places.map(lambda place: NodeLocation(place.machine)), min_size=1, max_size=20),
     )
 )
@@ -139,7 +139,7 @@ def test_pairs_of_kinds_keep_their_order(found: list[NodeLocation]) -> None:
     assert [list(kind.pairs()) for kind in link_kinds(nodes)] == list(pairs_by_kind(nodes).values())
 
 
-@pytest.mark.parametrize("racks", [2, MOST_GROUPS + 4])
+@pytest.mark.parametrize("racks", [2, MAX_GROUPS + 4])
 def test_links_within_an_nvlink_domain_are_a_kind_of_their_own(racks: int) -> None:
     nodes = {
         f"node-{number:03}": NodeLocation("4 × gb200", ("zone",), f"cluster.{number // 3}")
@@ -184,8 +184,8 @@ def test_near_and_far_pairs_are_sampled_when_nodes_have_no_labels() -> None:
 
 
 def test_kinds_stay_few_when_groups_are_many() -> None:
-    few = in_racks(MOST_GROUPS * 4, 4)
-    assert len(link_kinds(few)) == MOST_GROUPS * (MOST_GROUPS + 1) // 2
+    few = in_racks(MAX_GROUPS * 4, 4)
+    assert len(link_kinds(few)) == MAX_GROUPS * (MAX_GROUPS + 1) // 2
     nodes = in_racks(500, 4)
     kinds = {kind.name: kind for kind in link_kinds(nodes)}
     assert sorted(kinds) == [f"between m0 with {shared} of 2 places in common" for shared in range(3)]
@@ -200,8 +200,8 @@ def test_kinds_stay_few_when_groups_are_many() -> None:
 def test_five_hundred_nodes_take_few_pods() -> None:
     for nodes in (in_racks(500, 8), in_racks(500, 32), in_racks(500, 500)):
         sampling = LinkSampling(tuple(Node(name, "t4", 8) for name in nodes), tuple(nodes.values()))
-        assert len(sampling.first_pairs) <= 2 * MOST_GROUPS * (MOST_GROUPS + 1) // 2
-        assert len(sampling.first_nodes) <= 4 * MOST_GROUPS
+        assert len(sampling.first_pairs) <= 2 * MAX_GROUPS * (MAX_GROUPS + 1) // 2
+        assert len(sampling.first_nodes) <= 4 * MAX_GROUPS
 
 
 def test_homogeneous_kind_gets_no_further_samples() -> None:
@@ -240,7 +240,7 @@ def test_further_samples_are_bounded_and_spread_over_nodes() -> None:
 def test_further_samples_fit_into_a_report() -> None:
     nodes = {f"{name}-{number:03}": NodeLocation(name) for name in ("long-" * 40, "s") for number in range(60)}
     kinds = [kind for kind in link_kinds(nodes) if kind.name.startswith("among")]
-    found = further_pairs(kinds, most_bytes=200_000)
+    found = further_pairs(kinds, max_bytes=200_000)
     assert 190_000 < links_bytes(found) <= 200_000
     by_kind = [[pair for pair in found if pair[0][0] == letter] for letter in "ls"]
     assert 0.9 < links_bytes(by_kind[0]) / links_bytes(by_kind[1]) < 1.1
@@ -272,6 +272,6 @@ def test_message_sizes_range_from_a_rows_activations_to_all_gradients(dtype: Dty
 
 
 def test_message_sizes_are_bounded_and_never_empty() -> None:
-    assert collective_sizes(Model.of(Gpt(2, 16_384, 8, 128, 50_000)))[-1] == MOST_BYTES
+    assert collective_sizes(Model.of(Gpt(2, 16_384, 8, 128, 50_000)))[-1] == MAX_BYTES
     images = Model.of(WideResnet())
     assert collective_sizes(images)

@@ -51,8 +51,8 @@ def measure(
     return found | both(further_pairs(heterogeneous_kinds(sampling.kinds, found)))
 
 
-def built(sampling: LinkSampling, rate: Rate, most_bytes: float = 1e6) -> SampledCluster:
-    return sampled_cluster(T4, sampling, measure(sampling, rate), most_bytes)
+def built(sampling: LinkSampling, rate: Rate, max_bytes: float = 1e6) -> SampledCluster:
+    return sampled_cluster(T4, sampling, measure(sampling, rate), max_bytes)
 
 
 def rates(cluster: Cluster) -> dict[tuple[int, int], float]:
@@ -185,7 +185,7 @@ def test_unmeasured_link_of_a_mixed_kind_is_as_at_its_slower_node() -> None:
 def test_links_are_taken_as_the_slowest_when_too_many_to_list() -> None:
     truth: Rate = lambda a, b: 1e9 if a // 20 == b // 20 else 1e8  # noqa: E731
     sampling = sampling_of(40, lambda number: f"rack-{number // 20}")
-    found = built(sampling, truth, most_bytes=20_000)
+    found = built(sampling, truth, max_bytes=20_000)
     assert found.uses_slowest_links
     assert found.cluster.links == ()
     assert all(rate <= truth(*edge) for edge, rate in rates(found.cluster).items())
@@ -219,8 +219,8 @@ def test_document_of_many_links_fits_and_its_length_is_predicted(count: int, rac
     assert len(found.cluster.links) == count * (rack - 1)
     size = len(documents.dumps(found.cluster).encode())
     assert size < 1_000_000
-    assert sampled_cluster(T4, sampling, measured, most_bytes=size * 0.95).uses_slowest_links
-    assert not sampled_cluster(T4, sampling, measured, most_bytes=size * 1.2).uses_slowest_links
+    assert sampled_cluster(T4, sampling, measured, max_bytes=size * 0.95).uses_slowest_links
+    assert not sampled_cluster(T4, sampling, measured, max_bytes=size * 1.2).uses_slowest_links
 
 
 def test_latency_matters_when_its_order_of_magnitude_differs() -> None:

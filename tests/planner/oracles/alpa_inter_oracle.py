@@ -19,7 +19,7 @@ class Choice(NamedTuple):
     low: int
     high: int
     seconds: float
-    most_stages: int
+    max_stages: int
     copies: float = 1.0
 
 
@@ -48,7 +48,7 @@ class Case(NamedTuple):
     layers: int
     devices: int
     micro_batches: int
-    most_stages: int
+    max_stages: int
     message_bytes: Sequence[float] = ()
     paces: Sequence[Sequence[float]] = ()
     latencies: Sequence[Sequence[float]] = ()
@@ -76,14 +76,14 @@ def every_pipeline(case: Case) -> Iterator[tuple[Choice, ...]]:
                     for rest in behind(one.end, used + one.size, left - 1):
                         yield (one, *rest)
 
-    yield from behind(0, 0, case.most_stages)
+    yield from behind(0, 0, case.max_stages)
 
 
 def least_seconds(case: Case) -> float:
     """Return T* of Eq. 2 under Eq. 5 by enumeration; infinite if no pipeline fits."""
     best = math.inf
     for stages in every_pipeline(case):
-        if all(one.most_stages >= len(stages) - place for place, one in enumerate(stages)):
+        if all(one.max_stages >= len(stages) - place for place, one in enumerate(stages)):
             places = (0, *accumulate(one.size for one in stages))
             times = [case.times(one, used) for one, used in zip(stages, places, strict=False)]
             total, longest = sum(time for time, _ in times), max(time for _, time in times)
@@ -107,12 +107,12 @@ def algorithm_1(case: Case, epsilon: float = 0.0) -> float:
 def least_sum(case: Case, longest: float) -> float:
     """Return the minimum of F(s, 0, N · M; t_max) over s, by loops over s, l and d (Eq. 3)."""
     table, best = {(case.layers, case.devices): 0.0}, math.inf
-    for stages in range(1, case.most_stages + 1):
+    for stages in range(1, case.max_stages + 1):
         following: dict[tuple[int, int], float] = {}
         for one in case.choices:
             for used in range(one.low, one.high + 1):
                 seconds, least = case.times(one, used)
-                if least <= longest and one.most_stages >= stages:
+                if least <= longest and one.max_stages >= stages:
                     value = seconds + table.get((one.end, used + one.size), math.inf)
                     if value < following.get((one.first, used), math.inf):
                         following[one.first, used] = value

@@ -17,10 +17,10 @@ from trainwright.search.alpa.intra.sharding_specs import Axis, LogicalMesh, divi
 Array = NDArray[np.float64]
 
 
-def drawn(seed: int, *, most_nodes: int = 5, most_algorithms: int = 3) -> IntegerProgram:
+def drawn(seed: int, *, max_nodes: int = 5, most_algorithms: int = 3) -> IntegerProgram:
     """Draw a small program: nodes of a few algorithms, some of which cannot shard weights, and some edges."""
     rng = np.random.default_rng(seed)
-    counts = rng.integers(1, most_algorithms + 1, int(rng.integers(1, most_nodes + 1)))
+    counts = rng.integers(1, most_algorithms + 1, int(rng.integers(1, max_nodes + 1)))
     nodes = []
     for count in counts:
         seconds = rng.integers(0, 20, (2, count)).astype(float)

@@ -15,7 +15,7 @@ from trainwright.model import Model
 from trainwright.profile_imports.layer_time_tables import (
     CHANGE_PENALTY,
     GAP_PENALTY,
-    MOST_FACTORS,
+    MAX_FACTORS,
     find_blocks,
     layer_seconds,
 )
@@ -50,7 +50,7 @@ def test_run_of_equal_blocks_is_found_at_any_position(before, behind, blocks, se
 )
 def test_the_match_is_the_best_of_all_matches(seconds, expected, first):
     times, wanted = np.log(seconds), np.log(expected)
-    factors = np.subtract.outer(np.quantile(times, np.linspace(0, 1, MOST_FACTORS)), wanted).ravel()
+    factors = np.subtract.outer(np.quantile(times, np.linspace(0, 1, MAX_FACTORS)), wanted).ravel()
     kinds = ["a" if block < first else "b" for block in range(len(expected))]
     change = CHANGE_PENALTY * kinds.count("b") * np.abs(factors[:, None] - factors)
 

@@ -11,7 +11,7 @@ from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.strategy import RankOrder, Sharding, Strategy
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 
 
 def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devices: int) -> Plan:
@@ -73,7 +73,7 @@ def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor
     ways = [[_way(draw, size, tensor_degrees) for _ in range(min(draw.choice((1, 1, 2, 3)), count))]
             for size, count in zip(sizes, counts, strict=True)]  # fmt: skip
     least = max(data for stage in ways for _, data in stage)
-    rows = draw.randint(least, max(least, MOST_ROWS))
+    rows = draw.randint(least, max(least, MAX_ROWS))
     made, layer = [], 0
     for size, count, stage in zip(sizes, counts, ways, strict=True):
         places = tuple(Device(f"node-{(first + index) // 2}", (first + index) % 2) for index in range(size))

@@ -16,8 +16,8 @@ from trainwright.measurement.link_kinds import NodeLocation
 from trainwright.measurement.link_sampling import LinkSampling
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.status import (
-    MOST_ACCELERATORS,
-    MOST_NODES,
+    MAX_ACCELERATORS,
+    MAX_NODES,
     AcceleratorStatus,
     ClusterStatus,
     ExcludedNode,
@@ -135,11 +135,11 @@ class DiscoveredDevices:
             devices=self.device_count,
             emulated=bool(self.emulations()),
             nodes=tuple(
-                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MOST_NODES]
+                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MAX_NODES]
             ),
             accelerators=tuple(
                 AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
-                for a in self.accelerators[:MOST_ACCELERATORS]
+                for a in self.accelerators[:MAX_ACCELERATORS]
             ),
             excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
         )

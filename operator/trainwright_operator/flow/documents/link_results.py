@@ -76,8 +76,8 @@ SMALL_ERROR: Final = 0.25
 """Mean error up to which nothing follows: plans that differ by less in their communication are near each other anyway."""
 _LARGE_RATIO: Final = 1.25
 """Ratio of measured to predicted seconds, or its inverse, from which errors have a direction."""
-_MOST_NAMED = 3
-_MOST_SHOWN = 64
+_MAX_NAMED = 3
+_MAX_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class LinkFindings:
         return LinksStatus(
             measured=self.measured,
             inferred=self.inferred,
-            unlike_kinds=tuple(name[:1024] for name in self.unlike_kinds[:_MOST_SHOWN]),
+            unlike_kinds=tuple(name[:1024] for name in self.unlike_kinds[:_MAX_SHOWN]),
             collective_error=self.check.mean_error if self.check else None,
             worst_collective_error=self.check.worst.error if self.check else None,
             overlap_slowdown=self.overlap_slowdown,
@@ -134,8 +134,8 @@ class LinkFindings:
         if self.inferred:
             parts.append(f"{self.inferred} inferred from links of the same kind")
         if self.unlike_kinds:
-            more = len(self.unlike_kinds) - _MOST_NAMED
-            named = ", ".join(self.unlike_kinds[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            more = len(self.unlike_kinds) - _MAX_NAMED
+            named = ", ".join(self.unlike_kinds[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
             parts.append(f"links differ within a kind, so more were measured: {named}")
         if self.is_cautious:
             parts.append(
@@ -230,7 +230,7 @@ def find_inconsistent_links(sampling: LinkSampling, report: LinkReport) -> Incon
     within = take_within(intra_node_links(unknown), LINK_REPORT_BUDGET_BYTES / 2)
     return InconsistentLinks(
         kinds=(*(kind.name for kind in kinds), *(f"inside {machine}" for machine in machines)),
-        pairs=further_pairs(kinds, most_bytes=LINK_REPORT_BUDGET_BYTES - links_bytes(within)),
+        pairs=further_pairs(kinds, max_bytes=LINK_REPORT_BUDGET_BYTES - links_bytes(within)),
         intra_nodes=tuple(name for name, _ in within),
     )
 

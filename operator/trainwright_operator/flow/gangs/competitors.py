@@ -15,7 +15,7 @@ from trainwright_operator.flow.gangs.placement_queue import gangs_ahead
 from trainwright_operator.flow.nodes.published_devices import DeviceRequest
 from trainwright_operator.flow.snapshot import DeviceHolder, HolderKind, PlanFacts, Snapshot
 
-_MOST_HOLDERS: Final = 8
+_MAX_HOLDERS: Final = 8
 """Holders that are kept of a node: 5,000 nodes are read at a time."""
 
 
@@ -24,7 +24,7 @@ def holders_by_node(requests: Iterable[DeviceRequest]) -> dict[str, tuple[Device
     found: defaultdict[str, dict[DeviceHolder, None]] = defaultdict(dict)
     for request in requests:
         holders = found[request.node]
-        holders[request.holder if request.holder in holders or len(holders) < _MOST_HOLDERS else DeviceHolder()] = None
+        holders[request.holder if request.holder in holders or len(holders) < _MAX_HOLDERS else DeviceHolder()] = None
     return {node: tuple(holders) for node, holders in found.items()}
 
 

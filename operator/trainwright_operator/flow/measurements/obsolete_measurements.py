@@ -18,7 +18,7 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 
 MAX_KEPT_BYTES: Final = 8_000_000
 """Limit on the size of a namespace's measurements, which are listed whole: about a thousand models of twelve nodes."""
-_MOST_DELETED: Final = 20
+_MAX_DELETED: Final = 20
 """Limit on deletions in one pass."""
 
 
@@ -37,7 +37,7 @@ def obsolete_measurements(context: ReconcileContext) -> tuple[DeleteConfigMap, .
         if measurement.name not in drifted and measurement.name not in expired:
             left_bytes -= sum(map(len, measurement.data.values()))
             too_many += [measurement.name] if left_bytes < 0 else []
-    return tuple(map(DeleteConfigMap, list(dict.fromkeys((*drifted, *expired, *too_many)))[:_MOST_DELETED]))
+    return tuple(map(DeleteConfigMap, list(dict.fromkeys((*drifted, *expired, *too_many)))[:_MAX_DELETED]))
 
 
 def _has_expired(context: ReconcileContext, stored: StoredConfigMap) -> bool:

@@ -11,9 +11,9 @@ from trainwright.accelerators import data_sheet, has_data_sheet
 from trainwright.cluster import EMULATED_PREFIX
 
 _PRODUCT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+()/,:&#@-]{0,127}")
-_LEAST_REPORTED: Final = 0.85
+_MIN_REPORTED: Final = 0.85
 """Minimum share of the sold memory that the runtime reports (minimum over all data sheets: 0.91)."""
-_MOST_REPORTED: Final = 1.03
+_MAX_REPORTED: Final = 1.03
 
 
 def plain_name(product: str) -> str | None:
@@ -38,7 +38,7 @@ def sheet_name(product: str, memory_bytes: int) -> str:
 
 def is_memory_of(sheet_bytes: float, told_bytes: int) -> bool:
     """Return whether a data sheet's memory is what somebody tells who counts the sold one or a part of it."""
-    return _LEAST_REPORTED * told_bytes <= sheet_bytes <= _MOST_REPORTED * told_bytes
+    return _MIN_REPORTED * told_bytes <= sheet_bytes <= _MAX_REPORTED * told_bytes
 
 
 def is_same_device(name: str, other: str, memory_bytes: int) -> bool:

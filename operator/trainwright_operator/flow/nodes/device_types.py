@@ -103,7 +103,7 @@ class ValueImpossible(DeviceTypeUnknown):
     """Node that says of its devices what cannot be."""
 
 
-MOST_DEVICES_OF_A_NODE: Final = 1024
+MAX_DEVICES_PER_NODE: Final = 1024
 """Bound of a node's devices, far above any machine's: larger numbers are shares of devices, or mistakes."""
 
 
@@ -117,9 +117,9 @@ def count_devices(node: NodeFacts, resource_name: str) -> int:
         raise NodeUnusable("; ".join(part for part in parts if part))
     if why_no_device(resource_name):
         raise NodeUnusable(why_no_device(resource_name))
-    if devices > MOST_DEVICES_OF_A_NODE and not labels_say_shared(node):
+    if devices > MAX_DEVICES_PER_NODE and not labels_say_shared(node):
         raise NodeUnusable(
-            f"it offers {devices:,} {resource_name}, and at most {MOST_DEVICES_OF_A_NODE:,} of a node are believed; look "
+            f"it offers {devices:,} {resource_name}, and at most {MAX_DEVICES_PER_NODE:,} of a node are believed; look "
             "at the device plugin"
         )
     return devices

@@ -20,7 +20,7 @@ _NAMES: Final = re.compile(
 Mellanox's shared plugin, of NVIDIA's network operator (names are the administrator's, these are its examples' and those of
 clouds) and of the generic plugin. GKE's `networking.gke.io.networks/…` are left out: its webhook asks for them."""
 _SHARED: Final = "rdma/"
-_MOST_CARDS_PER_DEVICE: Final = 4
+_MAX_CARDS_PER_DEVICE: Final = 4
 """Cards of a p5, of which no machine has more for each GPU; larger numbers of the sharing plugin are shares."""
 
 Amounts = Mapping[str, int]
@@ -44,7 +44,7 @@ def pod_amount(resource_name: str, offered: int, *, used_devices: int, node_devi
     What is rounded up would be missing for the pods on the node's other devices; without any the gang would send over TCP.
     One share of the sharing plugin gives all cards, and others hold shares too.
     """
-    if resource_name.startswith(_SHARED) and offered > _MOST_CARDS_PER_DEVICE * node_devices:
+    if resource_name.startswith(_SHARED) and offered > _MAX_CARDS_PER_DEVICE * node_devices:
         return 1
     return max(offered * min(used_devices, node_devices) // node_devices, 1)
 

@@ -22,7 +22,7 @@ _MISMATCHES: Final = re.compile(
     r"|\bexec[ :][^\n]*\b[Ee]xec format error"  # runc, crun; a program that itself starts another one says no exec before
 )
 """What container runtimes say of an image, or of its program, for another architecture."""
-_MOST_WORDS: Final = 300
+_MAX_WORDS: Final = 300
 
 
 def architecture(node: NodeFacts) -> str:
@@ -113,4 +113,4 @@ def _around(words: str, match: re.Match[str]) -> str:
     """Return the line of the match, with its last characters where it is long."""
     first, last = words.rfind("\n", 0, match.start()) + 1, words.find("\n", match.end())
     line = words[first : last if last >= 0 else len(words)].strip()
-    return line if len(line) <= _MOST_WORDS else f"…{line[-_MOST_WORDS:]}"
+    return line if len(line) <= _MAX_WORDS else f"…{line[-_MAX_WORDS:]}"

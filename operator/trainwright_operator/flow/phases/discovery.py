@@ -45,7 +45,7 @@ from trainwright_operator.flow.reasons import Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
 _MAX_NAMED = 5
-_MOST_PLAUSIBLE = 64
+_MAX_PLAUSIBLE = 64
 """A node with more devices is named where there are too many: most often its device plugin counts them wrongly."""
 _MAX_SHOWN = 256
 """Limit for clusters with thousands of nodes; excluded nodes with devices come first."""
@@ -65,7 +65,7 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
             return Waiting(explain_none_usable(left_out), status=status, is_lacking=True)
         if device_types.device_count > MAX_DEVICES:
             largest = max(device_types.nodes, key=lambda node: node.devices)
-            odd = f" ({largest.devices} on {largest.name} alone)" if largest.devices > _MOST_PLAUSIBLE else ""
+            odd = f" ({largest.devices} on {largest.name} alone)" if largest.devices > _MAX_PLAUSIBLE else ""
             what = (
                 f"spec.devices.max: the cluster has {device_types.device_count} usable devices{odd}, and a plan may use at most "
                 f"{MAX_DEVICES}; create a plan with devices.max, devices.products or devices.nodeSelector"

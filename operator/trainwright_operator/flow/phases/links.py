@@ -50,8 +50,8 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
         found = LinkFindings(alone, measured_runtime(alone))
         return Done(replace(findings, links=found), explain(Reason.NOT_NEEDED))
     names = [node.name for node in discovery.nodes]
-    most_nodes = context.spec.links.all_pairs_up_to_nodes
-    is_sampled = len(names) > most_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
+    max_nodes = context.spec.links.all_pairs_up_to_nodes
+    is_sampled = len(names) > max_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
     carried = _carried_report(context, discovery)
     if carried is not None:
         is_sampled = False

@@ -43,7 +43,7 @@ from trainwright_operator.flow.snapshot import StoredConfigMap
 MAX_CONCURRENT_PROFILES: Final = 2
 """Limit on concurrent runs: more would barely save time and would occupy devices that others could use."""
 _MAX_NAMED: Final = 3
-_LEAST_SPEEDUP: Final = 1.5
+_MIN_SPEEDUP: Final = 1.5
 """Ratio to float32's rate below which a half format is not computed natively: units for it are at least twice as fast."""
 
 
@@ -274,7 +274,7 @@ def _describe_slow_formats(speedups: Mapping[tuple[Dtype, str], float]) -> str:
     return "".join(
         f"; matrix products in {dtype} are {speedup:.1f} times as fast as in float32 on {accelerator}, which emulates them"
         for (dtype, accelerator), speedup in speedups.items()
-        if speedup < _LEAST_SPEEDUP
+        if speedup < _MIN_SPEEDUP
     )
 
 

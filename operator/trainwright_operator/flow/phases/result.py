@@ -23,7 +23,7 @@ from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
-_LEAST_WAIT_SECONDS: Final = 60.0
+_MIN_WAIT_SECONDS: Final = 60.0
 """Shortest wait for nodes or the job of the winner, two dry runs long."""
 
 
@@ -72,7 +72,7 @@ def _exhausted_wait(context: ReconcileContext, last: Waiting) -> Explanation | N
         return None
     failing = context.snapshot.failing
     since = failing.since if failing is not None else waiting_since(context, lack.reason)
-    return lack if since is not None and (context.now - since).total_seconds() >= _LEAST_WAIT_SECONDS else None
+    return lack if since is not None and (context.now - since).total_seconds() >= _MIN_WAIT_SECONDS else None
 
 
 def _wait_for_nodes(

@@ -67,14 +67,14 @@ class StageCandidates:
 
 
 def pareto_candidates(
-    seconds: Array, most_stages: Indices, size: int, message_copies: Array | None = None
+    seconds: Array, max_stages: Indices, size: int, message_copies: Array | None = None
 ) -> StageCandidates:
     """Return a submesh's options `[option, first, end]` that are Pareto-optimal in time and memory.
 
     `message_copies` is `[option]`, 1 by default.
     """
     order = np.argsort(seconds, axis=0, kind="stable")
-    ascending = np.take_along_axis(most_stages, order, axis=0)
+    ascending = np.take_along_axis(max_stages, order, axis=0)
     before = np.zeros_like(ascending)
     np.maximum.accumulate(ascending[:-1], axis=0, out=before[1:])
     kept, first, end = np.nonzero(ascending > before)
@@ -87,7 +87,7 @@ def pareto_candidates(
         min_devices_before=nothing,
         max_devices_before=nothing,
         seconds=seconds[option, first, end],
-        max_remaining_stages=most_stages[option, first, end],
+        max_remaining_stages=max_stages[option, first, end],
         message_copies=np.ones(len(first)) if message_copies is None else message_copies[option],
         slot=nothing,
         option=option.astype(np.int64),

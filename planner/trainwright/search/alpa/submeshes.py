@@ -12,10 +12,10 @@ from trainwright.cost.collectives import Collective, Nodes
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Problem
 
-MOST_ORDERS = 6
+MAX_ORDERS = 6
 """Maximum number of block orders along the pipeline; more than three blocks are tried only in the given and reverse order."""
 
-MOST_NODE_COUNTS = 64
+MAX_NODE_COUNTS = 64
 """Maximum number of (n, M) shapes per block."""
 
 
@@ -145,9 +145,9 @@ def submeshes(block: Block) -> Iterator[Submesh]:
 
 def _node_counts(nodes: int) -> tuple[int, ...]:
     """Return the values of n: all if the nodes are few, else all small ones and evenly spaced large ones."""
-    if nodes <= MOST_NODE_COUNTS:
+    if nodes <= MAX_NODE_COUNTS:
         return tuple(range(1, nodes + 1))
-    dense = MOST_NODE_COUNTS // 2
+    dense = MAX_NODE_COUNTS // 2
     step = -(-nodes // dense)
     return tuple(sorted({*range(1, dense + 1), *range(nodes, dense, -step)}))
 
@@ -169,7 +169,7 @@ def node_blocks(problem: Problem) -> tuple[Block, ...]:
 def device_chains(blocks: Sequence[Block]) -> tuple[DeviceChain, ...]:
     """Return every order of the blocks if there are at most three, else the given one and its reverse."""
     orders = list(permutations(blocks)) if len(blocks) <= 3 else [tuple(blocks), tuple(reversed(blocks))]
-    return tuple(DeviceChain(order) for order in orders[:MOST_ORDERS])
+    return tuple(DeviceChain(order) for order in orders[:MAX_ORDERS])
 
 
 @dataclass

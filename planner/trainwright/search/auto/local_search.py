@@ -172,8 +172,8 @@ class CandidateEvaluator:
 
     def _is_within_limits(self, plan: Plan) -> bool:
         limits = self.problem.limits
-        most_stages = limits.max_pipeline_degree or math.inf
-        return all(len(pipeline.stages) <= most_stages for pipeline in plan.pipelines) and all(
+        max_stages = limits.max_pipeline_degree or math.inf
+        return all(len(pipeline.stages) <= max_stages for pipeline in plan.pipelines) and all(
             limits.allows(run.strategy) for stage in plan.stages for run in stage.layers
         )
 

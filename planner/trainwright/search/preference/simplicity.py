@@ -16,7 +16,7 @@ from trainwright.strategy import Sharding
 
 Measure = Callable[[Candidate], float]
 """Quantity that is smaller for a better candidate."""
-_LEAST_TOLD_RATIO = 0.0005
+_MIN_REPORTED_RATIO = 0.0005
 """Ratio below which a sentence would say 0.0 %."""
 
 
@@ -118,7 +118,7 @@ class SimplicityTradeOff:
             [", ".join(listed_needs[:-1]), listed_needs[-1]] if len(listed_needs) > 1 else listed_needs
         )
         needs = f", which needs {listed}" if listed else ""
-        if self.worse_by_ratio < _LEAST_TOLD_RATIO:
+        if self.worse_by_ratio < _MIN_REPORTED_RATIO:
             return f"as {'cheap' if worse == 'dearer' else 'fast'} by the estimate as the {best}{needs}"
         return f"{self.worse_by_ratio:.1%} {worse} by the estimate than the {best}{needs}"
 

@@ -27,7 +27,7 @@ PRICE_RATIOS: Final = (0.0, *(0.003 * 2.0**step for step in range(15)))
 IN_FLIGHT_COUNTS: Final = (1, 4)
 """Numbers of micro-batches in flight assumed, each with every price."""
 
-MOST_PRICES: Final = 5
+MAX_PRICES: Final = 5
 """Maximum number of distinct memory prices kept for each in-flight count, evenly spaced."""
 
 MIXED_SHARES: Final = (0.25, 0.5, 0.75)
@@ -48,7 +48,7 @@ def memory_prices(tables: Sequence[LayerTable]) -> list[list[int]]:
     chosen = []
     for count in range(len(IN_FLIGHT_COUNTS)):
         distinct = list(dict.fromkeys(numbers[count * len(PRICE_RATIOS) : (count + 1) * len(PRICE_RATIOS)]))
-        steps = np.linspace(0, len(distinct) - 1, min(len(distinct), MOST_PRICES)).round().astype(int)
+        steps = np.linspace(0, len(distinct) - 1, min(len(distinct), MAX_PRICES)).round().astype(int)
         chosen.append([distinct[number] for number in steps])
     return chosen
 
