@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainwright.cluster import Device
-from trainwright.exports import TARGETS, ExportOrder
+from trainwright.exports import TARGETS, ExportRequest
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
 
@@ -12,7 +12,7 @@ DEVICES = (Device("n1", 1), Device("n1", 0), Device("n2", 0), Device("n1", 3))
 
 def test_definition_admits_an_export_without_unknown_fields(equipped_api_server, namespace) -> None:
     plan = Plan(3, 4, (Pipeline(1, 4, (Stage(DEVICES, (LayerRun(0, 3, Strategy(1, 4), (1, 1, 1, 1)),)),)),))
-    (file,) = TARGETS["pytorchjob"].files(ExportOrder(plan, remarks=("What it costs.",)))
+    (file,) = TARGETS["pytorchjob"].files(ExportRequest(plan, remarks=("What it costs.",)))
     arguments = ("create", "--validate=strict", "--namespace", namespace, "-f", "-")
     equipped_api_server.kubectl(*arguments, piped=file.text)
     jobs = equipped_api_server.get("pytorchjobs", "--namespace", namespace)["items"]

@@ -18,7 +18,7 @@ from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
 from trainwright.cli.options import ANY_BATCH, Inputs, read
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
-from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, format_loss, losses, nearest_plan
+from trainwright.exports import TARGETS, ExportFile, ExportRequest, Target, format_loss, losses, nearest_plan
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -145,7 +145,7 @@ class _Export:
             *self.missing_kernels,
             self.target.remark,
         )
-        order = ExportOrder(
+        request = ExportRequest(
             self.plan,
             self.model,
             self.optimizer,
@@ -153,8 +153,8 @@ class _Export:
             runtime=None if self.price is None else self.price.problem.runtime,
         )
         if self.dtype_reason:
-            order = replace(order, dtype_reason=self.dtype_reason)
-        return self.target.files(order)
+            request = replace(request, dtype_reason=self.dtype_reason)
+        return self.target.files(request)
 
 
 @app.command()

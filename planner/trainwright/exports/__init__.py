@@ -11,7 +11,7 @@ from trainwright.exports.deepspeed import DeepSpeed
 from trainwright.exports.megatron_arguments import Megatron
 from trainwright.exports.nearest_plan import nearest_plan, nearest_shapes
 from trainwright.exports.pytorchjob import PyTorchJob
-from trainwright.exports.target import ExportFile, ExportOrder, Target
+from trainwright.exports.target import ExportFile, ExportRequest, Target
 from trainwright.exports.torchrun import Torchrun
 from trainwright.exports.torchtitan import Torchtitan
 from trainwright.exports.uniform_shape import UniformShape, shape_of
@@ -32,7 +32,7 @@ __all__ = [
     "TARGETS",
     "Capabilities",
     "ExportFile",
-    "ExportOrder",
+    "ExportRequest",
     "Target",
     "UniformShape",
     "format_loss",

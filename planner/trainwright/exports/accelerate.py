@@ -9,7 +9,7 @@ from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.layer import Dtype
 from trainwright.strategy import Sharding
 
@@ -35,17 +35,17 @@ class Accelerate:
         "The script is yours: it takes its Accelerator and the DataLoader's batch size from trainwright_parallelism.py."
     )
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         program = '"${SCRIPT:-train.py}"'
-        remarks = (*order.remarks_with_vocabulary, *([_TENSOR_REMARK] if order.shape.strategy.tensor > 1 else []))
+        remarks = (*request.remarks_with_vocabulary, *([_TENSOR_REMARK] if request.shape.strategy.tensor > 1 else []))
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, remarks)),
-            ExportFile("trainwright_parallelism.py", _module(order)),
+            ExportFile("launch.sh", launch_script(request.ranks, program, remarks)),
+            ExportFile("trainwright_parallelism.py", _module(request)),
         )
 
 
-def _module(order: ExportOrder) -> str:
-    shape = order.shape
+def _module(request: ExportRequest) -> str:
+    shape = request.shape
     sharded = shape.strategy.sharding in FSDP
     sizes = [
         (
@@ -62,8 +62,8 @@ def _module(order: ExportOrder) -> str:
         ("parallelism_config=parallelism(),", "degrees, above"),
         (f"gradient_accumulation_steps={shape.micro_batches},", "micro-batches of an iteration"),
     ]
-    if order.model is not None:
-        options.append((f'mixed_precision="{PRECISION[order.model.dtype]}",', order.dtype_reason))
+    if request.model is not None:
+        options.append((f'mixed_precision="{PRECISION[request.model.dtype]}",', request.dtype_reason))
     plugin, recompute = "", "Nothing is recomputed."
     if sharded:
         always = shape.strategy.sharding is Sharding.ZERO3

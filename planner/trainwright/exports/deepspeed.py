@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -47,18 +47,20 @@ class DeepSpeed:
     )
     remark = "The script is yours: give ds_config.json to deepspeed.initialize(config=…)."
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
-        shape = order.shape
-        dtype = None if order.model is None else order.model.dtype
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
+        shape = request.shape
+        dtype = None if request.model is None else request.model.dtype
         found = [
             ExportFile(
                 "launch.sh",
-                launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks_with_vocabulary, *_reasons(order))),
+                launch_script(
+                    request.ranks, '"${SCRIPT:-train.py}"', (*request.remarks_with_vocabulary, *_reasons(request))
+                ),
             ),
-            ExportFile("ds_config.json", json.dumps(config(shape, dtype, order.optimizer), indent=2) + "\n"),
+            ExportFile("ds_config.json", json.dumps(config(shape, dtype, request.optimizer), indent=2) + "\n"),
         ]
         if len(shape.ends) > 1:
-            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, order.model)))
+            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, request.model)))
         return tuple(found)
 
 
@@ -82,16 +84,16 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
     }
 
 
-def _reasons(order: ExportOrder) -> list[str]:
+def _reasons(request: ExportRequest) -> list[str]:
     """Explain ds_config.json, since JSON has no comments."""
-    shape = order.shape
+    shape = request.shape
     told = [
         (
             f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.strategy.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
             f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.strategy.sharding]}; the learning rate is yours."
         ),
-        f"optimizer: {'assumed, since the model was not given (--model)' if order.model is None else 'that of the model file'}.",
-        _format_reason(order),
+        f"optimizer: {'assumed, since the model was not given (--model)' if request.model is None else 'that of the model file'}.",
+        _format_reason(request),
     ]
     if shape.strategy.tensor > 1:
         told.append(f"tensor_parallel.autotp_size {shape.strategy.tensor}: devices that share each layer.")
@@ -106,12 +108,12 @@ def _reasons(order: ExportOrder) -> list[str]:
     return told
 
 
-def _format_reason(order: ExportOrder) -> str:
-    if order.model is None:
+def _format_reason(request: ExportRequest) -> str:
+    if request.model is None:
         return "No fp16 or bf16: the model was not given (--model), so the number format is yours."
-    if order.model.dtype is Dtype.FLOAT32:
-        return f"No fp16 or bf16, which is float32: {order.dtype_reason}."
-    return f"{FORMATS[order.model.dtype]}: {order.dtype_reason}."
+    if request.model.dtype is Dtype.FLOAT32:
+        return f"No fp16 or bf16, which is float32: {request.dtype_reason}."
+    return f"{FORMATS[request.model.dtype]}: {request.dtype_reason}."
 
 
 def _pipeline(shape: UniformShape, model: Model | None) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportOrder, counted, explained
+from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportRequest, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.layer import Dtype
@@ -44,37 +44,37 @@ class Megatron:
         "without any pretrain_gpt.py reads mock data. MEGATRON is the folder of the script, by default that of launch.sh."
     )
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
-        has_experts = order.model is not None and isinstance(order.model.family, Moe)
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
+        has_experts = request.model is not None and isinstance(request.model.family, Moe)
         arguments = [
-            *parallel_arguments(order.shape, order.overlaps_gradients, has_experts=has_experts),
-            *_model_arguments(order),
-            *_run_arguments(order),
+            *parallel_arguments(request.shape, request.overlaps_gradients, has_experts=has_experts),
+            *_model_arguments(request),
+            *_run_arguments(request),
         ]
         before = f"arguments=(\n{explained(arguments)})\n"
-        if order.shape.strategy.tensor > 1 and order.shape.strategy.sharding not in STRATEGIES:
+        if request.shape.strategy.tensor > 1 and request.shape.strategy.sharding not in STRATEGIES:
             before += (
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
             )
-        before += _own_arguments(order)
-        program = f'{_script(order)} "${{arguments[@]}}" "${{own[@]}}"'
-        remarks = (*order.remarks, *_expert_remarks(order))
-        return (ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=before)),)
+        before += _own_arguments(request)
+        program = f'{_script(request)} "${{arguments[@]}}" "${{own[@]}}"'
+        remarks = (*request.remarks, *_expert_remarks(request))
+        return (ExportFile("launch.sh", launch_script(request.ranks, program, remarks, before=before)),)
 
 
 _SCRIPTS: Final = {Bert: "bert", T5: "t5", Gpt: "gpt", Llama: "gpt", Moe: "gpt"}
 
 
-def _script(order: ExportOrder) -> str:
+def _script(request: ExportRequest) -> str:
     """Return the script in a checkout of Megatron-LM, or the user's for other models, as the shell names it."""
-    name = "gpt" if order.model is None else _SCRIPTS.get(type(order.model.family))
+    name = "gpt" if request.model is None else _SCRIPTS.get(type(request.model.family))
     return '"${SCRIPT:-train.py}"' if name is None else f'"${{MEGATRON:-.}}"/pretrain_{name}.py'
 
 
-def _own_arguments(order: ExportOrder) -> str:
+def _own_arguments(request: ExportRequest) -> str:
     """Return the user's arguments, in place of mock data where pretrain_gpt.py reads them."""
     own = 'own=("$@")  # yours: bash launch.sh --data-path … --tokenizer-type … --lr …, which follow the others\n'
-    family = None if order.model is None else order.model.family
+    family = None if request.model is None else request.model.family
     if isinstance(family, Bert | T5):
         needed = f"Megatron has no mock data of {family.family}: give --data-path and the tokenizer's arguments"
         return f'{own}((${{#own[@]}})) || {{ echo "{needed}" >&2; exit 2; }}\n'
@@ -151,14 +151,14 @@ def _recompute_arguments(shape: UniformShape) -> Arguments:
         yield f"--recompute-num-layers {count}", "blocks of each stage"
 
 
-def _model_arguments(order: ExportOrder) -> Arguments:
-    model = order.model
+def _model_arguments(request: ExportRequest) -> Arguments:
+    model = request.model
     if model is None:
         yield "# add the arguments and the number format of your model here", "the model was not given (--model)"
         return
     family = model.family
     if model.dtype is not Dtype.FLOAT32:
-        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", order.dtype_reason
+        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", request.dtype_reason
         yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
     if model.dtype is Dtype.FLOAT16:
         yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
@@ -200,12 +200,12 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
         yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
 
 
-def _expert_remarks(order: ExportOrder) -> Iterator[str]:
+def _expert_remarks(request: ExportRequest) -> Iterator[str]:
     """Say where sequence parallelism is Megatron's wish and not the plan's."""
-    family, shape = None if order.model is None else order.model.family, order.shape
+    family, shape = None if request.model is None else request.model.family, request.shape
     if not isinstance(family, Moe) or shape.strategy.tensor == 1 or shape.strategy.sequence_parallel:
         return
-    what = "The plan is" if order.runtime is None else "The plan and its prediction are"
+    what = "The plan is" if request.runtime is None else "The plan and its prediction are"
     yield f"{what} without sequence parallelism, which Megatron demands where tensor groups have experts."
     if family.sequence_length % shape.strategy.tensor:
         yield (
@@ -223,8 +223,8 @@ def _expert_arguments(family: Moe) -> Arguments:
         yield f"--moe-layer-freq {quote(str(numbers).replace(' ', ''))}", "blocks that have experts"
 
 
-def _run_arguments(order: ExportOrder) -> Arguments:
-    yield f"--optimizer {order.optimizer}", "assumed" if order.model is None else "optimizer of the model file"
+def _run_arguments(request: ExportRequest) -> Arguments:
+    yield f"--optimizer {request.optimizer}", "assumed" if request.model is None else "optimizer of the model file"
     yield "--lr 1e-4", "yours"
     yield '--train-iters "${TRAINWRIGHT_ITERATIONS:-100}"', "yours; a trial of the operator sets what it measures"
     yield "--log-interval 1", "so that every step's time is logged"

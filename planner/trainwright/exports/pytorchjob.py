@@ -8,7 +8,7 @@ import yaml
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import Agent, agents
-from trainwright.exports.target import ExportFile, ExportOrder, comment
+from trainwright.exports.target import ExportFile, ExportRequest, comment
 from trainwright.exports.torchrun import PLAN_FILE, plan_file
 
 NAME = "trainwright"
@@ -52,11 +52,11 @@ class PyTorchJob:
         "With a queue (Kueue) each job is a workload of its own, and they may be admitted one by one."
     )
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
-        found = agents(order.plan.devices)
-        documents = [_config_map(order), *(_job(agent, len(found)) for agent in found)]
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
+        found = agents(request.plan.devices)
+        documents = [_config_map(request), *(_job(agent, len(found)) for agent in found)]
         text = "".join(map(_explained, documents))
-        return (ExportFile("pytorchjobs.yaml", comment(order.remarks) + text),)
+        return (ExportFile("pytorchjobs.yaml", comment(request.remarks) + text),)
 
 
 def _explained(document: dict[str, Any]) -> str:
@@ -70,12 +70,12 @@ def _comment_of(line: str) -> str:
     return next((f"  # {reason}" for start, reason in REASONS.items() if begin.startswith(start)), "")
 
 
-def _config_map(order: ExportOrder) -> dict[str, Any]:
+def _config_map(request: ExportRequest) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"{NAME}-plan"},
-        "data": {PLAN_FILE: plan_file(order).text},
+        "data": {PLAN_FILE: plan_file(request).text},
     }
 
 

@@ -20,7 +20,7 @@ ALIGNED_ENTRIES = 8
 
 
 @dataclass(frozen=True)
-class ExportOrder:
+class ExportRequest:
     """Plan to write for a target that supports it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Target(Protocol):
     capabilities: Capabilities
     remark: str
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]: ...
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]: ...
 
 
 def comment(sentences: Iterable[str], width: int = 116) -> str:

@@ -7,7 +7,7 @@ import json
 from trainwright import documents
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ExportFile, ExportOrder
+from trainwright.exports.target import ExportFile, ExportRequest
 
 PLAN_FILE = "plan.json"
 
@@ -19,13 +19,13 @@ class Torchrun:
     capabilities = Capabilities(every_plan=True)
     remark = "Rank r of your script is the r-th device of plan.json, counted through pipelines and stages; name the script in SCRIPT."
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         program = f'"${{SCRIPT:-train.py}}" --plan {PLAN_FILE}'
         return (
-            ExportFile("launch.sh", launch_script(order.plan.devices, program, order.remarks)),
-            plan_file(order),
+            ExportFile("launch.sh", launch_script(request.plan.devices, program, request.remarks)),
+            plan_file(request),
         )
 
 
-def plan_file(order: ExportOrder) -> ExportFile:
-    return ExportFile(PLAN_FILE, json.dumps(documents.dump(order.plan), indent=2) + "\n")
+def plan_file(request: ExportRequest) -> ExportFile:
+    return ExportFile(PLAN_FILE, json.dumps(documents.dump(request.plan), indent=2) + "\n")

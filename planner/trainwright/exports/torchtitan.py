@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
-from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import Llama, Moe
 from trainwright.layer import Dtype
@@ -45,22 +45,22 @@ class Torchtitan:
     )
     remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."
 
-    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
-        remarks = (*order.remarks_with_vocabulary, *_communication_remarks(order))
+    def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
+        remarks = (*request.remarks_with_vocabulary, *_communication_remarks(request))
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
         return (
-            ExportFile("launch.sh", launch_script(order.ranks, program, remarks, before=_NEEDED)),
-            ExportFile(f"{RECIPE}.py", _recipe(order)),
+            ExportFile("launch.sh", launch_script(request.ranks, program, remarks, before=_NEEDED)),
+            ExportFile(f"{RECIPE}.py", _recipe(request)),
         )
 
 
-def _communication_remarks(order: ExportOrder) -> Iterator[str]:
+def _communication_remarks(request: ExportRequest) -> Iterator[str]:
     """Say what replicas communicate otherwise than predictions count it, or than would be best."""
-    shape = order.shape
+    shape = request.shape
     stages, batches = len(shape.ends), shape.micro_batches
     if shape.strategy.data == 1:
         return
-    if stages > 1 and order.overlaps_gradients:
+    if stages > 1 and request.overlaps_gradients:
         yield "Stages reduce gradients after the last backward; the prediction is of a reduction during it."
     elif stages == 1 and batches > 1 and shape.strategy.sharding is Sharding.NONE:
         yield (
@@ -80,8 +80,8 @@ def module_names(shape: UniformShape) -> list[list[str]]:
     ]
 
 
-def _recipe(order: ExportOrder) -> str:
-    shape, model = order.shape, order.model
+def _recipe(request: ExportRequest) -> str:
+    shape, model = request.shape, request.model
     spec = _llama_spec(model.family) if model is not None and isinstance(model.family, Llama) else _own_spec(model)
     stages = len(shape.ends)
     training = [
@@ -92,7 +92,7 @@ def _recipe(order: ExportOrder) -> str:
             'steps=int(os.environ.get("TRAINWRIGHT_ITERATIONS", "100")),',
             "yours; a trial of the operator sets what it measures",
         ),
-        *_formats(order),
+        *_formats(request),
         *([("disable_cuda_graphs=True,", "torchtitan has none with stages")] if stages > 1 else []),
     ]
     return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}import os
@@ -133,23 +133,23 @@ def trainwright():
         optimizer=default_adamw(lr=3e-4),  # yours
         training=training(),
         parallelism=parallelism(),
-{explained([_recompute(order), _compile(order)], " " * 8)}    )
+{explained([_recompute(request), _compile(request)], " " * 8)}    )
 '''
 
 
-def _recompute(order: ExportOrder) -> tuple[str, str]:
-    if order.shape.recomputed_blocks:
+def _recompute(request: ExportRequest) -> tuple[str, str]:
+    if request.shape.recomputed_blocks:
         return "activation_checkpoint=FullAC.Config(),", "all blocks are recomputed"
-    if order.runtime is not None and order.runtime.selective_recompute is SelectiveRecompute.OPERATORS:
+    if request.runtime is not None and request.runtime.selective_recompute is SelectiveRecompute.OPERATORS:
         return "activation_checkpoint=SelectiveAC.Config(),", "cheap operators are recomputed, as predicted"
     return "activation_checkpoint=None,", "nothing is recomputed; SelectiveAC.Config() takes less memory, and longer"
 
 
-def _compile(order: ExportOrder) -> tuple[str, str]:
-    if order.runtime is None:
+def _compile(request: ExportRequest) -> tuple[str, str]:
+    if request.runtime is None:
         return "compile=CompileConfig(enable=False),", "yours: compiled kernels are faster"
-    is_compiled = order.runtime.kernels is Kernels.COMPILED
-    return f"compile=CompileConfig(enable={is_compiled}),", f"{order.runtime.kernels} kernels, as predicted"
+    is_compiled = request.runtime.kernels is Kernels.COMPILED
+    return f"compile=CompileConfig(enable={is_compiled}),", f"{request.runtime.kernels} kernels, as predicted"
 
 
 def _sequence(model: Model) -> object:
@@ -210,10 +210,10 @@ def _quoted(names: list[str]) -> str:
     return "[" + ", ".join([*before, inner, *after]) + "]"
 
 
-def _formats(order: ExportOrder) -> list[tuple[str, str]]:
-    if order.model is None:
+def _formats(request: ExportRequest) -> list[tuple[str, str]]:
+    if request.model is None:
         return [(_OWN_FORMAT, f"{_NO_MODEL}; the default is bfloat16")]
-    return [(f'mixed_precision_param="{order.model.dtype}",', order.dtype_reason)]
+    return [(f'mixed_precision_param="{request.model.dtype}",', request.dtype_reason)]
 
 
 def _own_spec(model: Model | None) -> str:

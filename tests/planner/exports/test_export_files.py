@@ -17,7 +17,7 @@ from property_tests import examples
 
 from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.exports import TARGETS, ExportOrder, UniformShape, nearest_plan
+from trainwright.exports import TARGETS, ExportRequest, UniformShape, nearest_plan
 from trainwright.exports.deepspeed import config
 from trainwright.exports.launch import agents
 from trainwright.exports.megatron_arguments import layout, parallel_arguments
@@ -44,8 +44,8 @@ MODELS = [
 
 def written(name: str, plan: Plan, model: Model | None = LLAMA) -> dict[str, str]:
     target = TARGETS[name]
-    order = ExportOrder(nearest_plan(plan, target.capabilities), model, remarks=("What it costs.",))
-    return {file.name: file.text for file in target.files(order)}
+    request = ExportRequest(nearest_plan(plan, target.capabilities), model, remarks=("What it costs.",))
+    return {file.name: file.text for file in target.files(request)}
 
 
 def test_launch_script_starts_every_rank_on_its_device(tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_megatron_is_sequence_parallel_where_tensor_groups_have_experts(tensor: 
 
 
 def test_megatron_export_says_that_experts_are_predicted_without_sequence_parallelism() -> None:
-    order = ExportOrder(SHAPE.with_strategy(tensor=2, data=1).plan(), MODELS[3], runtime=Runtime())
-    (file,) = TARGETS["megatron"].files(order)
+    request = ExportRequest(SHAPE.with_strategy(tensor=2, data=1).plan(), MODELS[3], runtime=Runtime())
+    (file,) = TARGETS["megatron"].files(request)
     assert "The plan and its prediction are without sequence parallelism" in file.text
 
 

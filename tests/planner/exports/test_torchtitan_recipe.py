@@ -11,7 +11,7 @@ import pytest
 from exported_shapes import LLAMA, SHAPE, started
 
 from trainwright.cluster import Device
-from trainwright.exports import TARGETS, ExportOrder, UniformShape
+from trainwright.exports import TARGETS, ExportRequest, UniformShape
 from trainwright.families import Gpt, Moe
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -22,7 +22,7 @@ ONE_STAGE = replace(SHAPE, ends=(6,), devices=(Device("a", 0), Device("a", 1)))
 
 
 def written(shape: UniformShape, model: Model | None = LLAMA, runtime: Runtime | None = None) -> dict[str, str]:
-    files = TARGETS["torchtitan"].files(ExportOrder(shape.plan(), model, runtime=runtime))
+    files = TARGETS["torchtitan"].files(ExportRequest(shape.plan(), model, runtime=runtime))
     return {file.name: file.text for file in files}
 
 

@@ -16,7 +16,7 @@ from exported_shapes import started
 from source_files import ROOT
 
 from trainwright.cluster import Device
-from trainwright.exports import TARGETS, ExportOrder, UniformShape, nearest_plan, shape_of
+from trainwright.exports import TARGETS, ExportRequest, UniformShape, nearest_plan, shape_of
 from trainwright.exports.launch import launch_script
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype
@@ -100,7 +100,7 @@ def test_trainer_reads_what_was_written(name: str, interpreters: dict[str, str],
         parameters[model] += model.parameters
         folder = tmp_path / str(number)
         folder.mkdir()
-        files = {file.name: file.text for file in target.files(ExportOrder(plan, model))}
+        files = {file.name: file.text for file in target.files(ExportRequest(plan, model))}
         for file, text in files.items():
             (folder / file).write_text(text)
         (arguments,) = started(files["launch.sh"], "a", folder, HF_ASSETS="tokenizer")

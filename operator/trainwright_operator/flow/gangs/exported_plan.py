@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainwright.cluster import Device
-from trainwright.exports import TARGETS, ExportFile, ExportOrder
+from trainwright.exports import TARGETS, ExportFile, ExportRequest
 from trainwright.exports.torchrun import PLAN_FILE, plan_file
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -20,11 +20,11 @@ _ANY_PLAN: Final = "torchrun"
 def export_files(spec: TrainingPlanSpec, model: Model, plan: Plan, nodes: Iterable[GangNode]) -> tuple[ExportFile, ...]:
     """Return the files for the trainer of search.expressibleBy, else for torchrun, and the plan."""
     target = TARGETS[spec.search.expressible_by.target if spec.search.expressible_by is not None else _ANY_PLAN]
-    order = ExportOrder(
+    request = ExportRequest(
         _in_pods(plan, nodes), model, spec.training.optimizer, (f"For {target.software}.", target.remark)
     )
-    files = target.files(order)
-    return files if any(file.name == PLAN_FILE for file in files) else (*files, plan_file(order))
+    files = target.files(request)
+    return files if any(file.name == PLAN_FILE for file in files) else (*files, plan_file(request))
 
 
 def _in_pods(plan: Plan, nodes: Iterable[GangNode]) -> Plan:
