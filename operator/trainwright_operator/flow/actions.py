@@ -98,7 +98,7 @@ class DryRunJob:
     manifest: Mapping[str, Any]
 
     def repeated(self, now: datetime) -> tuple[DryRunJob, datetime]:
-        """Return this period's dry run, under a key that begins alike, and when the next one is due."""
+        """Return this period's dry run, whose key begins as this one's, and when the next one is due."""
         period = int(now.timestamp() / _DRY_RUN_SECONDS)
         due_at = datetime.fromtimestamp((period + 1) * _DRY_RUN_SECONDS, UTC)
         return DryRunJob(f"{self.key} {period}", self.manifest), due_at

@@ -74,14 +74,14 @@ def _decide(context: ReconcileContext, upkeep: JobUpkeep) -> list[Action]:
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
         # A plan whose next discovery does not fit keeps its answer; status.cluster.change says which nodes changed.
-        replanned = _without_large(node_changes.replan(context))
+        replanned = _drop_oversized(node_changes.replan(context))
         return [*_deletions(context, frozenset()), *expiry, *with_job_status(context, upkeep, replanned)]
     steps = suspend(context) if context.is_suspended else _run_phases(context)
     actions = [action for step in steps for action in step.result.actions]
     last = steps[-1].result
     live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
     # A suspension or an edit can drop a gang whose pods have just ended; when it is planned again, its result is there.
-    actions += _without_large(unstored_results(context, live_gangs))
+    actions += _drop_oversized(unstored_results(context, live_gangs))
     actions += obsolete_measurements(context)
     return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps, upkeep)]
 
@@ -169,11 +169,8 @@ def _refuse_large(result: PhaseResult) -> PhaseResult:
     return Failed(words, status=result.status) if words is not None else result
 
 
-def _without_large(actions: Iterable[Action]) -> list[Action]:
-    """Return the actions without the ConfigMaps that the API server would refuse for their size.
-
-    For actions that no phase waits for: the plan is as if there were nothing to store.
-    """
+def _drop_oversized(actions: Iterable[Action]) -> list[Action]:
+    """Drop optional ConfigMaps that exceed the size limit: those that no phase waits for."""
     return [action for action in actions if _explain_size(action) is None]
 
 

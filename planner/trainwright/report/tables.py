@@ -168,7 +168,7 @@ def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0
             *([("saves by", "left")] if saves else []),
         ]
     )
-    for number, (plan, cells) in enumerate(zip(plans, _distinct_lines(plans, problem), strict=True)):
+    for number, (plan, cells) in enumerate(zip(plans, _distinct_cells(plans, problem), strict=True)):
         told = [cell.split("\n") for cell in cells]
         savings = plan_summary.savings(plan)
         if saves:
@@ -179,8 +179,8 @@ def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0
     return table
 
 
-def _distinct_lines(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, str, str]]:
-    """Return the cells of the plans; those that would read alike in the least detail that tells most of them apart."""
+def _distinct_cells(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, str, str]]:
+    """Return the cells of the plans; where rows would look the same, with the least detail that separates most of them."""
     told = [plan_summary.lines(plan, problem.cluster) for plan in plans]
     alike: dict[object, list[int]] = {}
     for number, plan in enumerate(plans):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.search.candidates import one_of_each_shape, with_other_kinds
+from trainwright.search.candidates import drop_equivalent, with_other_kinds
 from trainwright.search.cost_objective import (
     MAX_SUBCLUSTERS,
     cheapest_first,
@@ -79,7 +79,7 @@ def run(
     """Return at most `top` candidates of a search, best by objective and preference first.
 
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
-    that the estimate does not tell apart are one candidate (`one_of_each_shape`), and half of `auto`'s may be the best plans of
+    that the estimate does not tell apart are one candidate (`drop_equivalent`), and half of `auto`'s may be the best plans of
     other kinds (`with_other_kinds`). If both time and cost are the objective, return their Pareto front; preferences do not
     apply to it. Raises ValueError for an unknown search or, if cost is an objective, for a device without a price;
     NoFeasiblePlan if no plan is feasible.
@@ -108,7 +108,7 @@ def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | 
     """Return the first candidates of different shapes, of `auto` also of other kinds; all candidates if `top` is None."""
     if top is None:
         return ordered
-    shapes = one_of_each_shape(ordered, max(TOLERANCE, problem.preference.tolerance))
+    shapes = drop_equivalent(ordered, max(TOLERANCE, problem.preference.tolerance))
     if planner != "auto" or problem.limits.objective is Objective.COST:
         return shapes[:top]
     return with_other_kinds(shapes, top, problem)

@@ -175,7 +175,7 @@ _STRENGTH = tuple(Sharding)
 
 
 def plan_shape(plan: Plan) -> Hashable:
-    """Return a key that plans share whose differences hardly change an iteration.
+    """Return a key that is equal for plans whose iteration times are practically equal.
 
     It holds the schedule, the micro-batches, how many stages have which degrees, the strongest sharding, and whether anything
     is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers and devices, the rows by
@@ -201,16 +201,18 @@ def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({run.strategy.degrees for run in stage.layers}))
 
 
-def one_of_each_shape(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:
-    """Return the candidates in their order, without those that an earlier one stands for.
+def drop_equivalent(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:
+    """Return the candidates in their order, without those of which an equivalent one stays.
 
-    A candidate stands for later ones of its shape and number format whose iteration differs by at most `tolerance`, a share:
-    the estimate does not tell them apart, so a trial of a second one teaches little, and the trial of another shape may teach
-    much. Since they come in the order of objective and preference, the one that stays is the best by the estimate or, where
-    several count as equally good, the simplest of them. The first candidate always stays, and no plan that is faster than
-    those that stay by more than `tolerance` is lost. Plans of one shape that differ by more all stay. Of other sharding or
-    recompute, a candidate also stands for later ones that are not faster, by at most `tolerance` slower, and take no less
-    memory; and where it comes first but a later one takes as long and less memory, the later one stays.
+    Equivalent are two candidates of one number format
+
+    - of one shape (`plan_shape`), whose iterations differ by at most `tolerance`, a share: the first one stays, the best by
+      objective and preference;
+    - of one shape but for sharding and recompute, where one takes at least the time and the memory of the other, and at
+      most `tolerance` more time: the other one stays, also where it comes later and the times are equal.
+
+    A trial of a second one teaches little, and the trial of another shape may teach much. The first candidate always stays,
+    and no plan is dropped that is faster than all that stay by more than `tolerance`.
     """
     kept: list[Candidate] = []
     seconds_of_shape: dict[Hashable, list[float]] = defaultdict(list)

@@ -9,20 +9,20 @@ from trainwright.plan import LayerRun, Plan, Stage
 
 
 def run_with_runtime_choices(run: LayerRun, context: CostContext) -> LayerRun:
-    """Return the run with what the runtime chooses for its degrees."""
+    """Return the run with the runtime's sequence parallelism."""
     strategy = context.divided_activations.as_chosen(run.strategy)
     return run if strategy is run.strategy else replace(run, strategy=strategy)
 
 
 def stage_with_runtime_choices(stage: Stage, context: CostContext) -> Stage:
-    """Return the stage with all of its runs as the runtime chooses."""
+    """Return the stage with the runtime's sequence parallelism in every run."""
     if all(_is_as_chosen(run, context) for run in stage.layers):
         return stage
     return replace(stage, layers=tuple(run_with_runtime_choices(run, context) for run in stage.layers))
 
 
 def with_runtime_choices(plan: Plan, context: CostContext) -> Plan:
-    """Return the plan with all of its runs as the runtime chooses."""
+    """Return the plan with the runtime's sequence parallelism in every run."""
     if all(_is_as_chosen(run, context) for stage in plan.stages for run in stage.layers):
         return plan
     return plan.map_stages(lambda stage: stage_with_runtime_choices(stage, context))

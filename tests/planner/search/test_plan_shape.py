@@ -14,7 +14,7 @@ from trainwright.cluster import Accelerator
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan, Schedule, Stage, split_rows
 from trainwright.search import Candidate, Problem, SearchControl, run
-from trainwright.search.candidates import candidate_of, one_of_each_shape, plan_shape, with_other_kinds
+from trainwright.search.candidates import candidate_of, drop_equivalent, plan_shape, with_other_kinds
 from trainwright.search.preference.error_band_order import TOLERANCE
 from trainwright.strategy import Sharding
 
@@ -113,7 +113,7 @@ def test_first_of_a_shape_stands_for_all_within_the_tolerance(
         for number, each in enumerate(seconds)
         for shape in [two if number % 3 else one]
     ]
-    kept = one_of_each_shape(given_candidates, tolerance)
+    kept = drop_equivalent(given_candidates, tolerance)
     assert kept[0] is given_candidates[0]
     numbers = [next(n for n, candidate in enumerate(given_candidates) if candidate is stays) for stays in kept]
     assert numbers == sorted(numbers)
@@ -131,7 +131,7 @@ def test_first_of_a_shape_stands_for_all_within_the_tolerance(
 def test_number_formats_are_told_apart(problem: Problem, make_plan: MakePlan) -> None:
     candidate = candidate_of(problem, make_plan(problem, (4, 4)))
     formats = [replace(candidate, dtype=dtype) for dtype in Dtype]
-    assert one_of_each_shape([*formats, *formats], TOLERANCE) == formats
+    assert drop_equivalent([*formats, *formats], TOLERANCE) == formats
 
 
 def test_sharding_that_saves_neither_time_nor_memory_makes_no_other_candidate(
@@ -145,17 +145,17 @@ def test_sharding_that_saves_neither_time_nor_memory_makes_no_other_candidate(
     )
     slower = replace(more, iteration_seconds=more.iteration_seconds * (1 + TOLERANCE / 2))
     for estimate in (rounded, more, slower):
-        assert one_of_each_shape([first, replace(sharded, estimate=estimate)], TOLERANCE) == [first]
+        assert drop_equivalent([first, replace(sharded, estimate=estimate)], TOLERANCE) == [first]
     much_slower = replace(slower, iteration_seconds=slower.iteration_seconds * (1 + TOLERANCE))
-    assert len(one_of_each_shape([first, replace(sharded, estimate=much_slower)], TOLERANCE)) == 2
-    assert len(one_of_each_shape([first, replace(sharded, estimate=saving)], TOLERANCE)) == 2
-    assert len(one_of_each_shape([first, replace(sharded, dtype=Dtype.FLOAT16)], TOLERANCE)) == 2
+    assert len(drop_equivalent([first, replace(sharded, estimate=much_slower)], TOLERANCE)) == 2
+    assert len(drop_equivalent([first, replace(sharded, estimate=saving)], TOLERANCE)) == 2
+    assert len(drop_equivalent([first, replace(sharded, dtype=Dtype.FLOAT16)], TOLERANCE)) == 2
     deeper = replace(first, plan=make_plan(problem, (2, 3, 3), data=2, rows=2))
-    assert len(one_of_each_shape([first, deeper], TOLERANCE)) == 2
+    assert len(drop_equivalent([first, deeper], TOLERANCE)) == 2
     # The first stays whatever the others save; another falls to a later one that takes as long and less memory.
     fuller, leaner = replace(first, estimate=more), replace(sharded, estimate=saving)
-    assert one_of_each_shape([fuller, leaner], TOLERANCE) == [fuller, leaner]
-    assert one_of_each_shape([deeper, fuller, leaner], TOLERANCE) == [deeper, leaner]
+    assert drop_equivalent([fuller, leaner], TOLERANCE) == [fuller, leaner]
+    assert drop_equivalent([deeper, fuller, leaner], TOLERANCE) == [deeper, leaner]
 
 
 @pytest.mark.parametrize("planner", ["amp-annealing", "random", "auto"])
@@ -166,7 +166,7 @@ def test_top_candidates_differ_in_shape_or_by_more_than_the_error(
     found, every = (run(planner, problem, top=top, control=SearchControl(effort=0.1)) for top in (4, None))
     assert len(found) == 4
     assert found[0].plan == every[0].plan
-    assert one_of_each_shape(found, TOLERANCE) == found
+    assert drop_equivalent(found, TOLERANCE) == found
 
 
 def test_best_plans_of_other_kinds_take_half_of_the_places_where_the_error_leaves_them_open(

@@ -18,7 +18,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.annealing import domino_placement
-from trainwright.search.candidates import DeviceSymmetry, one_of_each_shape
+from trainwright.search.candidates import DeviceSymmetry, drop_equivalent
 from trainwright.search.degrees import micro_batch_sizes
 from trainwright.search.preference.error_band_order import TOLERANCE
 from trainwright.search.uniform.plan_space import UniformPlanSpace, open_degrees
@@ -108,7 +108,7 @@ def test_lazy_costing_finds_the_same_best_plans(
             run(planner, problem, top=top)
         return
     few = [candidate.estimate.iteration_seconds for candidate in run(planner, problem, top=top)]
-    shapes = [candidate.estimate.iteration_seconds for candidate in one_of_each_shape(everything, TOLERANCE)]
+    shapes = [candidate.estimate.iteration_seconds for candidate in drop_equivalent(everything, TOLERANCE)]
     assert few == shapes[: len(few)]
     assert 0 < len(few) <= top
 
