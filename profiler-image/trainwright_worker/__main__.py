@@ -1,4 +1,4 @@
-"""`python -m trainwright_worker`: do an order, in a pod (`launch`, the default) or on this machine alone (`local`)."""
+"""`python -m trainwright_worker`: do a task, in a pod (`launch`, the default) or on this machine alone (`local`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _arguments() -> argparse.Namespace:
         default="launch",
         help="launch: this pod's part of the gang, by the node that the pod runs on; local: the whole gang, here",
     )
-    parser.add_argument("--order", type=Path, default=Path(TASK_PATH), help=f"the order's file (default {TASK_PATH})")
+    parser.add_argument("--order", type=Path, default=Path(TASK_PATH), help=f"the task's file (default {TASK_PATH})")
     parser.add_argument("--master-addr", help="launch: host of the gang's store (default: $MASTER_ADDR)")
     parser.add_argument("--master-port", type=int, help="launch: port of the gang's store (default: $MASTER_PORT)")
     return parser.parse_args()

@@ -54,11 +54,11 @@
   resources: [pods/log] # workers report on their standard output
   verbs: [get]
 - apiGroups: [""]
-  resources: [configmaps] # orders for the workers, measured tables
+  resources: [configmaps] # tasks for the workers, measured tables
   verbs: [create, get, list, patch, delete]
 {{- if .Values.worker.networkPolicy }}
 - apiGroups: [networking.k8s.io]
-  resources: [networkpolicies] # isolates a gang; it goes with the gang's order
+  resources: [networkpolicies] # isolates a gang; it goes with the gang's task
   verbs: [create]
 {{- end }}
 - apiGroups: [""]

@@ -28,7 +28,7 @@ def node_rank(gang: Gang, environment: Mapping[str, str] = os.environ) -> int:
     if name not in names:
         raise WorkerError(
             FailureReason.PLACEMENT_NOT_MET,
-            f"this pod runs on node {name}, but the order wants {', '.join(names)}",
+            f"this pod runs on node {name}, but the task wants {', '.join(names)}",
         )
     return names.index(name)
 
@@ -71,8 +71,8 @@ class RankAssignment:
         if world_size != len(gang_ranks) or local_rank >= len(slots) or rank != expected:
             raise WorkerError(
                 FailureReason.PLACEMENT_NOT_MET,
-                f"process {local_rank} on node {gang.nodes[node_index].name} has rank {rank} of {world_size}, but the order gives it "
-                f"rank {expected} of {len(gang_ranks)}; the pods are not placed as ordered",
+                f"process {local_rank} on node {gang.nodes[node_index].name} has rank {rank} of {world_size}, but the task gives it "
+                f"rank {expected} of {len(gang_ranks)}; the pods are not placed as the task says",
             )
         device = gang_ranks[rank]
         return cls(device, rank_devices.index(device), rank, local_rank, world_size, rank_devices)
