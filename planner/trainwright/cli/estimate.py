@@ -51,7 +51,7 @@ def estimate(
         typer.Option(
             "--plan",
             metavar="PLAN",
-            help="The plan, as a file or in words: pp2 dp2 tp2 mb1 zero1 recompute, on the cluster's devices in their order.",
+            help="The plan, as a file or as shorthand: pp2 dp2 tp2 mb1 zero1 recompute, on the cluster's devices in their order.",
         ),
     ],
     memory_headroom: HeadroomOption = None,

@@ -137,9 +137,9 @@ class Inputs:
         if not self.is_shorthand_of_plan(given):
             found: Plan = read(given, Plan)
             return found
-        return self.plan_in_words(str(given))
+        return self.shorthand_plan(str(given))
 
-    def plan_in_words(self, words: str) -> Plan:
+    def shorthand_plan(self, words: str) -> Plan:
         """Return the plan of a shorthand. Raises ValueError with one sentence."""
         stack, devices = self._stack, self._cluster.devices
         batch = self._requested.global_batch_size
@@ -282,7 +282,7 @@ class PreferenceOptions:
         Path | None,
         typer.Option(
             metavar="PLAN",
-            help="The plan that runs now, as a file or in words (pp2 dp2 tp2 mb1): prefer plans that move little of it.",
+            help="The plan that runs now, as a file or as shorthand (pp2 dp2 tp2 mb1): prefer plans that move little of it.",
         ),
     ] = None
     keep_weight: Annotated[
@@ -299,13 +299,13 @@ class PreferenceOptions:
             raise ValueError("--keep-weight needs --keep, the plan that runs now; add it, or leave --keep-weight out")
         if self.keep is None:
             return Preference(self.tolerance)
-        in_words = inputs.is_shorthand_of_plan(self.keep)
+        keep_is_shorthand = inputs.is_shorthand_of_plan(self.keep)
         try:
             kept = inputs.plan(self.keep)
             inputs.check_model(kept, self.keep)
         except ValueError as error:
             raise ValueError(f"--keep: {error}") from None
-        return Preference(self.tolerance, kept, self.keep_weight, in_words)
+        return Preference(self.tolerance, kept, self.keep_weight, keep_is_shorthand)
 
 
 @dataclass(frozen=True)

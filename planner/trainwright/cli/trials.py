@@ -94,7 +94,7 @@ def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
         for number, one in enumerate(entries if isinstance(entries, list) else ()):
             words = one.get("plan") if isinstance(one, dict) else None
             if isinstance(words, str):
-                plan = _plan_in_words(words, f"{path}: {part}.{number}", inputs, context)
+                plan = _shorthand_plan(words, f"{path}: {part}.{number}", inputs, context)
                 entries[number] = {**one, "plan": documents.dump(plan)}
     found: Trials = documents.parse(data, Trials, source=str(path))
     return found
@@ -132,11 +132,11 @@ def _plain_trials(path: Path) -> Any:
     return data
 
 
-def _plan_in_words(words: str, where: str, inputs: Inputs, context: CostContext) -> Plan:
+def _shorthand_plan(words: str, where: str, inputs: Inputs, context: CostContext) -> Plan:
     if not is_shorthand(words):
         raise DocumentError(f"{where}.plan: expected a mapping, or the words of a plan ({WORDS}), got {words!r}")
     try:
-        return with_runtime_choices(inputs.plan_in_words(words), context)
+        return with_runtime_choices(inputs.shorthand_plan(words), context)
     except ValueError as error:
         raise DocumentError(f"{where}: {error}") from None
 

@@ -31,7 +31,7 @@ _SUFFIX: Final = re.compile(r"\.[a-z]\w*$")
 _LIKE_A_WORD: Final = re.compile(r"(pp|dp|tp|mb)([-=:]?[0-9].*)?|zero[-=:]?[0-9].*|recompute|gpipe|1f1b|\[.*")
 _DASHED: Final = re.compile(r"(pp|dp|tp|mb|zero)[-=:_]([0-9]+)")
 _APART: Final = re.compile(r"[|+–]|[0-9]+/[0-9]+$|\[.*[a-z]")
-"""Parts of a summary that describe unequal layers or pipelines, which words cannot."""
+"""Parts of a summary that describe unequal layers or pipelines, which shorthand cannot."""
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -124,7 +124,7 @@ def misunderstood(word: str) -> ValueError:
         return ValueError(f"{word!r} needs its number right after it, as in {word}2")
     if _APART.search(word):
         return ValueError(
-            f"{word!r} tells layers apart, which words cannot; give such a plan as a file (plan --write-plan)"
+            f"{word!r} tells layers apart, which shorthand cannot; give such a plan as a file (plan --write-plan)"
         )
     if "/" in word:
         return ValueError(f"{word!r} is not understood: put a space between words")

@@ -74,7 +74,7 @@ def runner_up(candidates: Sequence[Candidate]) -> Remark:
         return Remark()
     first, second = candidates[:2]
     later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
-    told, other = _in_words(first.plan), _in_words(second.plan)
+    told, other = _description(first.plan), _description(second.plan)
     if told[:2] == other[:2]:
         what = f"with {other[2]} (rows × micro-batches) in place of {told[2]}"
     else:
@@ -83,7 +83,7 @@ def runner_up(candidates: Sequence[Candidate]) -> Remark:
     return Remark((f"The next best plan, {what}, {slower}.",))
 
 
-def _in_words(plan: Plan) -> tuple[str, str, str]:
+def _description(plan: Plan) -> tuple[str, str, str]:
     """Return degrees with memory savings, layers by stage, and batches, each on one line."""
     told = (plan_summary.degrees(plan), plan_summary.layers(plan), plan_summary.batches(plan))
     one, layers, batches = (text.replace("\n", " + ") for text in told)

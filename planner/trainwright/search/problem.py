@@ -126,7 +126,7 @@ class Preference:
     Attributes:
         tolerance: candidates worse than the best by at most this share count as equally good; the simplest of them wins.
         keep: plan that runs now.
-        keep_in_words: whether `keep` was given in words, which leave sequence parallelism to the runtime.
+        keep_is_shorthand: whether `keep` was given as shorthand, which leaves sequence parallelism to the runtime.
         keep_weight: weight of a second of moving state from `keep` against a second of every iteration; at 0.001, moving has
             to pay off within a thousand iterations.
     """
@@ -134,7 +134,7 @@ class Preference:
     tolerance: float = 0.0
     keep: Plan | None = None
     keep_weight: float = 0.001
-    keep_in_words: bool = False
+    keep_is_shorthand: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -223,9 +223,9 @@ class Problem:
 
     @cached_property
     def running_plan(self) -> Plan | None:
-        """Plan to keep; one in words has what the runtime decides, as every candidate has."""
+        """Plan to keep; given as shorthand, it takes sequence parallelism from the runtime."""
         keep = self.preference.keep
-        if keep is None or not self.preference.keep_in_words:
+        if keep is None or not self.preference.keep_is_shorthand:
             return keep
         return with_runtime_choices(keep, self.cost_context)
 

@@ -51,7 +51,8 @@ def test_plan_in_words_alone_leaves_sequence_parallelism_to_the_runtime(problem:
     )
     assert with_runtime_choices(plan, problem.cost_context) == chosen != plan
     as_is, in_words = (
-        RunningPlan.of(replace(problem, preference=Preference(keep=plan, keep_in_words=flag))) for flag in (False, True)
+        RunningPlan.of(replace(problem, preference=Preference(keep=plan, keep_is_shorthand=flag)))
+        for flag in (False, True)
     )
     assert as_is == RunningPlan(plan, candidate_of(problem, plan).estimate.iteration_seconds)
     assert in_words == RunningPlan(chosen, candidate_of(problem, chosen).estimate.iteration_seconds)
