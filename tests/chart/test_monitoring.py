@@ -72,7 +72,7 @@ def test_monitoring_is_off_by_default(helm_template) -> None:
     assert "grafana" not in done.stdout
 
 
-def test_the_service_is_scraped_and_plans_keep_the_name_of_their_namespace(only) -> None:
+def test_the_service_is_scraped(only) -> None:
     drop = "metricRelabelings[0].action=drop"
     chosen = ",".join(f"metrics.serviceMonitor.{part}" for part in ("enabled=true", "labels.release=prometheus", drop))
     monitor, service = only("ServiceMonitor", chosen), only("Service", chosen)
@@ -82,7 +82,6 @@ def test_the_service_is_scraped_and_plans_keep_the_name_of_their_namespace(only)
     assert endpoint == {
         "port": service["spec"]["ports"][0]["name"],
         "interval": "30s",
-        "honorLabels": True,
         "metricRelabelings": [{"action": "drop"}],
     }
 
@@ -141,34 +140,34 @@ def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: d
 
 
 def test_plan_that_waited_long_for_capacity_is_not_stuck_when_it_goes_on(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
     series = {start % "WaitingForCapacity": "1x600 stale", start % "Running": "_x600 1x600"}
-    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [plan]})
 
 
 def test_plan_that_waits_for_its_turn_in_its_namespace_is_no_alarm(tmp_path) -> None:
-    labels = '{namespace="a",name="p",phase="Accepted",reason="PlanLimitReached"}'
+    labels = '{plan_namespace="a",name="p",phase="Pending",reason="PlanLimitReached"}'
     series = {f"trainwright_plan_phase_start_timestamp_seconds{labels}": "1x600"}
     for alert in ("TrainwrightPlanStuck", "TrainwrightPlanWaitsForCapacity"):
         check_alerts(tmp_path, series, alert, {"5h": [], "9h": []})
 
 
 def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
     series = {start % "Starting": "1x150 stale", start % "Running": "_x150 1x150"}
-    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [plan]})
 
 
 def test_plan_that_is_refused_is_told_of_within_fifteen_minutes_whatever_refuses_it(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{namespace="a",name="p",phase="Profiled",reason="%s"}'
+    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
     series = {
         start % "PodsNotCreated": "1x7 stale",
         start % "JobRefused": "_x7 1x40 stale",
         start % "Running": "_x47 1x20",
     }
-    plan = {"namespace": "a", "name": "p", "phase": "Profiled"}
+    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
     check_alerts(tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "16m": [plan], "40m": [plan], "55m": []})
     others = {start % "WaitingForCapacity": "1x60", start % "Starting": "1x60"}
     check_alerts(tmp_path, others, "TrainwrightPlanLacks", {"50m": []})

@@ -24,11 +24,11 @@ from trainwright_demo.install import OPERATOR_NAMESPACE
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = (
-    "trainwright_plan_predicted_seconds",
-    "trainwright_plan_measured_seconds",
+    "trainwright_plan_predicted_iteration_seconds",
+    "trainwright_plan_measured_iteration_seconds",
     "trainwright_prediction_error_ratio_count",
-    "trainwright_winner_predicted_rank",
-    "trainwright_speedup_over_baseline_ratio",
+    "trainwright_plan_predicted_rank",
+    "trainwright_plan_speedup_over_baseline_ratio",
     "trainwright_phase_duration_seconds_count",
     "trainwright_trials_total",
 )
@@ -121,6 +121,6 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
 
     for metric in METRICS:
         assert prometheus.samples(metric, seconds=30), f"Prometheus has no sample of {metric}"
-    mine = f'trainwright_plan_measured_seconds{{namespace="{workbench.namespace}",name="{name}"}}'
+    mine = f'trainwright_plan_measured_iteration_seconds{{plan_namespace="{workbench.namespace}",name="{name}"}}'
     (sample,) = prometheus.samples(mine, seconds=5)
     assert float(sample["value"][1]) == pytest.approx(winner["measuredSeconds"], rel=1e-3)

@@ -6,158 +6,93 @@ import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from datetime import datetime
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trainwright_operator.api.conditions import Condition, ConditionType
+from trainwright.worker_api import FailureReason
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState, TrialStatus
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
+from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS
+from trainwright_operator.metrics.figures import AnswerFigures, PlanFigures, active_since, plan_figures
 
 Key = tuple[str, str]
 """Namespace and name of a plan."""
-
-
-_FIGURES: Final = {
-    "trainwright_plan_predicted_seconds": ("winner", "predicted_seconds"),
-    "trainwright_plan_measured_seconds": ("winner", "measured_seconds"),
-    "trainwright_winner_predicted_rank": ("winner", "predicted_rank"),
-    "trainwright_speedup_over_baseline_ratio": ("winner", "speedup_over_baseline"),
-    "trainwright_collective_error_ratio": ("links", "collective_error"),
-}
-"""Section and field of the status, by metric name."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSample:
-    """Metric values of one plan, without the rest of its status, which may list a thousand nodes.
-
-    Attributes:
-        figures: values by metric name.
-        conditions: type and status of each.
-        phase: the pending condition, its reason, and its start in Unix time.
-        profiled: accelerators, and when they were profiled in Unix time.
-        is_quarantined: whether it ended with `InternalError`.
-    """
-
-    figures: Mapping[str, float]
-    conditions: tuple[tuple[str, str], ...]
-    phase: tuple[str, str, float] | None
-    profiled: tuple[tuple[str, ...], float]
-    is_quarantined: bool
-
-    @classmethod
-    def of(cls, plan: PlanFacts, status: TrainingPlanStatus) -> PlanSample:
-        """Extract the metric values of a plan with this status."""
-        figures = {name: getattr(getattr(status, part), field, None) for name, (part, field) in _FIGURES.items()}
-        conditions = {condition.type: condition for condition in status.conditions}
-        profiled = conditions.get(ConditionType.PROFILED)
-        names: tuple[str, ...] = ()
-        if profiled is not None and profiled.status == "True" and status.cluster is not None:
-            names = tuple(accelerator.name for accelerator in status.cluster.accelerators)
-        return cls(
-            {name: float(value) for name, value in figures.items() if value is not None},
-            tuple((condition.type.value, condition.status) for condition in status.conditions),
-            _phase(plan, conditions),
-            (names, profiled.last_transition_time.timestamp() if profiled is not None else 0.0),
-            status.failed_version is not None,
-        )
-
-
-def active_since(plan: PlanFacts, suspended: Condition | None) -> datetime:
-    """Return when the plan was created, or when its last suspension ended."""
-    return plan.created_at if suspended is None else max(plan.created_at, suspended.last_transition_time)
-
-
-def _phase(plan: PlanFacts, conditions: Mapping[ConditionType, Condition]) -> tuple[str, str, float] | None:
-    """Return the pending condition, its reason and its start in Unix time, or None if no phase is active."""
-    suspended, succeeded = conditions.get(ConditionType.SUSPENDED), conditions.get(ConditionType.SUCCEEDED)
-    if (suspended is not None and suspended.status == "True") or (
-        succeeded is not None and succeeded.status != "Unknown"
-    ):
-        return None
-    since = active_since(plan, suspended)
-    for kind in (phase.condition for phase in PHASES):
-        condition = conditions.get(kind)
-        if condition is None:
-            return kind.value, "", since.timestamp()
-        since = max(since, condition.last_transition_time)
-        if condition.status != "True":
-            return kind.value, condition.reason, since.timestamp()
-    return None
 
 
 class PlanCollector(Collector):
     """Collector of all plans' gauges."""
 
     def __init__(self) -> None:
-        self._samples: dict[Key, PlanSample] = {}
+        self._figures: dict[Key, PlanFigures] = {}
 
-    def update(self, key: Key, standing: PlanSample) -> None:
-        """Set the plan's current metric values."""
-        self._samples[key] = standing
+    def update(self, key: Key, figures: PlanFigures) -> None:
+        """Set the plan's current figures."""
+        self._figures[key] = figures
 
     def forget(self, key: Key) -> None:
         """Remove a deleted plan."""
-        self._samples.pop(key, None)
+        self._figures.pop(key, None)
 
     def collect(self) -> Iterable[Metric]:
-        standings = dict(self._samples)
-        yield from _figures(standings)
-        yield _conditions(standings)
-        yield _phases(standings)
-        yield _profiles(standings)
-        yield _internal_errors(standings)
+        plans = dict(self._figures)
+        yield from _answers(plans)
+        yield _stages(plans)
+        yield _phase_starts(plans)
+        yield _profiles(plans)
+        yield _internal_errors(plans)
 
 
-def _figures(standings: Mapping[Key, PlanSample]) -> Iterator[Metric]:
-    for name in _FIGURES:
-        family = _family(name)
-        for key, standing in standings.items():
-            if name in standing.figures:
-                family.add_metric(key, standing.figures[name])
+def _answers(plans: Mapping[Key, PlanFigures]) -> Iterator[Metric]:
+    for field in fields(AnswerFigures):
+        family = _family(f"trainwright_plan_{field.name}")
+        for key, figures in plans.items():
+            value = getattr(figures.answer, field.name)
+            if value is not None:
+                family.add_metric(key, value)
         yield family
 
 
-def _conditions(standings: Mapping[Key, PlanSample]) -> Metric:
+def _stages(plans: Mapping[Key, PlanFigures]) -> Metric:
     family = _family("trainwright_plans")
-    for labels, count in Tally(pair for standing in standings.values() for pair in standing.conditions).items():
+    stages = Tally((namespace, plan.stage.phase, plan.stage.reason) for (namespace, _), plan in plans.items())
+    for labels, count in stages.items():
         family.add_metric(labels, count)
     return family
 
 
-def _phases(standings: Mapping[Key, PlanSample]) -> Metric:
+def _phase_starts(plans: Mapping[Key, PlanFigures]) -> Metric:
     family = _family("trainwright_plan_phase_start_timestamp_seconds")
-    for key, standing in standings.items():
-        if standing.phase is not None:
-            kind, reason, since = standing.phase
-            family.add_metric((*key, kind, reason), since)
+    for key, plan in plans.items():
+        if plan.stage.since is not None:
+            family.add_metric((*key, plan.stage.phase, plan.stage.reason), plan.stage.since.timestamp())
     return family
 
 
-def _profiles(standings: Mapping[Key, PlanSample]) -> Metric:
+def _profiles(plans: Mapping[Key, PlanFigures]) -> Metric:
     newest: dict[str, float] = {}
-    for names, moment in (standing.profiled for standing in standings.values()):
+    for names, moment in (plan.profiled for plan in plans.values() if plan.profiled is not None):
         for name in names:
-            newest[name] = max(moment, newest.get(name, moment))
-    family = _family("trainwright_profile_age_seconds")
-    for name, moment in newest.items():
-        family.add_metric([name], max(time.time() - moment, 0.0))
+            newest[name] = max(moment.timestamp(), newest.get(name, 0.0))
+    family = _family("trainwright_profile_timestamp_seconds")
+    for name, seconds in newest.items():
+        family.add_metric([name], seconds)
     return family
 
 
-def _internal_errors(standings: Mapping[Key, PlanSample]) -> Metric:
+def _internal_errors(plans: Mapping[Key, PlanFigures]) -> Metric:
     family = _family("trainwright_plan_internal_error")
-    for key, standing in standings.items():
-        if standing.is_quarantined:
+    for key, plan in plans.items():
+        if plan.is_quarantined:
             family.add_metric(key, 1.0)
     return family
 
@@ -166,20 +101,113 @@ def _family(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, METRIC_DEFINITIONS[name].help, labels=list(METRIC_DEFINITIONS[name].labels))
 
 
+OTHER: Final = "other"
+"""Label of a reason that was not met before."""
+_TRIAL_REASONS: Final = {
+    TrialState.SUCCEEDED.lower(): {Reason.MEASUREMENT_TAKEN.value},
+    TrialState.FAILED.lower(): {*map(str, FailureReason), Reason.DEADLINE_EXCEEDED.value},
+    TrialState.VOID.lower(): {Reason.EMULATION_TOO_SLOW.value},
+    TrialState.SKIPPED.lower(): {
+        Reason.MAX_FAILED_TRIALS_REACHED.value,
+        Reason.DEVICE_HOURS_EXHAUSTED.value,
+        Reason.REGRET_IS_SMALL.value,
+    },
+}
+"""Usual reasons of ended trials by result."""
+
+_ANSWER_REASONS: Final = {
+    "succeeded": {Reason.BEST_TRIAL_SELECTED.value, Reason.PLANNED_ONLY.value},
+    "failed": {
+        Reason.ALL_TRIALS_FAILED.value,
+        Reason.NO_FEASIBLE_PLAN.value,
+        Reason.WAIT_DEADLINE_EXCEEDED.value,
+        Reason.INTERNAL_ERROR.value,
+    },
+}
+"""Usual reasons of answers by result."""
+
+
+class ReasonCounter:
+    """Counter whose last labels are a result and its reason, each series at 0 before its first event.
+
+    The first event of a series that is born with it is lost to PromQL's `increase`. So an event with a reason that was
+    not met before counts as `other`, and that reason has series of its own from then on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reasons: Mapping[str, Iterable[str]],
+        scopes: Iterable[tuple[str, ...]],
+        registry: CollectorRegistry,
+    ) -> None:
+        """Begin with the known reasons by result, and the known values of the labels before these."""
+        self._counter = Counter(name, _help(name), METRIC_DEFINITIONS[name].labels, registry=registry)
+        self._reasons = {result: {*known, OTHER} for result, known in reasons.items()}
+        self._scopes: set[tuple[str, ...]] = set()
+        for scope in scopes:
+            self.add_scope(scope)
+
+    def add_scope(self, scope: tuple[str, ...]) -> None:
+        """Export the series of a scope at 0."""
+        if scope not in self._scopes:
+            self._scopes.add(scope)
+            for result, reasons in self._reasons.items():
+                for reason in reasons:
+                    self._counter.labels(*scope, result, reason)
+
+    def meet(self, result: str, reason: str) -> None:
+        """Export the series of a reason at 0 in each scope."""
+        if reason not in self._reasons[result]:
+            self._reasons[result].add(reason)
+            for scope in self._scopes:
+                self._counter.labels(*scope, result, reason)
+
+    def count(self, scope: tuple[str, ...], result: str, reason: str) -> None:
+        """Count an event."""
+        self.add_scope(scope)
+        self._counter.labels(*scope, result, reason if reason in self._reasons[result] else OTHER).inc()
+        self.meet(result, reason)
+
+
 _ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400)
 _PASS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
+_PRINTED: Final = {phase.condition: phase.printed for phase in PHASES}
+
 _Ended = tuple[str, datetime | None]
 """Name and end time of a counted trial."""
+
+
+class _Answer(NamedTuple):
+    """Answer of a plan, and since when it has it."""
+
+    result: str
+    reason: str
+    since: datetime
+
+    @classmethod
+    def of(cls, status: TrainingPlanStatus) -> _Answer | None:
+        succeeded = status.condition(ConditionType.SUCCEEDED)
+        if succeeded is None or succeeded.status == "Unknown":
+            return None
+        result = "succeeded" if succeeded.status == "True" else "failed"
+        return cls(result, succeeded.reason, succeeded.last_transition_time)
+
+    def is_same(self, other: _Answer | None) -> bool:
+        """Return whether both are one, whose reason may change."""
+        return other is not None and (self.result, self.since) == (other.result, other.since)
 
 
 class Metrics:
     """Metrics of the operator. Gauges are derived from the plans' current statuses, so they survive a restart."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        # They are one series more for each counter and histogram, of no use to `increase`.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
         self._plans = PlanCollector()
         self._ended: defaultdict[tuple[str, str], set[_Ended]] = defaultdict(set)
@@ -194,11 +222,15 @@ class Metrics:
         self._releases: dict[tuple[str, str], str] = {}
         self._leader = _gauge("trainwright_leader", registry)
         self._searches = _gauge("trainwright_searches", registry)
-        self._trials = Counter(
-            "trainwright_trials", _help("trainwright_trials_total"), ["result", "reason"], registry=registry
-        )
+        self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, [()], registry)
+        self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, [], registry)
+        self._answers: dict[Key, _Answer | None] = {}
         self._phases = _histogram("trainwright_phase_duration_seconds", _PHASE_BUCKETS, registry)
+        for kind in PHASE_CONDITIONS:
+            self._phases.labels(phase=_PRINTED[kind])
         self._prediction_errors = _histogram("trainwright_prediction_error_ratio", _ERROR_BUCKETS, registry)
+        for quantity in ("time", "memory"):
+            self._prediction_errors.labels(kind=quantity)
         _gauge("trainwright_build_info", registry).labels(version=version("trainwright")).set(1)
         registry.register(self._plans)
 
@@ -235,10 +267,14 @@ class Metrics:
 
     def record_status(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
         """Record the plan's new status, and count its changes since the previous one."""
+        for trial in plan.status.trials:
+            if trial.state.is_final:
+                self._trials.meet(trial.state.lower(), trial.reason or OTHER)
+        self._count_answer((plan.namespace, plan.name), plan.status, status)
         if status is not plan.status:
             self._count_trials(self._ended[plan.namespace, plan.name], plan.status, status)
             self._count_phases(plan, status)
-        self._plans.update((plan.namespace, plan.name), PlanSample.of(plan, status))
+        self._plans.update((plan.namespace, plan.name), plan_figures(plan, status))
 
     def record_unclaimed(self, namespace: str, name: str, release: str) -> None:
         """Record a plan whose namespace this release has no claim of; `release`: the one that has it, or empty."""
@@ -257,6 +293,18 @@ class Metrics:
         self.record_claimed(namespace, name)
         self._plans.forget((namespace, name))
         self._ended.pop((namespace, name), None)
+        self._answers.pop((namespace, name), None)
+
+    def _count_answer(self, key: Key, before: TrainingPlanStatus, now: TrainingPlanStatus) -> None:
+        """Count each answer once, also one that was written outside of a pass, as that of a quarantine is."""
+        scope = (key[0],)
+        self._finished.add_scope(scope)
+        known, answer = self._answers.get(key, _Answer.of(before)), _Answer.of(now)
+        if answer is not None:
+            if not answer.is_same(known):
+                self._finished.count(scope, answer.result, answer.reason)
+            self._finished.meet(answer.result, answer.reason)
+        self._answers[key] = answer
 
     def _count_trials(self, ended: set[_Ended], before: TrainingPlanStatus, now: TrainingPlanStatus) -> None:
         """Count each ended trial once, even if a changed topK empties the status meanwhile."""
@@ -264,7 +312,7 @@ class Metrics:
         for trial in now.trials:
             if trial.state.is_final and (trial.name, trial.end_time) not in ended:
                 ended.add((trial.name, trial.end_time))
-                self._trials.labels(result=trial.state.lower(), reason=trial.reason or "").inc()
+                self._trials.count((), trial.state.lower(), trial.reason or OTHER)
                 if trial.state is TrialState.SUCCEEDED:
                     self._count_errors(trial)
 
@@ -288,7 +336,7 @@ class Metrics:
             if not decided.get(kind, False):
                 start = max(since, begun.get(kind, since))
                 seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
-                self._phases.labels(phase=kind.value).observe(seconds)
+                self._phases.labels(phase=_PRINTED[kind]).observe(seconds)
             since = max(since, condition.last_transition_time)
 
 

@@ -24,27 +24,30 @@ class MetricDefinition:
     labels: tuple[str, ...] = ()
 
 
-_PLAN = ("namespace", "name")
+_PLAN = ("plan_namespace", "name")
+"""Not `namespace`, which Prometheus sets to that of the scraped operator."""
 METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
-    "trainwright_plan_predicted_seconds": MetricDefinition(
+    "trainwright_plan_predicted_iteration_seconds": MetricDefinition(
         Kind.GAUGE, "Seconds per iteration that the cost model predicts for the plan's winner.", _PLAN
     ),
-    "trainwright_plan_measured_seconds": MetricDefinition(
+    "trainwright_plan_measured_iteration_seconds": MetricDefinition(
         Kind.GAUGE, "Seconds per iteration of the plan's winner: the median of its trial.", _PLAN
     ),
-    "trainwright_winner_predicted_rank": MetricDefinition(
+    "trainwright_plan_predicted_rank": MetricDefinition(
         Kind.GAUGE, "The winner's place among the predictions; 1: the best prediction won.", _PLAN
     ),
-    "trainwright_speedup_over_baseline_ratio": MetricDefinition(
+    "trainwright_plan_speedup_over_baseline_ratio": MetricDefinition(
         Kind.GAUGE, "Measured seconds of the baseline divided by those of the winner.", _PLAN
     ),
     "trainwright_plans": MetricDefinition(
-        Kind.GAUGE, "TrainingPlans by condition and its status (True, False, Unknown).", ("condition", "status")
+        Kind.GAUGE,
+        "TrainingPlans by phase, as `kubectl get` prints it, and the reason of its condition.",
+        ("plan_namespace", "phase", "reason"),
     ),
     "trainwright_plan_phase_start_timestamp_seconds": MetricDefinition(
         Kind.GAUGE,
-        "Since when (Unix time) a plan that is neither finished nor suspended works towards the condition `phase`; "
-        "reason: that condition's.",
+        "Since when (Unix time) a plan that is neither finished nor suspended is in its phase; reason: of the condition "
+        "that ends the phase.",
         (*_PLAN, "phase", "reason"),
     ),
     "trainwright_plan_internal_error": MetricDefinition(
@@ -56,12 +59,12 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "release: the one that has it, empty where the claim cannot be made.",
         (*_PLAN, "release"),
     ),
-    "trainwright_profile_age_seconds": MetricDefinition(
+    "trainwright_profile_timestamp_seconds": MetricDefinition(
         Kind.GAUGE,
-        "Seconds since a plan that still exists last had its profiles of an accelerator; kept ones were measured before.",
+        "When (Unix time) a plan that still exists last had its profiles of an accelerator; kept ones were measured before.",
         ("accelerator",),
     ),
-    "trainwright_collective_error_ratio": MetricDefinition(
+    "trainwright_plan_collective_error_ratio": MetricDefinition(
         Kind.GAUGE,
         "Sum of |predicted - measured| over that of measured seconds of the collectives measured with the links.",
         _PLAN,
@@ -69,13 +72,18 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     "trainwright_prediction_error_ratio": MetricDefinition(
         Kind.HISTOGRAM, "|predicted - measured| / measured of each trial that counts; kind: time or memory.", ("kind",)
     ),
+    "trainwright_plans_finished_total": MetricDefinition(
+        Kind.COUNTER,
+        "Answers of plans, which outlive these, by result (succeeded, failed) and reason; other: one not met before.",
+        ("plan_namespace", "result", "reason"),
+    ),
     "trainwright_trials_total": MetricDefinition(
         Kind.COUNTER,
-        "Trials that ended, by result (succeeded, failed, void, skipped) and reason.",
+        "Trials that ended, by result (succeeded, failed, void, skipped) and reason; other: one not met before.",
         ("result", "reason"),
     ),
     "trainwright_phase_duration_seconds": MetricDefinition(
-        Kind.HISTOGRAM, "Seconds that a phase took, named by the condition that ended it.", ("phase",)
+        Kind.HISTOGRAM, "Seconds that a phase took, by phase as `kubectl get` prints it.", ("phase",)
     ),
     "trainwright_reconcile_total": MetricDefinition(Kind.COUNTER, "Passes over a plan."),
     "trainwright_reconcile_errors_total": MetricDefinition(Kind.COUNTER, "Passes that ended with an error."),

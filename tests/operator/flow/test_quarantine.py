@@ -77,7 +77,7 @@ class World:
     async def pause(self, key: tuple[str, str], seconds: float, **_: Any) -> None:
         """Go on at once after short pauses; end at the long one of a plan at rest."""
         if seconds > 60 or self.passes > 9:
-            labels = {"namespace": "default", "name": "demo"}
+            labels = {"plan_namespace": "default", "name": "demo"}
             self.metric_at_rest = self.registry.get_sample_value("trainwright_plan_internal_error", labels)
             self.paused.set()
             await asyncio.Event().wait()

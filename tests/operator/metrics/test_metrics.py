@@ -14,7 +14,9 @@ from flow_harm import requests
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
-from trainwright_operator.api.status import TrialState
+from trainwright.worker_api import FailureReason
+from trainwright_operator.api.conditions import Condition, ConditionType
+from trainwright_operator.api.status import TrainingPlanStatus, TrialState
 from trainwright_operator.flow.actions import PlanningRequest, SetStatus
 from trainwright_operator.flow.snapshot import PlannerState
 from trainwright_operator.kube import search_pool as search_pool_module
@@ -27,14 +29,17 @@ from trainwright_operator.metrics import METRIC_DEFINITIONS, Metrics
 from trainwright_operator.settings import Settings
 
 CONTRACT = {
-    "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
-    "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
-    "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
+    "trainwright_plan_predicted_iteration_seconds", "trainwright_plan_measured_iteration_seconds",
+    "trainwright_prediction_error_ratio", "trainwright_plan_predicted_rank", "trainwright_plan_speedup_over_baseline_ratio", "trainwright_trials_total",
+    "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_timestamp_seconds",
     "trainwright_plan_internal_error", "trainwright_plan_unclaimed", "trainwright_reconcile_wait_seconds",
     "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
-    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_collective_error_ratio",
-    "trainwright_leader", "trainwright_searches", "trainwright_plan_phase_start_timestamp_seconds",
+    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_plan_collective_error_ratio",
+    "trainwright_leader", "trainwright_searches", "trainwright_plans_finished_total",
+    "trainwright_plan_phase_start_timestamp_seconds",
 }  # fmt: skip
+
+PHASE_WORDS = ("Pending", "Discovering", "MeasuringLinks", "Profiling", "Planning", "Trying")
 
 
 def told(world: World, metrics: Metrics, passes: int = 400) -> None:
@@ -55,6 +60,82 @@ def test_exactly_the_documented_metrics_are_exported() -> None:
     assert set(METRIC_DEFINITIONS) == CONTRACT
 
 
+def test_closed_series_stand_at_zero_from_the_start() -> None:
+    """Also on an operator that waits for the lease: `increase` loses the first event of a series that is born with it."""
+    registry = CollectorRegistry()
+    Metrics(registry)
+    value = registry.get_sample_value
+    closed = [
+        *(("trainwright_phase_duration_seconds_count", {"phase": phase}) for phase in PHASE_WORDS),
+        *(("trainwright_prediction_error_ratio_count", {"kind": kind}) for kind in ("time", "memory")),
+        ("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}),
+        *(("trainwright_trials_total", {"result": "failed", "reason": reason.value}) for reason in FailureReason),
+        *(
+            ("trainwright_trials_total", {"result": state, "reason": "other"})
+            for state in ("failed", "void", "skipped")
+        ),
+    ]
+    assert {(name, *labels.items()): value(name, labels) for name, labels in closed} == {
+        (name, *labels.items()): 0.0 for name, labels in closed
+    }
+    assert "_created" not in generate_latest(registry).decode()
+
+
+def answered(world: World, reason: str, at: timedelta = timedelta()) -> TrainingPlanStatus:
+    """Return a status with this answer."""
+    condition = Condition(
+        type=ConditionType.SUCCEEDED, status="False", last_transition_time=world.now + at, reason=reason
+    )
+    return TrainingPlanStatus(conditions=(condition,))
+
+
+def finished(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    """Return how many plans failed, by namespace and reason."""
+    (family,) = (one for one in registry.collect() if one.name == "trainwright_plans_finished")
+    return {
+        (one.labels["plan_namespace"], one.labels["reason"]): one.value
+        for one in family.samples
+        if one.labels["result"] == "failed"
+    }
+
+
+def test_reason_that_was_not_met_counts_as_another_and_has_series_from_then_on() -> None:
+    registry, world = CollectorRegistry(), World()
+    metrics = Metrics(registry)
+    plan = world.snapshot().plan
+    for namespace in ("a", "b"):
+        metrics.record_status(replace(plan, namespace=namespace), plan.status)
+    assert {reason for _, reason in finished(registry)} >= {"AllTrialsFailed", "NoFeasiblePlan", "other"}
+    assert set(finished(registry).values()) == {0.0}
+    failing = replace(plan, namespace="a")
+    metrics.record_status(failing, answered(world, "PlannerFailed"))
+    counts = finished(registry)
+    assert counts["a", "other"] == 1
+    assert counts["a", "PlannerFailed"] == counts["b", "PlannerFailed"] == 0
+    metrics.record_status(failing, answered(world, "PlannerFailed", timedelta(hours=1)))
+    assert finished(registry) == counts | {("a", "PlannerFailed"): 1.0}
+
+
+def test_reasons_of_plans_that_exist_are_known_after_a_restart() -> None:
+    registry, world = CollectorRegistry(), World()
+    plan = replace(world.snapshot().plan, status=answered(world, "PlannerFailed"))
+    Metrics(registry).record_status(plan, plan.status)
+    assert finished(registry)["default", "PlannerFailed"] == 0
+
+
+def test_answers_count_once_and_outlive_their_plans() -> None:
+    registry, world = CollectorRegistry(), World()
+    metrics = Metrics(registry)
+    plan = world.snapshot().plan
+    metrics.record_status(plan, plan.status)
+    quarantined = replace(plan, status=answered(world, "InternalError"))
+    for _ in range(2):  # as it is read after it was written outside of a pass
+        metrics.record_status(quarantined, quarantined.status)
+    assert finished(registry)["default", "InternalError"] == 1
+    metrics.forget(plan.namespace, plan.name)
+    assert finished(registry)["default", "InternalError"] == 1
+
+
 def test_metrics_report_winner_trials_phases_and_errors() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -65,28 +146,31 @@ def test_metrics_report_winner_trials_phases_and_errors() -> None:
         metrics.record_status(before, world.status)
     metrics.record_reconcile(0.1)
     metrics.record_reconcile_error()
-    plan = {"namespace": "default", "name": "demo"}
+    plan = {"plan_namespace": "default", "name": "demo"}
     value = registry.get_sample_value
-    assert value("trainwright_plan_measured_seconds", plan) == world.status.winner.measured_seconds
-    assert value("trainwright_plan_predicted_seconds", plan) == world.status.winner.predicted_seconds
-    assert value("trainwright_winner_predicted_rank", plan) == world.status.winner.predicted_rank
-    assert value("trainwright_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
-    assert value("trainwright_collective_error_ratio", plan) == world.status.links.collective_error > 0
+    assert value("trainwright_plan_measured_iteration_seconds", plan) == world.status.winner.measured_seconds
+    assert value("trainwright_plan_predicted_iteration_seconds", plan) == world.status.winner.predicted_seconds
+    assert value("trainwright_plan_predicted_rank", plan) == world.status.winner.predicted_rank
+    assert value("trainwright_plan_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
+    assert value("trainwright_plan_collective_error_ratio", plan) == world.status.links.collective_error > 0
     assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
     measured = [trial for trial in world.status.trials if trial.measured_seconds]
     assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)
     assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == len(measured)
     assert value("trainwright_prediction_error_ratio_count", {"kind": "memory"}) == len(measured)
-    for phase in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted"):
+    for phase in PHASE_WORDS:
         assert value("trainwright_phase_duration_seconds_count", {"phase": phase}) == 1, phase
-    assert value("trainwright_plans", {"condition": "Succeeded", "status": "True"}) == 1
-    assert value("trainwright_profile_age_seconds", {"accelerator": "emulated-t4"}) is not None
+    assert (
+        value("trainwright_plans", {"plan_namespace": "default", "phase": "Succeeded", "reason": "BestTrialSelected"})
+        == 1
+    )
+    assert value("trainwright_profile_timestamp_seconds", {"accelerator": "emulated-t4"}) > 0
     assert value("trainwright_reconcile_total") == 2
     assert value("trainwright_reconcile_errors_total") == 1
     shown = generate_latest(registry).decode()
     assert all(name in shown for name in CONTRACT)
     metrics.forget("default", "demo")
-    assert value("trainwright_plan_measured_seconds", plan) is None
+    assert value("trainwright_plan_measured_iteration_seconds", plan) is None
 
 
 def test_errors_of_void_trials_do_not_count() -> None:
@@ -123,8 +207,8 @@ def test_trial_and_phase_seconds_count_once_across_edits() -> None:
     value = registry.get_sample_value
     assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
     assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == 3
-    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planned"}) == 2
-    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planned"}) < timedelta(hours=1).total_seconds()
+    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planning"}) == 2
+    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planning"}) < timedelta(hours=1).total_seconds()
 
 
 def test_plan_metric_names_the_current_phase_until_the_end() -> None:
@@ -132,7 +216,7 @@ def test_plan_metric_names_the_current_phase_until_the_end() -> None:
     metrics = Metrics(registry)
     told(world, metrics, 10)
     begun = world.condition("NodesDiscovered").last_transition_time
-    assert phases(registry) == {("LinksMeasured", "WaitingForCapacity"): begun.timestamp()}
+    assert phases(registry) == {("MeasuringLinks", "WaitingForCapacity"): begun.timestamp()}
     world.others = {}
     told(world, metrics)
     assert world.succeeded == "True"
@@ -152,7 +236,7 @@ def test_suspended_time_counts_for_no_phase() -> None:
     (since,) = phases(registry).values()
     assert world.now.timestamp() - since < 60
     told(world, metrics)
-    seconds = registry.get_sample_value("trainwright_phase_duration_seconds_sum", {"phase": "LinksMeasured"})
+    seconds = registry.get_sample_value("trainwright_phase_duration_seconds_sum", {"phase": "MeasuringLinks"})
     assert 0 < seconds < timedelta(hours=1).total_seconds()
 
 
@@ -220,10 +304,10 @@ class NothingCreated(MemoryApi):
 
 @pytest.mark.parametrize(
     ("server", "counts"),
-    [(MemoryApi, [None, None, None, 1.0]), (NothingCreated, [1.0])],
+    [(MemoryApi, [0.0, 0.0, 0.0, 1.0]), (NothingCreated, [1.0])],
     ids=["deferred", "failing"],
 )
-def test_phases_count_when_their_status_is_written(server: type[MemoryApi], counts: list[float | None]) -> None:
+def test_phases_count_when_their_status_is_written(server: type[MemoryApi], counts: list[float]) -> None:
     """The status of a pass that changes objects is left to the next one, but for one whose changes fail."""
     registry, world = CollectorRegistry(), World()
     while not any(isinstance(one, SetStatus) and _is_accepted(one) for one in world.decide()):
@@ -239,7 +323,7 @@ def test_phases_count_when_their_status_is_written(server: type[MemoryApi], coun
         for _ in counts:
             with suppress(ApiError):
                 await reconciler._decide_and_apply(snapshot, memory)
-            found.append(registry.get_sample_value("trainwright_phase_duration_seconds_count", {"phase": "Accepted"}))
+            found.append(registry.get_sample_value("trainwright_phase_duration_seconds_count", {"phase": "Pending"}))
         return found
 
     assert asyncio.run(story()) == counts
