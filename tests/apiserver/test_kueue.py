@@ -26,6 +26,7 @@ from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.client import Api, connect
 from trainwright_operator.kube.queue_reader import QueueReader
+from trainwright_operator.kube.requests.back_off import BackOff
 from trainwright_operator.kube.write_guard import WriteGuard
 
 API, FORMER_API = "kueue.x-k8s.io/v1beta2", "v1beta1"
@@ -71,7 +72,7 @@ def operators_api(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Api:
 
 
 def read(reader: QueueReader, name: str = "research") -> Any:
-    return asyncio.run(reader.queue("default", name, RESOURCE, 0.0))
+    return asyncio.run(reader.queue("default", name, RESOURCE, 0.0, BackOff()))
 
 
 def manifest(kind: str, name: str, spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def condition(kind: str, status: str, reason: str, message: str) -> dict[str, An
 
 
 def told(reader: QueueReader, job: JobFacts) -> JobFacts:
-    (found,) = asyncio.run(reader.with_messages("default", [job]))
+    (found,) = asyncio.run(reader.with_messages("default", [job], BackOff()))
     return found
 
 

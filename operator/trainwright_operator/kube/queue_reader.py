@@ -7,7 +7,7 @@ wakes its plan anyway.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.object_facts import owner_uids
+from trainwright_operator.kube.requests.back_off import QUEUE_KEY, WORKLOADS_KEY, BackOff
 
 _VERSION: Final = "v1beta2"
 _UID_LABEL: Final = f"{API_GROUP}/job-uid"
@@ -34,34 +35,50 @@ class QueueReader:
         self._api = api
         self._read: dict[tuple[str, str, str], tuple[float, QueueFacts]] = {}
 
-    async def queue(self, namespace: str, name: str, resource_name: str, age_seconds: float) -> QueueFacts:
-        """Return a queue as it was at most that long ago."""
+    async def queue(
+        self, namespace: str, name: str, resource_name: str, age_seconds: float, back_off: BackOff
+    ) -> QueueFacts:
+        """Return a queue as it was at most that long ago, or as it was last where reading it was refused a while ago."""
         key, now = (namespace, name, resource_name), asyncio.get_running_loop().time()
         cached = self._read.get(key)
-        if cached is None or now - cached[0] >= age_seconds:
-            cached = self._read[key] = now, without_controls(await self._read_queue(*key))
+        is_held = back_off.held(QUEUE_KEY) is not None
+        is_old = cached is not None and (now - cached[0] >= age_seconds or back_off.times(QUEUE_KEY) > 0)
+        if cached is None or (is_old and not is_held):
+            try:
+                found = await self._read_queue(*key)
+                back_off.accept(QUEUE_KEY)
+            except ApiError as error:
+                found = _unreadable(name, error)
+                back_off.refuse(QUEUE_KEY, error)
+            cached = self._read[key] = now, without_controls(found)
         return cached[1]
 
-    async def with_messages(self, namespace: str, jobs: Iterable[JobFacts]) -> tuple[JobFacts, ...]:
-        """Return the jobs, those that are suspended with what Kueue says about them."""
-        return tuple(await asyncio.gather(*(self._with_message(namespace, job) for job in jobs)))
+    async def with_messages(self, namespace: str, jobs: Sequence[JobFacts], back_off: BackOff) -> tuple[JobFacts, ...]:
+        """Return the jobs, those that are suspended with what Kueue says about them, unless asking was refused a while ago."""
+        if not any(job.suspended for job in jobs):
+            back_off.accept(WORKLOADS_KEY)
+            return tuple(jobs)
+        if back_off.held(WORKLOADS_KEY) is not None:
+            return tuple(jobs)
+        try:
+            told = await asyncio.gather(*(self._with_message(namespace, job) for job in jobs))
+        except ApiError as error:
+            if not _is_unreadable(error):
+                raise
+            back_off.refuse(WORKLOADS_KEY, error)
+            return tuple(jobs)
+        back_off.accept(WORKLOADS_KEY)
+        return tuple(told)
 
     async def _read_queue(self, namespace: str, name: str, resource_name: str) -> QueueFacts:
-        try:
-            local = await self._list("localqueues", namespace, name)
-            if not local:
-                return QueueFacts(name, problem=f"namespace {namespace} has no LocalQueue of that name; create it")
-            cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
-            queues = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
-            flavors = await self._list("resourceflavors")
-            has_topology = any((flavor.get("spec") or {}).get("topologyName") for flavor in flavors)
-            topologies = await self._list("topologies") if has_topology else []
-        except ApiError as error:
-            if error.is_missing:
-                return QueueFacts(name, is_installed=False)
-            if error.status == 403:
-                return QueueFacts(name, problem=f"the operator may not read it; install its present roles: {error}")
-            raise
+        local = await self._list("localqueues", namespace, name)
+        if not local:
+            return QueueFacts(name, problem=f"namespace {namespace} has no LocalQueue of that name; create it")
+        cluster_queue = (local[0].get("spec") or {}).get("clusterQueue", "")
+        queues = await self._list("clusterqueues", "", cluster_queue) if cluster_queue else []
+        flavors = await self._list("resourceflavors")
+        has_topology = any((flavor.get("spec") or {}).get("topologyName") for flavor in flavors)
+        topologies = await self._list("topologies") if has_topology else []
         if not queues:
             return QueueFacts(name, problem=f"its ClusterQueue {cluster_queue!r} does not exist; create it")
         stopped = next((queue for queue in (local[0], queues[0]) if not _is_running(queue)), None)
@@ -72,12 +89,7 @@ class QueueReader:
     async def _with_message(self, namespace: str, job: JobFacts) -> JobFacts:
         if not job.suspended:
             return job
-        try:
-            workloads = await self._list("workloads", namespace, labelSelector=f"{_UID_LABEL}={job.uid}")
-        except ApiError as error:
-            if error.is_missing or error.status == 403:
-                return job
-            raise
+        workloads = await self._list("workloads", namespace, labelSelector=f"{_UID_LABEL}={job.uid}")
         workloads = [workload for workload in workloads if job.uid in owner_uids(workload)]
         if not workloads:
             what = (
@@ -89,6 +101,19 @@ class QueueReader:
     async def _list(self, plural: str, namespace: str = "", name: str = "", **query: str) -> list[dict[str, Any]]:
         path = client.jobs_path(JobApi(API_GROUP, _VERSION, plural), namespace)
         return await self._api.list(path, **query, **({"fieldSelector": f"metadata.name={name}"} if name else {}))
+
+
+def _is_unreadable(error: ApiError) -> bool:
+    return error.is_missing or error.status == 403
+
+
+def _unreadable(name: str, error: ApiError) -> QueueFacts:
+    """Return why a queue cannot be read, or raise what is no answer."""
+    if not _is_unreadable(error):
+        raise error
+    if error.is_missing:
+        return QueueFacts(name, is_installed=False)
+    return QueueFacts(name, problem=f"the operator may not read it; install its present roles: {error}")
 
 
 def _is_running(queue: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import MEASUREMENTS_AGE_SECONDS, Children, ObjectCache, version_of
 from trainwright_operator.kube.queue_reader import QueueReader
-from trainwright_operator.kube.requests.back_off import BackOff
+from trainwright_operator.kube.requests.back_off import QUEUE_KEY, WORKLOADS_KEY, BackOff
 from trainwright_operator.kube.requests.pod_refusals import PodRefusals
 from trainwright_operator.settings import Settings
 
@@ -85,9 +85,10 @@ class ReadCache:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the last reconciliation was refused a request that the plan needs."""
+        """Return whether the last reconciliation was refused a request that the plan needs, or news of its queue."""
         is_tried = self.dry_run is not None and self.dry_run.reason != ""
-        return self.failing is not None or bool(self.refusals) or is_tried
+        of_queue = any(self.back_off.times(key) for key in (QUEUE_KEY, WORKLOADS_KEY))
+        return self.failing is not None or bool(self.refusals) or is_tried or of_queue
 
     def held_seconds(self) -> float | None:
         """Return seconds until what failed may be tried again, or until the deadline of waits, which gives an answer."""
@@ -148,7 +149,7 @@ class SnapshotReader:
         # Those of a former job of that name may still be there.
         found = (children.pods[name] for name in sorted(children.pods))
         pods = [pod for pod in found if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
-        jobs = await self._queues.with_messages(plan.namespace, known_jobs)
+        jobs = await self._queues.with_messages(plan.namespace, known_jobs, memory.back_off)
         jobs = await self._pod_refusals.with_words(plan.namespace, jobs, pods)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
@@ -273,7 +274,7 @@ class SnapshotReader:
             age_seconds = usage_age = _REFUSED_SECONDS
         if spec.queue_name is not None:
             asked = snapshot.plan.namespace, spec.queue_name, spec.devices.resource_name
-            snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds))
+            snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds, memory.back_off))
         cluster = snapshot.plan.status.cluster
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
         needs_usage = chooses_node(snapshot.plan) or may_pin(snapshot.pods, memory.back_off)

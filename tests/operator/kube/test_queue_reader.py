@@ -15,6 +15,7 @@ from trainwright_operator.flow.snapshot import FlavorFacts, JobFacts, QueueFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.queue_reader import QueueReader
+from trainwright_operator.kube.requests.back_off import BackOff
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 TEAM = f"{KUEUE}/namespaces/team-a"
@@ -42,7 +43,7 @@ def cluster(**spec: Any) -> dict[str, dict[str, Any]]:
 def read(objects: dict[str, dict[str, Any]], *, refused: int = 0) -> QueueFacts:
     api = MemoryApi(objects)
     api.refused = refused
-    return asyncio.run(QueueReader(cast("Api", api)).queue("team-a", "research", RESOURCE, 1.0))
+    return asyncio.run(QueueReader(cast("Api", api)).queue("team-a", "research", RESOURCE, 1.0, BackOff()))
 
 
 def test_queue_has_the_flavors_of_the_devices_with_their_quotas() -> None:
@@ -106,7 +107,7 @@ def told(
         else {}
     )
     api.refused = refused
-    (found,) = asyncio.run(QueueReader(cast("Api", api)).with_messages("team-a", [job]))
+    (found,) = asyncio.run(QueueReader(cast("Api", api)).with_messages("team-a", [job], BackOff()))
     return found
 
 

@@ -47,6 +47,7 @@ class Refused:
 
 JOBS = "/(pytorchjobs|jobsets)"
 JOB_SET = {"launcher": LauncherKind.JOB_SET.value}
+QUEUED = {"queueName": "research"}
 HANDED = {"image": "lab/train:7", "command": ["python", "train.py"]}
 REFUSED = {
     "plan": Refused("GET", "/trainingplans/demo$"),
@@ -56,7 +57,12 @@ REFUSED = {
     "list of ConfigMaps": Refused("GET", "/configmaps$"),
     "nodes": Refused("GET", "/nodes$"),
     "pods of all namespaces": Refused("GET", "^/api/v1/pods$"),
-    "queue": Refused("GET", "/localqueues$", spec={"queueName": "research"}),
+    "claim of the namespace": Refused("GET", "/leases/"),
+    "ResourceSlices": Refused("GET", "/resourceslices$", spec={"devices": {"products": ["another"]}}),
+    "queue": Refused("GET", "/localqueues$", spec=QUEUED),
+    "ClusterQueue": Refused("GET", "/clusterqueues$", spec=QUEUED),
+    "flavors of the queue": Refused("GET", "/resourceflavors$", spec=QUEUED),
+    "Workload": Refused("GET", "/workloads$", spec=QUEUED),
     "log": Refused("GET", "/log$", UNTIL_ANOTHER),
     "dry run": Refused("DRYRUN", JOBS),
     "document": Refused("POST", "/configmaps/.*-cluster$"),
@@ -109,6 +115,7 @@ def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
 
     async def story() -> None:
         api.add_plan(**refused.spec)
+        api.add_queue("research")
         api.refuses = refuses
         operation = Operation(api, monkeypatch)
         await operation.until(lambda: bool(api.refused), 600)
@@ -137,7 +144,7 @@ def test_refusal_is_tried_again_rarely_and_its_end_noticed_soon(
         if has_ended():
             return
         await operation.until(has_gone_on, WITHIN_SECONDS)
-        if "queueName" not in refused.spec:  # there is none
+        if refused.spec != QUEUED and "devices" not in refused.spec:  # nobody admits it; no node is of that product
             await operation.until(has_ended, 1800)
         await operation.reconciler.stop()
 

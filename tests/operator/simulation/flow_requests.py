@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from flow_jobs import pods_of_job
 from flow_reports import log_of, report_of
-from flow_world import START, found_before, node, spec_of
+from flow_world import RESOURCE, START, found_before, node, spec_of
 from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import WorkerTask
@@ -37,6 +37,7 @@ from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
 PLANS = "/apis/trainwright.dev/v1alpha1/namespaces/default/trainingplans"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 KINDS = {launcher.kind.value: launcher for launcher in LAUNCHERS.values()}
 Asked = tuple[float, str, str]
 """Time, method and object of a request."""
@@ -95,6 +96,14 @@ class CountingApi(Api):
     def add_plan(self, **spec: Any) -> None:
         body = spec_of(**spec).model_dump(mode="json", by_alias=True, exclude_none=True)
         self._store(f"{PLANS}/demo", {"metadata": {"name": "demo", "generation": 1}, "spec": body})
+
+    def add_queue(self, name: str) -> None:
+        """Add a queue with room for everything. Nobody admits what is put into it."""
+        flavor = {"name": "any", "resources": [{"name": RESOURCE, "nominalQuota": "100"}]}
+        group = {"coveredResources": [RESOURCE], "flavors": [flavor]}
+        self._store(f"{KUEUE}/namespaces/default/localqueues/{name}", {"metadata": {}, "spec": {"clusterQueue": "all"}})
+        self._store(f"{KUEUE}/clusterqueues/all", {"metadata": {}, "spec": {"resourceGroups": [group]}})
+        self._store(f"{KUEUE}/resourceflavors/any", {"metadata": {}, "spec": {}})
 
     @property
     def plan(self) -> dict[str, Any]:

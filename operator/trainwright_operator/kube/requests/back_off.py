@@ -24,7 +24,11 @@ PIN_KEY: Final = "PinPod"
 """First word of the keys of pins."""
 _READ_KEY: Final = "read"
 """Key of all that a reconciliation reads first: without any of it there is no decision."""
-_HELPFUL: Final = frozenset({"log", "mounted"})
+QUEUE_KEY: Final = "queue"
+"""Key of the reading of the plan's queue."""
+WORKLOADS_KEY: Final = "workloads"
+"""Key of what Kueue says about the plan's jobs."""
+_HELPFUL: Final = frozenset({"log", "mounted", WORKLOADS_KEY})
 """First words of the keys of what only helps: no reconciliation is made for its sake."""
 
 
