@@ -8,11 +8,12 @@ import random
 import re
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
 from flow_clock import run_jumping
-from flow_requests import PLANS, CountingApi, Operation, by_minute, clock
+from flow_requests import PLANS, CountingApi, JumpingTime, Operation, by_minute, clock
 from flow_world import RESOURCE, node
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,8 +281,20 @@ def test_words_of_events_tell_why_a_job_has_no_pods(monkeypatch: pytest.MonkeyPa
         await operation.for_seconds(240.0)
         told = api.condition("Succeeded")
         assert told["reason"] == "PodsNotCreated"
-        assert told["message"] == f"0 of 2 pods created: {words}; `kubectl describe PyTorchJob {job}` says why"
-        reads = [at for at, method, target in api.asked if (method, target.rsplit("/", 1)[1]) == ("GET", "events")]
+        found = re.fullmatch(
+            rf"0 of 2 pods created: {re.escape(words)}; tried again meanwhile, and after (2026-01-01 00:0\d:\d\d) UTC with a new "
+            rf"PyTorchJob; `kubectl describe PyTorchJob {job}` says why",
+            told["message"],
+        )
+        assert found, told["message"]
+        await operation.until(lambda: api.condition("Succeeded")["message"] != told["message"], 240)
+        late = JumpingTime.now() - datetime.fromisoformat(f"{found[1]}+00:00")
+        assert -5 <= late.total_seconds() <= 60, "that is when this job is given up"
+        reads = [
+            at
+            for at, method, target in api.asked
+            if at < 300.0 and (method, target.rsplit("/", 1)[1]) == ("GET", "events")
+        ]
         assert 3 <= len(reads) <= 12, "one read after another, ever more rarely"
         await operation.reconciler.stop()
 

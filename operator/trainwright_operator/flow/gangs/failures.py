@@ -299,9 +299,14 @@ def find_lack(gang: RunningGang) -> GangFailure | None:
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     if have < want:
         patience = _CREATION_PATIENCE if any(job.pods_refused for job in jobs) else _SILENT_PATIENCE
-        if now - _created_at(task_map, jobs) < patience:
+        created_at = _created_at(task_map, jobs)
+        if now - created_at < patience:
             return None
-        what = f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}"
+        given_up_at = created_at + timedelta(seconds=gang.gang_spec.pending_seconds)
+        what = (
+            f"{have} of {want} pods created: {_describe_wait(placed, (), jobs)}; tried again meanwhile, and after "
+            f"{given_up_at:%Y-%m-%d %H:%M:%S} UTC with a new {gang.launcher.kind}"
+        )
         return GangFailure(Reason.PODS_NOT_CREATED, f"{what}; `kubectl describe {gang.owner_without_pod}` says why")
     for pod in (pod for pod, _ in placed if pod is not None):
         for container in pod.containers:
