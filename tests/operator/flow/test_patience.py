@@ -467,16 +467,20 @@ def test_wait_deadline_counts_all_waits_and_no_other_time() -> None:
 QUOTA = "pods is forbidden: exceeded quota: gpus"
 
 
-def create_no_pods(world: World) -> None:
+def create_no_pods(world: World, refusal: str = QUOTA) -> None:
     """Let launchers create no pods, which a quota refuses as their Events say."""
     create = world._create_job
 
     def create_without_pods(manifest: dict[str, Any]) -> None:
         create(manifest)
         world.pods.clear()
-        world.jobs = {name: replace(job, pods_refused=QUOTA) for name, job in world.jobs.items()}
+        world.jobs = {name: replace(job, pods_refused=refusal) for name, job in world.jobs.items()}
 
     world._create_job = create_without_pods  # type: ignore[method-assign]
+
+
+def create_no_pods_without_a_word(world: World) -> None:
+    create_no_pods(world, "")
 
 
 def refuse_jobs(world: World) -> None:
@@ -493,6 +497,7 @@ def hide_image(world: World) -> None:
 
 LACKING = [
     (create_no_pods, "PodsNotCreated", QUOTA),
+    (create_no_pods_without_a_word, "PodsNotCreated", "the pod for node n1 does not exist"),
     (refuse_jobs, "JobRefused", QUOTA),
     (refuse_pins, "RequestFailed", QUOTA),
     (hide_image, "ImagePullFailed", "no such image worker:1"),

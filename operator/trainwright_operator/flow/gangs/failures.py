@@ -27,7 +27,8 @@ its pod first ends the other processes, which takes up to 10 s."""
 _CREATION_PATIENCE = timedelta(seconds=15)
 """Time in which launchers create pods, and the scheduler binds them, where nothing is in the way."""
 _SILENT_PATIENCE = timedelta(seconds=30)
-"""Time after which missing pods are reported though nothing says why: a launcher is busy where many jobs come at once."""
+"""Time after which missing pods are reported though nothing says why: a launcher is busy where many jobs come at once. A plan
+whose waits are limited does not take it, as this time would not count."""
 _INVALID_IMAGE = "InvalidImageName"
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "ErrImageNeverPull")
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -298,7 +299,8 @@ def find_lack(gang: RunningGang) -> GangFailure | None:
     now, placed, task_map, jobs = gang.context.now, gang.placed, gang.task_map, tuple(gang.jobs.values())
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
     if have < want:
-        patience = _CREATION_PATIENCE if any(job.pods_refused for job in jobs) else _SILENT_PATIENCE
+        is_timed = gang.context.spec.wait_deadline_seconds is not None
+        patience = _CREATION_PATIENCE if is_timed or any(job.pods_refused for job in jobs) else _SILENT_PATIENCE
         created_at = _created_at(task_map, jobs)
         if now - created_at < patience:
             return None
