@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainwright_operator.api.installation import PodTemplateRule, TenantLimits
+from trainwright_operator.api.installation import Handover, HandoverRule, PodTemplateRule, TenantLimits
 from trainwright_operator.kube.namespace_claims import CLAIM_NAME
 from trainwright_operator.settings import Settings
 
@@ -183,6 +183,11 @@ def test_values_of_the_page_on_shared_clusters_set_what_it_says(rendered, tmp_pa
     assert settings.namespaces == ("team-a", "team-b")
     assert settings.rules.limits == TenantLimits(priority=100, plans_per_namespace=10, grace_seconds=60)
     assert settings.rules.pod_template is PodTemplateRule.RESTRICTED
+    assert settings.rules.handover == Handover(HandoverRule.OWNED, 168)
+    assert settings.rules.isolates_gangs
+    assert settings.rules.priority_class == "trainwright-low"
+    usual, of_page = operator_rules(rendered(*NAMED)), operator_rules(rendered("--values", str(values)))
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in [one for one in of_page if one not in usual]
 
 
 @pytest.mark.parametrize(
