@@ -201,15 +201,15 @@ class Cluster:
             twice = [name for name, uses in Counter(names).items() if uses > 1]
             if twice:
                 raise ValueError(f"{what} {twice[0]} is given twice; name each {what} once")
-        known = {accelerator.name for accelerator in self.accelerators}
+        accelerator_names = {accelerator.name for accelerator in self.accelerators}
         for node in self.nodes:
-            if node.accelerator not in known:
-                holding = [name for name in sorted(known) if node.accelerator.lower() in name.lower()]
-                near = holding or get_close_matches(node.accelerator, known, n=1)
+            if node.accelerator not in accelerator_names:
+                holding = [name for name in sorted(accelerator_names) if node.accelerator.lower() in name.lower()]
+                near = holding or get_close_matches(node.accelerator, accelerator_names, n=1)
                 remedy = f"did you mean {near[0]}?" if near else "add it there, with its memory_bytes"
                 raise ValueError(
                     f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
-                    f"({', '.join(sorted(known)) or 'none'}); {remedy}"
+                    f"({', '.join(sorted(accelerator_names)) or 'none'}); {remedy}"
                 )
 
     def _check_links(self) -> None:
@@ -294,15 +294,19 @@ class Cluster:
 
     def link(self, source: str, target: str) -> Link:
         """Return the directed link between two nodes (or within one). Raises ValueError if there is none."""
-        found = self._links.get((source, target))
-        if found is None:
-            found = self._links[source, target] = self._link_of_ports(source, target)
-        return found
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = self._link_of_ports(source, target)
+        return link
 
     @property
     def power_limits(self) -> dict[str, float]:
         """Return the power limits that it states, in watts by accelerator."""
-        return {one.name: one.power_watts for one in self.accelerators if one.power_watts is not None}
+        return {
+            accelerator.name: accelerator.power_watts
+            for accelerator in self.accelerators
+            if accelerator.power_watts is not None
+        }
 
     @property
     def is_emulated(self) -> bool:

@@ -45,5 +45,5 @@ def kind_by_fields(given: AbstractSet[Any], expected: AbstractSet[str]) -> str |
     """Return the kind that users write and that has all the given fields; None where all of them are expected ones."""
     if given <= expected:
         return None
-    known = {kind: {field.name for field in fields(noun)} for noun, kind in KINDS.items() if kind in TAKEN_BY}
-    return next((kind for kind, names in known.items() if given <= names), None)
+    fields_by_kind = {kind: {field.name for field in fields(noun)} for noun, kind in KINDS.items() if kind in TAKEN_BY}
+    return next((kind for kind, names in fields_by_kind.items() if given <= names), None)

@@ -139,11 +139,11 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
             f"{source}: expected one plan, got the candidates of `trainwright plan`; give what is under "
             "candidates[0].plan, or write the best plan with --write-plan"
         )
-    found = _validated(body, kinds[_kind(data, kinds, source)], source)
-    _refuse_large_numbers(found, source)
+    document = _validated(body, kinds[_kind(data, kinds, source)], source)
+    _refuse_large_numbers(document, source)
     if _holds_truth(body):  # most documents do not, and this looks faster than beside the fields
-        _refuse_truth_for_number(body, found, source, "")
-    return found
+        _refuse_truth_for_number(body, document, source, "")
+    return document
 
 
 def _kind(data: Mapping[Any, Any], kinds: Mapping[str, type], source: str) -> str:
@@ -176,9 +176,9 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         errors = error.errors(include_url=False)
         first = _most_specific_error(errors)
         where, what = ".".join(_plain(part) for part in first["loc"]), _what(first, noun)
-        told = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
-        is_unknown = any(one["type"] in _UNKNOWN_HERE and isinstance(one["loc"][-1], str) for one in errors)
-        raise DocumentError(f"{source}: {told}", needs_newer_version=is_unknown) from None
+        message = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
+        is_unknown = any(each["type"] in _UNKNOWN_HERE and isinstance(each["loc"][-1], str) for each in errors)
+        raise DocumentError(f"{source}: {message}", needs_newer_version=is_unknown) from None
     except RecursionError:
         raise DocumentError(f"{source}: nested too deeply; flatten it") from None
     except (ArithmeticError, MemoryError) as error:
@@ -200,9 +200,13 @@ def _what(error: ErrorDetails, noun: Any) -> str:
         return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}, got {error['input']}"
     what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, ").replace("Input should be", "expected"))
     if error["type"] == "unexpected_keyword_argument":
-        name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
-        close = get_close_matches(name, known, n=1) or [field for field in known if field.startswith(f"{name}_")]
-        what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
+        name, field_names = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
+        close = get_close_matches(name, field_names, n=1) or [
+            field for field in field_names if field.startswith(f"{name}_")
+        ]
+        what += (
+            f"; did you mean {close[0]}?" if close else f"; there are {', '.join(field_names)}" if field_names else ""
+        )
     if error["type"] in _SHOWS_VALUE:
         what += f", got {_shown(error['input'])}{_choice_meant(error)}"
     if error["type"] == "string_type" and isinstance(error["input"], int | float):
@@ -223,7 +227,7 @@ def _choice_meant(error: ErrorDetails) -> str:
     choices = re.findall("'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
     given = written[:LONGEST_CHOICE].lower().removeprefix("torch.")
     near = get_close_matches(given, choices, n=1, cutoff=0.85)
-    meant = [one for one in (_FORMATS.get(given), *near) if one in choices]
+    meant = [choice for choice in (_FORMATS.get(given), *near) if choice in choices]
     return f"; write {meant[0]}" if meant else ""
 
 
@@ -258,11 +262,11 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
     """List the fields that a document has at a path, as far as its type determines them."""
     reached = [noun]
     for part in path:
-        options = [option for one in reached for option in (one, *get_args(one))]
+        options = [option for kind in reached for option in (kind, *get_args(kind))]
         hints = [field_types(option) for option in options if is_dataclass(option) and isinstance(option, type)]
-        named = [found[part] for found in hints if isinstance(part, str) and part in found]
-        reached = named or [argument for one in options for argument in get_args(one)]
-    options = [option for one in reached for option in (one, *get_args(one))]
+        named = [hint[part] for hint in hints if isinstance(part, str) and part in hint]
+        reached = named or [argument for option in options for argument in get_args(option)]
+    options = [option for kind in reached for option in (kind, *get_args(kind))]
     return [
         name for option in options if isinstance(option, type) and is_dataclass(option) for name in field_types(option)
     ]
@@ -275,16 +279,16 @@ def _holds_truth(written: Any) -> bool:
     return any(map(_holds_truth, written)) if isinstance(written, list) else isinstance(written, bool)
 
 
-def _refuse_truth_for_number(written: Any, found: Any, source: str, where: str) -> None:
+def _refuse_truth_for_number(written: Any, validated: Any, source: str, where: str) -> None:
     """Raise DocumentError where a number was written as true or false, which pydantic reads as 1 or 0."""
-    if isinstance(written, bool) and isinstance(found, int | float) and not isinstance(found, bool):
+    if isinstance(written, bool) and isinstance(validated, int | float) and not isinstance(validated, bool):
         raise DocumentError(f"{source}: {where}: expected a number, got {str(written).lower()}; write the number")
-    if isinstance(written, dict) and is_dataclass(found):
-        values = field_values(found)
+    if isinstance(written, dict) and is_dataclass(validated):
+        values = field_values(validated)
         for name, value in written.items():
             _refuse_truth_for_number(value, values.get(name), source, f"{where}.{name}" if where else name)
-    elif isinstance(written, list) and isinstance(found, tuple):
-        for number, (value, member) in enumerate(zip(written, found, strict=False)):
+    elif isinstance(written, list) and isinstance(validated, tuple):
+        for number, (value, member) in enumerate(zip(written, validated, strict=False)):
             _refuse_truth_for_number(value, member, source, f"{where}.{number}")
 
 
@@ -332,9 +336,9 @@ def _too_large(value: Any, where: str) -> str | None:
     elif isinstance(value, tuple | list):
         members = [(str(number), member) for number, member in enumerate(value)]
     for name, member in members:
-        found = _too_large(member, f"{where}.{name}" if where else name)
-        if found is not None:
-            return found
+        large = _too_large(member, f"{where}.{name}" if where else name)
+        if large is not None:
+            return large
     return None
 
 
@@ -360,11 +364,11 @@ def loads_plain_given(content: bytes, *, source: str = "document") -> Any:
     """Return the plain data of a file that somebody gives. Raises DocumentError, also for control characters in texts."""
     data = loads_plain(content, source=source)
     try:
-        found = find_control(data) if may_hold_controls(content) else None
+        control = find_control(data) if may_hold_controls(content) else None
     except RecursionError:
         return data  # refused as nested too deeply where it is parsed
-    if found is not None:
-        place, name = found
+    if control is not None:
+        place, name = control
         where = f"{source}: {place}" if place else source
         raise DocumentError(f"{where}: holds the control or invisible character {name}; remove it")
     return data
@@ -372,6 +376,6 @@ def loads_plain_given(content: bytes, *, source: str = "document") -> Any:
 
 def schema(noun: Any) -> dict[str, Any]:
     """Return the JSON schema of a noun's document, including `apiVersion` and `document`, which are optional."""
-    found = adapter(noun).json_schema()
+    json_schema = adapter(noun).json_schema()
     head = {"apiVersion": {"const": VERSION}, "document": {"const": kind_of(noun)}}
-    return {**found, "properties": {**head, **found["properties"]}}
+    return {**json_schema, "properties": {**head, **json_schema["properties"]}}

@@ -59,8 +59,8 @@ def plan_kind(plan: Plan) -> str:
 def error_bands() -> tuple[ErrorBand, ...]:
     """Load the committed bands."""
     text = files("trainwright").joinpath("error_bands.json").read_text(encoding="utf-8")
-    found: tuple[ErrorBand, ...] = adapter(tuple[ErrorBand, ...]).validate_python(json.loads(text))
-    return found
+    bands: tuple[ErrorBand, ...] = adapter(tuple[ErrorBand, ...]).validate_python(json.loads(text))
+    return bands
 
 
 def error_band(plan: Plan, accelerators: Collection[str]) -> ErrorBand:
@@ -78,19 +78,19 @@ def scarce_runs(band: ErrorBand, accelerators: Collection[str]) -> dict[str, int
 
     Accelerators without a data sheet have none. Empty where the band is of the generation of all of them.
     """
-    runs_of = {one.generation: one.runs for one in error_bands() if one.plan == band.plan and one.generation}
-    found = {}
+    runs_of = {each.generation: each.runs for each in error_bands() if each.plan == band.plan and each.generation}
+    runs_by_name = {}
     for name in accelerators:
         generation = data_sheet(name).generation if has_data_sheet(name) else None
         runs = runs_of.get(generation or "", 0)
         if runs < MIN_RUNS and generation != (band.generation or ""):
-            found[name] = runs
-    return found
+            runs_by_name[name] = runs
+    return runs_by_name
 
 
 def _band(generation: str | None, kind: str) -> ErrorBand:
-    known = {(band.generation, band.plan): band for band in error_bands() if band.runs >= MIN_RUNS}
+    bands = {(band.generation, band.plan): band for band in error_bands() if band.runs >= MIN_RUNS}
     for key in ((generation, kind), (None, kind), (generation, None)):
-        if key in known and key != (None, None):
-            return known[key]
-    return known[None, None]
+        if key in bands and key != (None, None):
+            return bands[key]
+    return bands[None, None]

@@ -27,21 +27,21 @@ def parts(noun: Any) -> dict[str, type]:
 
 def field_types(noun: type) -> dict[str, Any]:
     """Return the types of a document's fields by name, in their order."""
-    return {one.name: get_type_hints(owner)[one.name] for owner, one in _document_fields(noun)}
+    return {member.name: get_type_hints(owner)[member.name] for owner, member in _document_fields(noun)}
 
 
 def field_values(value: Any) -> dict[str, Any]:
     """Return the values of the fields that the document of a dataclass has, by name."""
     noun: Any = type(value)
     flat = parts(noun)
-    found: dict[str, Any] = {}
-    for name in (one.name for one in fields(value)):
+    values: dict[str, Any] = {}
+    for name in (inner.name for inner in fields(value)):
         member = getattr(value, name)
         if name in flat:
-            found |= {inner.name: getattr(member, inner.name) for inner in fields(member)}
+            values |= {inner.name: getattr(member, inner.name) for inner in fields(member)}
         else:
-            found[name] = member
-    return found
+            values[name] = member
+    return values
 
 
 def write_flat(noun: Any) -> None:
@@ -51,7 +51,7 @@ def write_flat(noun: Any) -> None:
     twin = _flat_twin(noun)
 
     def read(flat: Any) -> Any:
-        return noun(**{one.name: _member(one, flat, noun) for one in fields(noun)})
+        return noun(**{member.name: _member(member, flat, noun) for member in fields(noun)})
 
     def write(value: Any, handler: SerializerFunctionWrapHandler) -> Any:
         return handler(twin(**field_values(value)))
@@ -64,10 +64,10 @@ def write_flat(noun: Any) -> None:
     noun.__get_pydantic_core_schema__ = staticmethod(make_schema)
 
 
-def _member(one: Field[Any], flat: Any, noun: type) -> Any:
-    part: Any = parts(noun).get(one.name)
+def _member(member: Field[Any], flat: Any, noun: type) -> Any:
+    part: Any = parts(noun).get(member.name)
     if part is None:
-        return getattr(flat, one.name)
+        return getattr(flat, member.name)
     return part(**{inner.name: getattr(flat, inner.name) for inner in fields(part)})
 
 
@@ -75,11 +75,11 @@ def _member(one: Field[Any], flat: Any, noun: type) -> Any:
 def _document_fields(noun: Any) -> tuple[tuple[type, Field[Any]], ...]:
     """Return the fields that the document has, each with the dataclass that declares it."""
     flat: dict[str, Any] = parts(noun)
-    found: list[tuple[type, Field[Any]]] = []
-    for one in fields(noun):
-        part: Any = flat.get(one.name)
-        found += [(noun, one)] if part is None else [(part, inner) for inner in fields(part)]
-    return tuple(sorted(found, key=lambda pair: pair[1].default is not MISSING)) if flat else tuple(found)
+    members: list[tuple[type, Field[Any]]] = []
+    for member in fields(noun):
+        part: Any = flat.get(member.name)
+        members += [(noun, member)] if part is None else [(part, inner) for inner in fields(part)]
+    return tuple(sorted(members, key=lambda pair: pair[1].default is not MISSING)) if flat else tuple(members)
 
 
 def _flat_twin(noun: type) -> type:
@@ -87,8 +87,8 @@ def _flat_twin(noun: type) -> type:
     twin = make_dataclass(
         noun.__name__,
         [
-            (one.name, get_type_hints(owner, include_extras=True)[one.name], field(default=one.default))
-            for owner, one in _document_fields(noun)
+            (member.name, get_type_hints(owner, include_extras=True)[member.name], field(default=member.default))
+            for owner, member in _document_fields(noun)
         ],
         namespace={"__doc__": _described(noun), "__pydantic_config__": DOCUMENT_CONFIG},
     )

@@ -35,8 +35,8 @@ def read(path: str | Path, noun: type[T]) -> T:
         content = Path(path).read_bytes()
     except OSError as error:
         raise documents.DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    found: T = documents.loads_given(content, noun, source=str(path))
-    return found
+    value: T = documents.loads_given(content, noun, source=str(path))
+    return value
 
 
 def problem(

@@ -131,9 +131,9 @@ class Profiles:
     def _least_too_large(self) -> dict[tuple[str, str, int], int]:
         """Minimum number of rows that did not fit."""
         least: dict[tuple[str, str, int], int] = {}
-        for one in self.too_large:
-            key = (one.accelerator, one.kind, one.tensor_degree)
-            least[key] = min(one.rows, least.get(key, one.rows))
+        for large in self.too_large:
+            key = (large.accelerator, large.kind, large.tensor_degree)
+            least[key] = min(large.rows, least.get(key, large.rows))
         return least
 
     def tensor_degrees(self, accelerator: str, kind: str) -> tuple[int, ...]:
@@ -146,9 +146,9 @@ class Profiles:
     def accelerators_without_memory(self) -> dict[str, str]:
         """Return accelerators without the memory for some layer kind at any rows and tensor degree, with that kind."""
         return {
-            one.accelerator: one.kind
-            for one in reversed(self.too_large)
-            if not self.tensor_degrees(one.accelerator, one.kind)
+            large.accelerator: large.kind
+            for large in reversed(self.too_large)
+            if not self.tensor_degrees(large.accelerator, large.kind)
         }
 
     def kinds_that_store_scores(self) -> dict[str, tuple[str, ...]]:
@@ -173,15 +173,15 @@ class Profiles:
         if key not in self._costs:
             least_too_large = self._least_too_large.get((accelerator, kind, tensor_degree))
             if self.has(accelerator, kind, tensor_degree):
-                found = _interpolate(self._series[accelerator, kind, tensor_degree], rows)
+                cost = _interpolate(self._series[accelerator, kind, tensor_degree], rows)
             elif least_too_large is not None:
-                found = self._extrapolate_from_larger_degree(accelerator, kind, tensor_degree, rows)
+                cost = self._extrapolate_from_larger_degree(accelerator, kind, tensor_degree, rows)
             else:
                 raise _not_profiled(accelerator, kind, tensor_degree)
             if least_too_large is not None and rows >= least_too_large:
-                held = max(found.activation_bytes, float(MORE_THAN_ANY_DEVICE_BYTES))
-                found = replace(found, activation_bytes=held)
-            self._costs[key] = found
+                activation_bytes = max(cost.activation_bytes, float(MORE_THAN_ANY_DEVICE_BYTES))
+                cost = replace(cost, activation_bytes=activation_bytes)
+            self._costs[key] = cost
         return self._costs[key]
 
     def _extrapolate_from_larger_degree(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
@@ -201,10 +201,10 @@ class Profiles:
 
 
 def _kinds_by_accelerator(layers: Iterable[LayerProfile]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
+    kinds_of: dict[str, dict[str, None]] = {}
     for layer in layers:
-        found.setdefault(layer.accelerator, {})[layer.kind] = None
-    return {accelerator: tuple(kinds) for accelerator, kinds in found.items()}
+        kinds_of.setdefault(layer.accelerator, {})[layer.kind] = None
+    return {accelerator: tuple(kinds) for accelerator, kinds in kinds_of.items()}
 
 
 def _not_profiled(accelerator: str, kind: str, tensor_degree: int) -> ValueError:

@@ -44,40 +44,40 @@ def format_bytes(num_bytes: float, *, decimals: int = 1) -> str:
 
 def _size(text: str) -> Decimal | None:
     """Parse bytes; bits make no sense here, and `b` may mean either."""
-    found = _BYTES.fullmatch(text)
-    if found is None or found[5] or (found[4] or "B")[:2] not in {"B", "by", "By", "BY"}:
+    match = _BYTES.fullmatch(text)
+    if match is None or match[5] or (match[4] or "B")[:2] not in {"B", "by", "By", "BY"}:
         return None
-    return Decimal(found[1]) * _factor(found[2], binary=bool(found[3]))
+    return Decimal(match[1]) * _factor(match[2], binary=bool(match[3]))
 
 
 def _rate(text: str) -> Decimal | None:
     """Parse bytes per second; a prefixed number without a unit is refused, since it may count bits or bytes."""
-    found = _BYTES.fullmatch(text)
-    if found is None or (found[4] is None and (found[2] or found[5])):
+    match = _BYTES.fullmatch(text)
+    if match is None or (match[4] is None and (match[2] or match[5])):
         return None
-    bits = found[4] == "b" or (found[4] or "").lower().startswith("bit")
-    return Decimal(found[1]) * _factor(found[2], binary=bool(found[3])) / (8 if bits else 1)
+    bits = match[4] == "b" or (match[4] or "").lower().startswith("bit")
+    return Decimal(match[1]) * _factor(match[2], binary=bool(match[3])) / (8 if bits else 1)
 
 
 def _flops(text: str) -> Decimal | None:
-    found = _FLOPS.fullmatch(text)
-    return None if found is None else Decimal(found[1]) * _factor(found[2])
+    match = _FLOPS.fullmatch(text)
+    return None if match is None else Decimal(match[1]) * _factor(match[2])
 
 
 def _time(text: str) -> Decimal | None:
-    found = _TIME.fullmatch(text)
-    return None if found is None else Decimal(found[1]) * Decimal(_SECONDS[(found[2] or "s").lower()])
+    match = _TIME.fullmatch(text)
+    return None if match is None else Decimal(match[1]) * Decimal(_SECONDS[(match[2] or "s").lower()])
 
 
 def _watts(text: str) -> Decimal | None:
-    found = _WATTS.fullmatch(text)
-    return None if found is None else Decimal(found[1]) * _factor(found[2])
+    match = _WATTS.fullmatch(text)
+    return None if match is None else Decimal(match[1]) * _factor(match[2])
 
 
 def _plain(text: str) -> Decimal | None:
     """Parse a plain number such as 16e9, which YAML reads as text, or a percentage."""
-    found = _PLAIN.fullmatch(text)
-    return None if found is None else Decimal(found[1]) / (100 if found[2] else 1)
+    match = _PLAIN.fullmatch(text)
+    return None if match is None else Decimal(match[1]) / (100 if match[2] else 1)
 
 
 _UNITS: Final[tuple[tuple[str, str, Callable[[str], Decimal | None]], ...]] = (

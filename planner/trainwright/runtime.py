@@ -195,5 +195,9 @@ class Runtime:
 
     def constant_bytes_of(self, *accelerators: str) -> int:
         """Return the bytes that any plan takes on a device, the most over the accelerators."""
-        held = (one.held_bytes for one in self.process_bytes if one.accelerator in accelerators)
-        return self.constant_bytes + max(held, default=0)
+        sizes = (
+            process_bytes.held_bytes
+            for process_bytes in self.process_bytes
+            if process_bytes.accelerator in accelerators
+        )
+        return self.constant_bytes + max(sizes, default=0)

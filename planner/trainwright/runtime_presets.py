@@ -37,8 +37,8 @@ class RuntimePreset:
     @property
     def runtime(self) -> Runtime:
         values = {name: fact.value for name, fact in self.facts.items()}
-        found: Runtime = adapter(Runtime).validate_python(values)
-        return found
+        runtime: Runtime = adapter(Runtime).validate_python(values)
+        return runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class PresetFile:
 def preset_file() -> PresetFile:
     """Load all presets and their sources."""
     text = files("trainwright").joinpath("runtime_presets.yaml").read_text(encoding="utf-8")
-    found: PresetFile = adapter(PresetFile).validate_python(yaml.safe_load(text))
-    return found
+    file: PresetFile = adapter(PresetFile).validate_python(yaml.safe_load(text))
+    return file
 
 
 def runtime_presets() -> Mapping[str, RuntimePreset]:

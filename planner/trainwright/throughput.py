@@ -50,7 +50,7 @@ def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, clu
     tokens = tokens_per_row(model.family)
     flops = rows * flops_per_row(model)
     peaks = [peak_flops_per_second(cluster.accelerator_of(device), model.dtype) for device in plan.devices]
-    known = [peak for peak in peaks if peak is not None]
+    known_peaks = [peak for peak in peaks if peak is not None]
     return Throughput(
         iteration_seconds=median,
         spread_seconds=spread,
@@ -58,13 +58,13 @@ def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, clu
         rows_per_second=rows,
         tokens_per_second=None if tokens is None else rows * tokens,
         model_flops_per_second=flops,
-        utilisation=flops / sum(known) if len(known) == len(peaks) else None,
+        utilisation=flops / sum(known_peaks) if len(known_peaks) == len(peaks) else None,
     )
 
 
-def tokens_per_second_per_device(found: Throughput, plan: Plan) -> float | None:
+def tokens_per_second_per_device(rates: Throughput, plan: Plan) -> float | None:
     """Return a plan's tokens per second for each of its devices; None if rows are not sequences of tokens."""
-    return None if found.tokens_per_second is None else found.tokens_per_second / len(plan.devices)
+    return None if rates.tokens_per_second is None else rates.tokens_per_second / len(plan.devices)
 
 
 def flops_per_row(model: Model) -> float:

@@ -93,11 +93,11 @@ class Timeline:
 
 def outermost(moments: Iterable[Moment]) -> list[Moment]:
     """Return the moments that no earlier one encloses; `moments` come in the order of their starts."""
-    found: list[Moment] = []
+    outer: list[Moment] = []
     for moment in moments:
-        if not found or moment.end_microseconds > found[-1].end_microseconds:
-            found.append(moment)
-    return found
+        if not outer or moment.end_microseconds > outer[-1].end_microseconds:
+            outer.append(moment)
+    return outer
 
 
 def at_most(moments: Sequence[Moment], most: int) -> list[Moment]:

@@ -85,13 +85,13 @@ class CloudDevice:
 def cloud_file() -> CloudFile:
     """Load what clouds say."""
     text = files("trainwright.accelerators").joinpath("cloud_devices.yaml").read_text(encoding="utf-8")
-    found: CloudFile = adapter(CloudFile).validate_python(yaml.safe_load(text))
-    return found
+    file: CloudFile = adapter(CloudFile).validate_python(yaml.safe_load(text))
+    return file
 
 
 def cloud_labels() -> tuple[str, ...]:
     """Return the labels whose values stand for devices."""
-    return tuple(one.label for one in cloud_file().labels)
+    return tuple(label.label for label in cloud_file().labels)
 
 
 def named_devices() -> tuple[NamedDevice, ...]:
@@ -100,8 +100,8 @@ def named_devices() -> tuple[NamedDevice, ...]:
 
 def device_of_labels(labels: Mapping[str, str]) -> CloudDevice | None:
     """Return the device that a label stands for, or None where no label does."""
-    for one in cloud_file().labels:
-        name = one.devices.get(labels.get(one.label, ""))
+    for label in cloud_file().labels:
+        name = label.devices.get(labels.get(label.label, ""))
         if name is not None:
             return known_device(name)
     return None
@@ -123,16 +123,20 @@ def known_device(name: str) -> CloudDevice:
     if has_data_sheet(name):
         sheet = data_sheet(name)
         return CloudDevice(sheet.name, int(sheet.memory_bytes.value))
-    (memory,) = (one for one in cloud_file().memories if one.name == name)
+    (memory,) = (printed for printed in cloud_file().memories if printed.name == name)
     return CloudDevice(name, memory.mebibytes * _MEBIBYTE)
 
 
 @cache
 def _devices_by_machine() -> dict[str, str]:
-    listed = {plain(one.name): one.accelerator for one in machines()}
-    return listed | {plain(name): one.device for one in cloud_file().machine_types for name in one.names}
+    listed = {plain(machine.name): machine.accelerator for machine in machines()}
+    return listed | {
+        plain(name): machine_types.device
+        for machine_types in cloud_file().machine_types
+        for name in machine_types.names
+    }
 
 
 @cache
 def _shares_by_machine() -> dict[str, str]:
-    return {plain(name): one.share for one in cloud_file().virtual for name in one.names}
+    return {plain(name): machine_types.share for machine_types in cloud_file().virtual for name in machine_types.names}

@@ -27,18 +27,18 @@ def plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def find(name: str, known: Mapping[str, T], what: str) -> T:
+def find(name: str, entries: Mapping[str, T], what: str) -> T:
     """Look up an item by name; keys are normalised names.
 
     Raises ValueError with the nearest names if there is none.
     """
-    found = known.get(plain(name))
-    if found is None:
-        near = get_close_matches(plain(name), known, n=len(known), cutoff=0.4)
-        labels = dict.fromkeys(str(known[alias]) for alias in near)
-        shown = list(labels)[:MAX_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
+    entry = entries.get(plain(name))
+    if entry is None:
+        near = get_close_matches(plain(name), entries, n=len(entries), cutoff=0.4)
+        labels = dict.fromkeys(str(entries[alias]) for alias in near)
+        shown = list(labels)[:MAX_NAMES_SHOWN] or sorted({str(item) for item in entries.values()})
         raise ValueError(f"no data sheet for {what} {name!r}; choose one that has one, such as {', '.join(shown)}")
-    return found
+    return entry
 
 
 Checked = Literal["copy", "quoted", "computed"]
@@ -232,8 +232,8 @@ class SheetFile:
 def sheet_file() -> SheetFile:
     """Load all data sheets and their sources."""
     text = files("trainwright.accelerators").joinpath("data_sheets.yaml").read_text(encoding="utf-8")
-    found: SheetFile = adapter(SheetFile).validate_python(yaml.safe_load(text))
-    return found
+    file: SheetFile = adapter(SheetFile).validate_python(yaml.safe_load(text))
+    return file
 
 
 @cache

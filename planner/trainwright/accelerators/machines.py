@@ -85,8 +85,8 @@ class MachineFile:
 def machine_file() -> MachineFile:
     """Load all machines and their sources."""
     text = files("trainwright.accelerators").joinpath("machines.yaml").read_text(encoding="utf-8")
-    found: MachineFile = adapter(MachineFile).validate_python(yaml.safe_load(text))
-    return found
+    file: MachineFile = adapter(MachineFile).validate_python(yaml.safe_load(text))
+    return file
 
 
 @cache
@@ -114,25 +114,29 @@ def cluster_of(counts: Mapping[str, int]) -> Cluster:
 
     Raises ValueError for an unknown type or a count below 1.
     """
-    wanted: Counter[str] = Counter()
+    requested_counts: Counter[str] = Counter()
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"a cluster needs at least one {name}, got {count}; leave it out instead")
-        wanted[machine(name).name] += count
-    found = [machine(name) for name in wanted for _ in range(wanted[name])]
+        requested_counts[machine(name).name] += count
+    cluster_machines = [machine(name) for name in requested_counts for _ in range(requested_counts[name])]
     nodes = tuple(
-        machine(name).node(f"{name}-{number}") for name, count in wanted.items() for number in range(1, count + 1)
+        machine(name).node(f"{name}-{number}")
+        for name, count in requested_counts.items()
+        for number in range(1, count + 1)
     )
-    accelerators = tuple(_accelerator(name, found) for name in dict.fromkeys(each.accelerator for each in found))
+    accelerators = tuple(
+        _accelerator(name, cluster_machines) for name in dict.fromkeys(each.accelerator for each in cluster_machines)
+    )
     return Cluster(accelerators, nodes)
 
 
-def _accelerator(name: str, found: list[Machine]) -> Accelerator:
-    carriers = [each for each in found if each.accelerator == name]
+def _accelerator(name: str, cluster_machines: list[Machine]) -> Accelerator:
+    carriers = [each for each in cluster_machines if each.accelerator == name]
     prices = [each.price_per_hour.value for each in carriers if each.price_per_hour is not None]
-    known = len(prices) == len(carriers)
+    is_priced = len(prices) == len(carriers)
     return Accelerator(
         name=name,
         memory_bytes=int(data_sheet(name).memory_bytes.value),
-        price_per_hour=sum(prices) / sum(each.devices for each in carriers) if known else None,
+        price_per_hour=sum(prices) / sum(each.devices for each in carriers) if is_priced else None,
     )

@@ -53,19 +53,19 @@ def format_choices(accelerators: Collection[str], among: Collection[Dtype] = PRE
     accelerators, at least as fast by their data sheets, and with no more bytes: each of its plans is as fast in that format.
     """
     names = tuple(dict.fromkeys(accelerators))
-    found: list[FormatChoice] = []
-    for dtype in (one for one in PREFERRED if one in among):
+    choices: list[FormatChoice] = []
+    for dtype in (preferred for preferred in PREFERRED if preferred in among):
         native = tuple(name for name in names if is_native(name, dtype))
         if native:
-            found.append(FormatChoice(dtype, native, tuple(name for name in names if name not in native)))
-    order = {choice: number for number, choice in enumerate(found)}
+            choices.append(FormatChoice(dtype, native, tuple(name for name in names if name not in native)))
+    order = {choice: number for number, choice in enumerate(choices)}
     return tuple(
-        one
-        for one in found
+        choice
+        for choice in choices
         if not any(
-            _dominates(other, one) and (order[other] < order[one] or not _dominates(one, other))
-            for other in found
-            if other is not one
+            _dominates(other, choice) and (order[other] < order[choice] or not _dominates(choice, other))
+            for other in choices
+            if other is not choice
         )
     )
 
@@ -82,13 +82,13 @@ def equally_fast(accelerators: Collection[str], dtype: Dtype, among: Collection[
     return best if equal and best.num_bytes == dtype.num_bytes else dtype
 
 
-def _dominates(one: FormatChoice, other: FormatChoice) -> bool:
+def _dominates(choice: FormatChoice, other: FormatChoice) -> bool:
     """Return whether all plans of the other format are as fast in this one, memory permitting."""
-    if one.dtype.num_bytes > other.dtype.num_bytes or not set(other.accelerators) <= set(one.accelerators):
+    if choice.dtype.num_bytes > other.dtype.num_bytes or not set(other.accelerators) <= set(choice.accelerators):
         return False
     return all(
         has_data_sheet(name)
-        and data_sheet(name).flops_per_second(one.dtype) >= data_sheet(name).flops_per_second(other.dtype)
+        and data_sheet(name).flops_per_second(choice.dtype) >= data_sheet(name).flops_per_second(other.dtype)
         for name in other.accelerators
     )
 
@@ -116,7 +116,7 @@ def profiles_in(  # noqa: PLR0913 - what profiles depend on
         old, new = (
             estimate_kind(
                 name,
-                replace(model, dtype=one),
+                replace(model, dtype=each_dtype),
                 accelerator,
                 degree,
                 rows,
@@ -124,12 +124,12 @@ def profiles_in(  # noqa: PLR0913 - what profiles depend on
                 runtime=runtime,
                 power_watts=watts,
             )
-            for one in (model.dtype, dtype)
+            for each_dtype in (model.dtype, dtype)
         )
         return map(partial(_scaled, bytes_ratio=Fraction(dtype.num_bytes, model.dtype.num_bytes)), layers, old, new)
 
     return replace(
-        profiles, layers=tuple(one for _, group in groupby(ordered, key=_place) for one in scaled(list(group)))
+        profiles, layers=tuple(profile for _, group in groupby(ordered, key=_place) for profile in scaled(list(group)))
     )
 
 

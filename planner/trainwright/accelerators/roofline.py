@@ -135,8 +135,8 @@ def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> Ope
         second = np.where(second < inputs, second, inputs / 2)
         first = inputs - second
     else:
-        held = operator.weight_elements / _divisor(operator, degrees)
-        second = inner * width * np.maximum(np.floor(held / (inner * width)), 1.0)  # one matrix per expert
+        weight_elements = operator.weight_elements / _divisor(operator, degrees)
+        second = inner * width * np.maximum(np.floor(weight_elements / (inner * width)), 1.0)  # one matrix per expert
         first = inputs
     traffic = (first + outputs + second) * roof.value_bytes
     forward = roof.seconds(roof.product_seconds(height, width, inner), traffic)
@@ -226,15 +226,15 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
             raise ValueError(
                 f"tensor degree {degree} does not divide {model.max_tensor_degree}, the most of this model"
             )
-    found: list[LayerProfile] = []
+    profiles: list[LayerProfile] = []
     for accelerator in dict.fromkeys(accelerators):
         sheet = data_sheet(accelerator).limited_to((power_watts or {}).get(accelerator))
         roof = Roof.of(sheet, model.dtype, tensor_float32=tensor_float32, runtime=runtime)
         for kind in _kinds_on(accelerator, model):
             divided = model.divided_kind(kind) or kind
             degrees = sorted(set(tensor_degrees)) if divided.is_tensor_parallel else [1]
-            found += _kind_profiles(divided, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
-    return Profiles(tuple(found), origin="estimated")
+            profiles += _kind_profiles(divided, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
+    return Profiles(tuple(profiles), origin="estimated")
 
 
 def estimate_kind(  # noqa: PLR0913 - what profiles depend on
@@ -298,8 +298,10 @@ def device_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Se
 def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: int) -> float:
     """Return what one rank saves for the backward; a fused loss keeps no log-probabilities besides the logits."""
     saved = saved_bytes(kind, roof.selective_recompute, dtype, degree, rows)
-    losses = [one for one in kind.operators if one.kind is OperatorKind.CROSS_ENTROPY and roof.fuses_loss]
-    return saved - rows * sum(one.saved_bytes(dtype, degree) for one in losses)
+    losses = [
+        operator for operator in kind.operators if operator.kind is OperatorKind.CROSS_ENTROPY and roof.fuses_loss
+    ]
+    return saved - rows * sum(loss.saved_bytes(dtype, degree) for loss in losses)
 
 
 def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer, dtype: Dtype) -> float:

@@ -61,13 +61,13 @@ def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
     device, host = device_seconds(kind, roof, [degree], [measured_rows, *rows]), host_seconds(kind, roof)
     if backward_ratio is None:
         backward_ratio = max(device.backward[0, 0], host[1]) / max(device.forward[0, 0], host[0])
-    measured_backward, asked = measured_seconds * backward_ratio, tuple(rows)
+    measured_backward, row_counts = measured_seconds * backward_ratio, tuple(rows)
     forward = _with_host(device.forward[0], host[0], measured_seconds)
     backward = _with_host(device.backward[0], host[1], measured_backward)
     return Curve(
-        asked,
-        _through(measured_seconds, measured_rows, forward, asked),
-        _through(measured_backward, measured_rows, backward, asked),
+        row_counts,
+        _through(measured_seconds, measured_rows, forward, row_counts),
+        _through(measured_backward, measured_rows, backward, row_counts),
     )
 
 
@@ -95,25 +95,25 @@ def extrapolated(profiles: Profiles, model: Model, rows: Sequence[int]) -> Profi
     return replace(profiles, layers=(*profiles.layers, *added)) if added else profiles
 
 
-def _extrapolate_rows(one: LayerProfile, kind: LayerKind, dtype: Dtype, rows: Sequence[int]) -> list[LayerProfile]:
-    others = [row for row in rows if row != one.rows]
+def _extrapolate_rows(profile: LayerProfile, kind: LayerKind, dtype: Dtype, rows: Sequence[int]) -> list[LayerProfile]:
+    others = [row for row in rows if row != profile.rows]
     curve = curve_from(
-        one.forward_seconds,
-        one.rows,
+        profile.forward_seconds,
+        profile.rows,
         kind,
-        one.accelerator,
+        profile.accelerator,
         dtype=dtype,
         rows=others,
-        tensor_degree=one.tensor_degree,
-        backward_ratio=one.backward_seconds / one.forward_seconds,
+        tensor_degree=profile.tensor_degree,
+        backward_ratio=profile.backward_seconds / profile.forward_seconds,
     )
     return [
         replace(
-            one,
+            profile,
             rows=row,
             forward_seconds=forward,
             backward_seconds=backward,
-            activation_bytes=round(one.activation_bytes * row / one.rows),
+            activation_bytes=round(profile.activation_bytes * row / profile.rows),
             samples=0,
         )
         for row, forward, backward in zip(curve.rows, curve.forward_seconds, curve.backward_seconds, strict=True)

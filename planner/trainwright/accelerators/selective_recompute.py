@@ -37,18 +37,24 @@ def saved_bytes(
         return whole
     degree = tensor_degree if kind.is_tensor_parallel else 1
     if recompute is SelectiveRecompute.ATTENTION:
-        scores = [one for one in kind.operators if one.kind is OperatorKind.SOFTMAX or _drops_scores(one)]
-        return whole - rows * sum(one.saved_bytes(dtype, degree) for one in scores)
-    products = [one for one in kind.operators if one.kind is OperatorKind.MATMUL]
+        scores = [
+            operator for operator in kind.operators if operator.kind is OperatorKind.SOFTMAX or _drops_scores(operator)
+        ]
+        return whole - rows * sum(operator.saved_bytes(dtype, degree) for operator in scores)
+    products = [operator for operator in kind.operators if operator.kind is OperatorKind.MATMUL]
     kept = kind.operators[0].input_elements_per_row + _outputs(products, degree) / 2
-    attention = [one for one in kind.operators if one.kind in CORE and one.kind is not OperatorKind.SOFTMAX]
+    attention = [
+        operator for operator in kind.operators if operator.kind in CORE and operator.kind is not OperatorKind.SOFTMAX
+    ]
     return min(rows * dtype.num_bytes * (kept + _outputs(attention[-1:], degree)), whole)
 
 
 def _outputs(operators: Sequence[Operator], degree: int) -> float:
     """Return the elements that operators write per row on one rank."""
     divided = {Split.COLUMN, Split.WHOLE}
-    return sum(one.output_elements_per_row / (degree if one.split in divided else 1) for one in operators)
+    return sum(
+        operator.output_elements_per_row / (degree if operator.split in divided else 1) for operator in operators
+    )
 
 
 def _drops_scores(operator: Operator) -> bool:

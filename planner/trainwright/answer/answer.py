@@ -53,8 +53,8 @@ class Baselines:
     @property
     def better(self) -> Candidate | None:
         """Return the faster one of the two."""
-        found = [one for one in (self.of_all, self.of_equal) if one is not None]
-        return min(found, key=lambda one: one.estimate.iteration_seconds, default=None)
+        candidates = [candidate for candidate in (self.of_all, self.of_equal) if candidate is not None]
+        return min(candidates, key=lambda candidate: candidate.estimate.iteration_seconds, default=None)
 
 
 @dataclass(frozen=True, slots=True)

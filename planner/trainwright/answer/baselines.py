@@ -22,10 +22,12 @@ def heuristic_plans(problems: Sequence[Problem], count: int) -> Baselines:
     that it can run or, if it can run none, the nearest ones that it can.
     """
     first = problems[0]
-    of_all, equal = _heuristic([_of_any_trainer(one) for one in problems], count)
+    of_all, equal = _heuristic([_of_any_trainer(problem) for problem in problems], count)
     plans = _to_try(of_all, equal, first, count)
     if not plans and first.capabilities is not None:
-        plans = _to_try(*_heuristic([replace(one, preference=Preference()) for one in problems], count), first, count)
+        plans = _to_try(
+            *_heuristic([replace(problem, preference=Preference()) for problem in problems], count), first, count
+        )
 
     def labelled(candidate: Candidate) -> Candidate:
         return candidate if first.chooses_format else replace(candidate, dtype=None)
@@ -57,9 +59,9 @@ def _heuristic(problems: Sequence[Problem], count: int) -> tuple[tuple[Candidate
     of_all, equal = tuple[Candidate, ...](), None
     with suppress(NoFeasiblePlan):
         of_all = search_problems(problems[:1], find, SearchControl(), count).candidates
-    parts = [one.on_accelerator(name) for one in problems for name in one.accelerators]
+    parts = [problem.on_accelerator(name) for problem in problems for name in problem.accelerators]
     with suppress(NoFeasiblePlan):
-        if len({one.accelerators for one in parts}) > 1:
+        if len({part.accelerators for part in parts}) > 1:
             equal = search_problems(parts, find, SearchControl(), 1)
     return of_all, equal
 
@@ -69,8 +71,8 @@ def _to_try(of_all: Sequence[Candidate], equal: Answer | None, problem: Problem,
     capabilities = problem.capabilities
     symmetry = DeviceSymmetry(problem.cluster)
     distinct: dict[Hashable, Candidate] = {}
-    for one in (*of_all[:1], *(equal.candidates if equal is not None else ()), *of_all[1:]):
-        if capabilities is None or is_expressible(one.plan, capabilities):
-            distinct.setdefault(symmetry.canonical_key(one.plan), one)
+    for candidate in (*of_all[:1], *(equal.candidates if equal is not None else ()), *of_all[1:]):
+        if capabilities is None or is_expressible(candidate.plan, capabilities):
+            distinct.setdefault(symmetry.canonical_key(candidate.plan), candidate)
     objective = problem.limits.objective
-    return sorted([*distinct.values()][: max(count, 2)], key=lambda one: objective_value(one, objective))[:count]
+    return sorted([*distinct.values()][: max(count, 2)], key=lambda plan: objective_value(plan, objective))[:count]

@@ -34,9 +34,9 @@ def compose(question: Question, control: SearchControl | None = None) -> Answer:
     control = control or SearchControl()
     kept = question.worth_share or 0.0
     first = control.part(1 / (1 - kept))
-    found = with_price(question, find_candidates(question, first), first)
-    found = with_baselines(question, found)
-    return replace(found, node_worths=_node_worths(question, found, control))
+    answer = with_price(question, find_candidates(question, first), first)
+    answer = with_baselines(question, answer)
+    return replace(answer, node_worths=_node_worths(question, answer, control))
 
 
 def find_candidates(question: Question, control: SearchControl) -> Answer:
@@ -44,12 +44,12 @@ def find_candidates(question: Question, control: SearchControl) -> Answer:
     tried: list[BatchSizes] = []
     started, find = time.perf_counter(), _finder(question, tried)
     if question.chooses_format:
-        found = search_formats(question.problems, find, control, question.top)
+        answer = search_formats(question.problems, find, control, question.top)
     else:
         (problem,) = question.problems
-        found = Answer(problem, tuple(find(problem, control)))
+        answer = Answer(problem, tuple(find(problem, control)))
     return replace(
-        found,
+        answer,
         batch_sizes=tuple(tried),
         search_seconds=time.perf_counter() - started,
         stopped=stop_of(control),
@@ -70,7 +70,7 @@ def with_baselines(question: Question, answer: Answer) -> Answer:
     """Return the answer with as many of the heuristic's plans as are asked for."""
     if not question.baselines:
         return answer
-    others = (one for one in _problems(question) if one.model.dtype is not answer.problem.model.dtype)
+    others = (problem for problem in _problems(question) if problem.model.dtype is not answer.problem.model.dtype)
     return replace(answer, baselines=heuristic_plans((answer.problem, *others), question.baselines))
 
 
@@ -118,13 +118,15 @@ def _node_worths(question: Question, answer: Answer, control: SearchControl) -> 
 
     def find_without(name: str, part: SearchControl) -> float:
         left = [
-            without(replace(one, preference=Preference(one.preference.tolerance)), [name])
-            for one in problems
-            if {*one.accelerators} - {name}
+            without(replace(problem, preference=Preference(problem.preference.tolerance)), [name])
+            for problem in problems
+            if {*problem.accelerators} - {name}
         ]
-        found = search_formats(left, find, part, 1) if question.chooses_format else search_problems(left, find, part, 1)
-        return found.best.estimate.iteration_seconds
+        remaining = (
+            search_formats(left, find, part, 1) if question.chooses_format else search_problems(left, find, part, 1)
+        )
+        return remaining.best.estimate.iteration_seconds
 
-    widest = max(problems, key=lambda one: len(one.accelerators))
+    widest = max(problems, key=lambda problem: len(problem.accelerators))
     used = widest.cluster.accelerators_of(answer.best.plan.nodes)
     return tuple(node_worths(widest, answer.best.estimate.iteration_seconds, used, find_without, control))

@@ -116,13 +116,15 @@ def _with_unlimited(answer: Answer, others: Iterable[Candidate]) -> Answer:
     """
     rows = answer.candidates[0].plan.global_batch_size
     seconds = [
-        one.estimate.iteration_seconds if one.unlimited_seconds is None else one.unlimited_seconds
-        for one in others
-        if one.plan.global_batch_size == rows
+        other.estimate.iteration_seconds if other.unlimited_seconds is None else other.unlimited_seconds
+        for other in others
+        if other.plan.global_batch_size == rows
     ]
     limited = (
-        one if one.unlimited_seconds is None else replace(one, unlimited_seconds=min((*seconds, one.unlimited_seconds)))
-        for one in answer.candidates
+        candidate
+        if candidate.unlimited_seconds is None
+        else replace(candidate, unlimited_seconds=min((*seconds, candidate.unlimited_seconds)))
+        for candidate in answer.candidates
     )
     return replace(answer, candidates=tuple(limited))
 
@@ -141,26 +143,32 @@ def search_problems(problems: Sequence[Problem], find: Find, control: SearchCont
             continue
         part = control.part((len(likely) if number < len(likely) else len(problems)) - number)
         try:
-            found = find(problem, part)
+            candidates = find(problem, part)
         except NoFeasiblePlan as refused:
             refusal = refusal or refused
             continue
-        answers.append(Answer(problem, tuple(replace(one, dtype=_label(one, problem)) for one in found)))
+        answers.append(
+            Answer(problem, tuple(replace(candidate, dtype=_label(candidate, problem)) for candidate in candidates))
+        )
     if refusal is not None and not answers:
         raise refusal
     objective = problems[0].limits.objective
     best = min(answers, key=lambda answer: objective_value(answer.best, objective))
     if objective is Objective.PARETO:
-        merged = pareto_front(one for answer in answers for one in answer.candidates)
+        merged = pareto_front(candidate for answer in answers for candidate in answer.candidates)
     else:
         merged = list(
-            heapq.merge(*(answer.candidates for answer in answers), key=lambda one: objective_value(one, objective))
+            heapq.merge(
+                *(answer.candidates for answer in answers), key=lambda candidate: objective_value(candidate, objective)
+            )
         )
-    distinct = {one.plan: one for one in reversed(merged)}  # a plan of several formats counts in its best one
-    kept = [one for one in merged if distinct[one.plan] is one]
+    distinct = {
+        candidate.plan: candidate for candidate in reversed(merged)
+    }  # a plan of several formats counts in its best one
+    kept = [candidate for candidate in merged if distinct[candidate.plan] is candidate]
     is_front = objective is Objective.PARETO
     answer = Answer(best.problem, tuple(subsampled(kept, top) if is_front else kept[:top]))
-    return _with_unlimited(answer, [one for other in answers for one in other.candidates])
+    return _with_unlimited(answer, [candidate for other in answers for candidate in other.candidates])
 
 
 def _by_heuristic(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
@@ -168,11 +176,11 @@ def _by_heuristic(problems: Sequence[Problem]) -> tuple[list[Problem], list[Prob
     quick: list[Answer] = []
     for problem in problems if len(problems) > 1 else ():
         with suppress(NoFeasiblePlan):
-            candidate, told = megatron(problem, SearchControl(), 1)[0], problem.capabilities
-            if told is None or is_expressible(candidate.plan, told):
+            candidate, capabilities = megatron(problem, SearchControl(), 1)[0], problem.capabilities
+            if capabilities is None or is_expressible(candidate.plan, capabilities):
                 quick.append(Answer(problem, (candidate,)))
-    likely = [one for one in problems if all(_may_win(one, answer) for answer in quick)]
-    return likely, [one for one in problems if one not in likely]
+    likely = [each for each in problems if all(_may_win(each, answer) for answer in quick)]
+    return likely, [each for each in problems if each not in likely]
 
 
 def slow_format(
@@ -209,8 +217,8 @@ def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
     used = problem.cluster.accelerators_of(plan.nodes)
     answers = []
     for dtype in dict.fromkeys((best_format(used, problem.limits.dtypes), Dtype.FLOAT32)):
-        one = in_format(problem, dtype)
-        answers.append(Answer(one, (replace(candidate_of(one, plan), dtype=dtype),)))
+        in_own_format = in_format(problem, dtype)
+        answers.append(Answer(in_own_format, (replace(candidate_of(in_own_format, plan), dtype=dtype),)))
     return next((answer for answer in answers if answer.candidates[0].estimate.feasible), answers[0])
 
 
@@ -243,5 +251,5 @@ def _may_win(problem: Problem, answer: Answer) -> bool:
 
 
 def _is_memory_scarce(problem: Problem) -> bool:
-    memory = min((one.memory_bytes for one in problem.cluster.accelerators), default=math.inf)
+    memory = min((accelerator.memory_bytes for accelerator in problem.cluster.accelerators), default=math.inf)
     return problem.model.parameters * FLOAT32_BYTES > memory * (1 - problem.limits.headroom)

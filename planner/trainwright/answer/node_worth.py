@@ -39,7 +39,7 @@ def node_worths(
 def _worth(problem: Problem, accelerator: str, best_seconds: float, without_seconds: float | None) -> NodeWorth:
     nodes = [problem.cluster.node(name) for name in problem.nodes]
     devices = sum(node.devices for node in nodes if node.accelerator == accelerator)
-    price = next(one.price_per_hour for one in problem.cluster.accelerators if one.name == accelerator)
+    price = next(priced.price_per_hour for priced in problem.cluster.accelerators if priced.name == accelerator)
     return NodeWorth(
         accelerator,
         devices,

@@ -92,10 +92,12 @@ def check_model_size(training: Training) -> None:
 
 def of_cluster(profiles: Profiles, cluster: Cluster) -> Profiles:
     """Return the profiles of the cluster's accelerators, found by name or data sheet; all profiles, if none are of them."""
-    names = {one.name for one in cluster.accelerators}
-    found = with_names(profiles, names_of_same_sheet(profiles, [one.name for one in cluster.accelerators]))
-    own = tuple(layer for layer in found.layers if layer.accelerator in names)
-    return replace(found, layers=own) if own else found
+    names = {accelerator.name for accelerator in cluster.accelerators}
+    named_profiles = with_names(
+        profiles, names_of_same_sheet(profiles, [accelerator.name for accelerator in cluster.accelerators])
+    )
+    own = tuple(layer for layer in named_profiles.layers if layer.accelerator in names)
+    return replace(named_profiles, layers=own) if own else named_profiles
 
 
 def sparing_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limits:
@@ -107,8 +109,10 @@ def sparing_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limit
     spare = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes if node.accelerator in small))
     limits = replace(limits, spare=(*limits.spare, *spare))
     if small and not limits.allowed(cluster.nodes):
-        told = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in small.items())
-        raise NoFeasiblePlan(f"no accelerator has enough memory for every layer, even with one row; too large: {told}")
+        kinds_too_large = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in small.items())
+        raise NoFeasiblePlan(
+            f"no accelerator has enough memory for every layer, even with one row; too large: {kinds_too_large}"
+        )
     return limits
 
 

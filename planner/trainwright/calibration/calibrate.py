@@ -154,7 +154,7 @@ def fit(trials: Trials, context: CostContext) -> Fit:
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
     with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
-    held: dict[int, Quantity] = {}
+    memory_quantities: dict[int, Quantity] = {}
     odd_memory: set[int] = set()
     memory_helps = None
     if with_memory or overfull:
@@ -163,18 +163,20 @@ def fit(trials: Trials, context: CostContext) -> Fit:
         runtime = memories.apply(memory.solution.values, runtime) if memory.helps else runtime
         factors += memories.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
-        held = dict(zip(with_memory, sizes, strict=True))
+        memory_quantities = dict(zip(with_memory, sizes, strict=True))
         odd_memory = {number for number, is_odd in zip(with_memory, memory.outliers, strict=False) if is_odd}
     return Fit(
         runtime=runtime,
         factors=factors,
         trials=tuple(
-            FittedTrial(trial.label, seconds[number], held.get(number), time.outliers[number], number in odd_memory)
+            FittedTrial(
+                trial.label, seconds[number], memory_quantities.get(number), time.outliers[number], number in odd_memory
+            )
             for number, trial in enumerate(trials.trials)
         ),
         time_errors=Errors.of(seconds),
         time_helps=time.helps,
-        memory_errors=Errors.of(tuple(held.values())) if held else None,
+        memory_errors=Errors.of(tuple(memory_quantities.values())) if memory_quantities else None,
         memory_helps=memory_helps,
     )
 

@@ -49,10 +49,10 @@ class Evaluation:
 
     def peak_bytes(self, trial: int, runtime: Runtime) -> Vector:
         """Return predicted peaks of the devices that were measured individually, else the maximum over devices."""
-        held = self.memory(trial, runtime)
+        bytes_of_device = self.memory(trial, runtime)
         measured = self.trials[trial]
         devices = measured.memory_by_device if isinstance(measured, Trial) else ()
-        peaks = [held[one.device] for one in devices] or [max(held.values())]
+        peaks = [bytes_of_device[device_memory.device] for device_memory in devices] or [max(bytes_of_device.values())]
         return np.array(peaks, dtype=np.float64)
 
     def filled_share(self, trial: int, runtime: Runtime) -> Vector:

@@ -61,12 +61,12 @@ def implausible(evaluation: Evaluation, number: int) -> Implausible | None:
 
 def refuse_implausible(evaluation: Evaluation) -> None:
     """Raise ValueError, naming the trials, for measured ones with a figure that cannot be right."""
-    found = {number: wrong for number in range(len(evaluation.trials)) if (wrong := implausible(evaluation, number))}
-    if not found:
+    refused = {number: wrong for number in range(len(evaluation.trials)) if (wrong := implausible(evaluation, number))}
+    if not refused:
         return
-    first, wrong = next(iter(found.items()))
+    first, wrong = next(iter(refused.items()))
     others = ", ".join(
-        f"trials.{number}" for number, other in found.items() if number > first and other.unit == wrong.unit
+        f"trials.{number}" for number, other in refused.items() if number > first and other.unit == wrong.unit
     )
     also = f"; so is that of {others}" if others else ""
     raise ValueError(f"trials.{first} ({evaluation.trials[first].label}): {wrong.what}{also}; {wrong.remedy}")
@@ -85,13 +85,15 @@ class _Peak:
 
 def _peaks(evaluation: Evaluation, number: int, trial: Trial) -> Iterator[_Peak]:
     cluster = evaluation.context.cluster
-    held = evaluation.memory(number, evaluation.context.runtime)
+    bytes_of_device = evaluation.memory(number, evaluation.context.runtime)
     for memory in trial.memory_by_device:
         limit = cluster.accelerator_of(memory.device).memory_bytes
-        yield _Peak(f"peak_bytes of {memory.device}", "device", memory.peak_bytes, held[memory.device], limit)
+        yield _Peak(
+            f"peak_bytes of {memory.device}", "device", memory.peak_bytes, bytes_of_device[memory.device], limit
+        )
     if trial.peak_memory_bytes is not None:
         limit = max(cluster.accelerator_of(device).memory_bytes for device in trial.plan.devices)
-        peaks = trial.peak_memory_bytes, max(held.values())
+        peaks = trial.peak_memory_bytes, max(bytes_of_device.values())
         yield _Peak("peak_memory_bytes", "largest device", *peaks, limit)
 
 

@@ -74,13 +74,13 @@ class Trial:
         measured = [rank for rank in report.memory if rank.peak_bytes > 0]
         devices = Counter(device.node for device in plan.devices)
         stated = Counter(rank.node for rank in report.memory)
-        held = tuple(
+        memories = tuple(
             DeviceMemory(Device(rank.node, rank.slot), rank.peak_bytes)
             for rank in measured
             if not (stated[rank.node] == 1 < devices[rank.node])
         )
         peak = max((rank.peak_bytes for rank in measured), default=None)
-        return cls(plan, statistics.median(report.iteration_seconds), peak, held)
+        return cls(plan, statistics.median(report.iteration_seconds), peak, memories)
 
     def is_same_run_as(self, other: Trial) -> bool:
         """Return True if both are the same run: no two runs of a plan take equally long to the last digit."""

@@ -85,15 +85,15 @@ def solve(
         for name in ("start", "low", "high", "spread")
     )
 
-    def total(values: Vector, found: Vector) -> float:
-        return loss(found) + 0.5 * float(np.sum(((values - starts) / spread) ** 2))
+    def total(values: Vector, residual_values: Vector) -> float:
+        return loss(residual_values) + 0.5 * float(np.sum(((values - starts) / spread) ** 2))
 
     at = np.clip(starts if start is None else start, low, high)
-    found = residuals(at)
-    jacobian = _derivatives(residuals, at, found, low, high)
+    current_residuals = residuals(at)
+    jacobian = _derivatives(residuals, at, current_residuals, low, high)
     for _ in range(MAX_ITERATIONS):
-        step = _step(at, found, jacobian, starts, spread, low, high)
-        best = total(at, found)
+        step = _step(at, current_residuals, jacobian, starts, spread, low, high)
+        best = total(at, current_residuals)
         scale = 1.0
         while scale > 0.1:
             there = np.clip(at + scale * step, low, high)  # within the bounds except for rounding
@@ -104,31 +104,33 @@ def solve(
         else:
             break
         gained, moved = best - total(there, found_there), float(np.max(np.abs(there - at)))
-        at, found = there, found_there
-        jacobian = _derivatives(residuals, at, found, low, high)
+        at, current_residuals = there, found_there
+        jacobian = _derivatives(residuals, at, current_residuals, low, high)
         if gained < TOLERANCE or moved < TOLERANCE:
             break
-    return RobustFit(at, found, jacobian)
+    return RobustFit(at, current_residuals, jacobian)
 
 
-def _derivatives(residuals: Callable[[Vector], Vector], at: Vector, found: Vector, low: Vector, high: Vector) -> Vector:
+def _derivatives(
+    residuals: Callable[[Vector], Vector], at: Vector, current_residuals: Vector, low: Vector, high: Vector
+) -> Vector:
     """Return `[residual, parameter]` difference quotients, taken away from a near bound."""
     columns = []
     for index in range(len(at)):
         moved = at.copy()
         moved[index] += STEP if at[index] + STEP <= high[index] else -min(STEP, at[index] - low[index])
         width = moved[index] - at[index]
-        change = residuals(moved) - found if width else np.zeros_like(found)
+        change = residuals(moved) - current_residuals if width else np.zeros_like(current_residuals)
         columns.append(np.where(np.abs(change) < NO_EFFECT, 0.0, change) / (width or 1.0))
-    return np.array(columns, dtype=np.float64).reshape(len(at), len(found)).T
+    return np.array(columns, dtype=np.float64).reshape(len(at), len(current_residuals)).T
 
 
 def _step(  # noqa: PLR0913, PLR0917 - one linear system
-    at: Vector, found: Vector, jacobian: Vector, starts: Vector, spread: Vector, low: Vector, high: Vector
+    at: Vector, current_residuals: Vector, jacobian: Vector, starts: Vector, spread: Vector, low: Vector, high: Vector
 ) -> Vector:
     """Minimize the Gauss-Newton quadratic within the bounds, one parameter after another."""
-    weight = weights(found)
-    gradient = jacobian.T @ (weight * found) + (at - starts) / spread**2
+    weight = weights(current_residuals)
+    gradient = jacobian.T @ (weight * current_residuals) + (at - starts) / spread**2
     curvature = jacobian.T @ (weight[:, None] * jacobian) + np.diag(1 / spread**2)
     step = np.zeros_like(at)
     for _ in range(SWEEPS):

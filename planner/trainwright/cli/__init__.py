@@ -73,10 +73,10 @@ class _Commands(TyperGroup):
             status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:
             _word(refusal)
-            told = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
+            message = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
             context = getattr(refusal, "ctx", None)
             where = "" if context is None else f"; see `{context.command_path} --help`"
-            typer.echo(f"trainwright: {plain_text(told.removesuffix('.'))}{where}", err=True)
+            typer.echo(f"trainwright: {plain_text(message.removesuffix('.'))}{where}", err=True)
             sys.exit(BAD_OPTIONS)
         except OSError as error:
             typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)
@@ -108,8 +108,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(*, wanted: bool) -> None:
-    if wanted:
+def _show_version(*, shows_version: bool) -> None:
+    if shows_version:
         typer.echo(f"trainwright {version('trainwright')}")
         raise typer.Exit
 

@@ -73,8 +73,8 @@ def estimate(
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
     limits = LimitOptions(memory_headroom=memory_headroom)
     answer = estimated_plan(plan_file, inputs.problem(limits, is_given=True), inputs)
-    problem, given, found = answer.problem, answer.best.plan, answer.best.estimate
-    seconds, of_paper = found.iteration_seconds, []
+    problem, given, prediction = answer.problem, answer.best.plan, answer.best.estimate
+    seconds, of_paper = prediction.iteration_seconds, []
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
         seconds = paper(given, problem.cost_context)
@@ -83,14 +83,18 @@ def estimate(
         show_json(
             {
                 "predicted_seconds": seconds,
-                **({} if cost_model == EXACT else {"cost_model": cost_model, "exact_seconds": found.iteration_seconds}),
-                "peak_memory_bytes": found.peak_memory_bytes,
+                **(
+                    {}
+                    if cost_model == EXACT
+                    else {"cost_model": cost_model, "exact_seconds": prediction.iteration_seconds}
+                ),
+                "peak_memory_bytes": prediction.peak_memory_bytes,
                 **figure_fields(answer.best, problem),
-                "feasible": found.feasible,
-                "reason": found.reason,
+                "feasible": prediction.feasible,
+                "reason": prediction.reason,
                 **idle_devices(given, problem.cluster).fields,
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
-                "breakdown": breakdown_fields(found),
+                "breakdown": breakdown_fields(prediction),
                 **expected_range(answer.best, problem).fields,
                 **number_format(answer).fields,
                 **origin_fields(problem),
@@ -98,7 +102,7 @@ def estimate(
         )
     else:
         _show(answer, of_paper)
-    end_if_infeasible(found)
+    end_if_infeasible(prediction)
 
 
 def _show(answer: Answer, of_paper: list[str]) -> None:
@@ -144,9 +148,9 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
 
 def check_devices(plans: Iterable[Plan], problem: Problem, inputs: Inputs, file: Path, remedy: str = "") -> None:
     """Raise DocumentError if a plan of the file uses a device that the cluster lacks; `remedy` ends its sentence."""
-    known = set(problem.cluster.devices)
+    devices = set(problem.cluster.devices)
     for plan in plans:
-        missing = next((device for device in plan.devices if device not in known), None)
+        missing = next((device for device in plan.devices if device not in devices), None)
         if missing is not None:
             raise documents.DocumentError(
                 f"{file}: the plan {plan.summary()} uses device {missing}, which the cluster of {inputs.cluster} lacks; give "

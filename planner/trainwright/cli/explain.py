@@ -88,37 +88,43 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         answer = estimated_plan(plan_file, problem, inputs)
         further = [number_format(answer, given=True)]
     problem, plan, estimate = answer.problem, answer.best.plan, answer.best.estimate
-    told = Explanation.of(problem, plan, estimate)
-    lines = [*told.sentences(), *sentences(expected_range(answer.best, problem), *further)]
+    explanation = Explanation.of(problem, plan, estimate)
+    lines = [*explanation.sentences(), *sentences(expected_range(answer.best, problem), *further)]
     if output is Output.JSON:
-        show_json({**_fields(told, lines), **number_format(answer).fields})
+        show_json({**_fields(explanation, lines), **number_format(answer).fields})
     else:
-        picture = timeline(told.tracks, estimate.iteration_seconds, screen().width)
+        picture = timeline(explanation.tracks, estimate.iteration_seconds, screen().width)
         spaced = "\n".join(lines)
-        show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
+        show(
+            Text(spaced),
+            "",
+            explanation.stage_table(),
+            Text("Timeline, by the slowest devices of each stage", style="bold"),
+        )
         show("", picture, "", breakdown_table(estimate, plan, problem))
     end_if_interrupted(control)
     end_if_infeasible(estimate)
 
 
-def _fields(told: Explanation, lines: list[str]) -> dict[str, Any]:
-    estimate = told.estimate
+def _fields(explanation: Explanation, lines: list[str]) -> dict[str, Any]:
+    estimate = explanation.estimate
     stages = [
-        {**asdict(track), "memory": asdict(memory)} for track, memory in zip(told.tracks, told.memory, strict=True)
+        {**asdict(track), "memory": asdict(memory)}
+        for track, memory in zip(explanation.tracks, explanation.memory, strict=True)
     ]
     return {
         "predicted_seconds": estimate.iteration_seconds,
         "peak_memory_bytes": estimate.peak_memory_bytes,
-        **figure_fields(Candidate(told.plan, estimate), told.problem),
+        **figure_fields(Candidate(explanation.plan, estimate), explanation.problem),
         "feasible": estimate.feasible,
         "reason": estimate.reason,
-        "memory_headroom_ratio": told.problem.limits.memory_headroom_ratio,
+        "memory_headroom_ratio": explanation.problem.limits.memory_headroom_ratio,
         "sentences": lines,
-        "bottleneck_stage": told.bottleneck,
+        "bottleneck_stage": explanation.bottleneck,
         "stages": stages,
         "critical_device": str(estimate.critical_device),
-        **expected_range(Candidate(told.plan, estimate), told.problem).fields,
+        **expected_range(Candidate(explanation.plan, estimate), explanation.problem).fields,
         "breakdown": breakdown_fields(estimate),
-        **origin_fields(told.problem),
-        "plan": documents.dump(told.plan),
+        **origin_fields(explanation.problem),
+        "plan": documents.dump(explanation.plan),
     }

@@ -77,8 +77,8 @@ class PriceInputs:
         """Return what is trained; None without a model."""
         if self.model is None:
             return None
-        found: Training = read(self.model, Training, absent=ANY_BATCH)
-        return found
+        training: Training = read(self.model, Training, absent=ANY_BATCH)
+        return training
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,11 @@ class _Export:
         if not older:
             return []
         named = " and ".join(short_names(cluster)[name] for name in older)
-        told = f"The PyTorch that {self.target.software} is tested with has no kernels for {named}"
-        others = f", or leave {named} out" if {one.name for one in cluster.accelerators} - {*older} else ""
-        return [f"{told}: build it against PyTorch 2.10, which is not tested{others}."]
+        sentence = f"The PyTorch that {self.target.software} is tested with has no kernels for {named}"
+        others = (
+            f", or leave {named} out" if {accelerator.name for accelerator in cluster.accelerators} - {*older} else ""
+        )
+        return [f"{sentence}: build it against PyTorch 2.10, which is not tested{others}."]
 
     def files(self, file: Path) -> tuple[ExportFile, ...]:
         price = (
@@ -174,33 +176,33 @@ def export(
     """Write a plan for another trainer, as near as that supports, and predict what the difference costs."""
     target = target_of("--to", to)
     priced = inputs.inputs(to)
-    found = _unpriced(file, target, inputs) if priced is None else _priced(file, target, priced)
-    files = found.files(file)
+    plan_export = _unpriced(file, target, inputs) if priced is None else _priced(file, target, priced)
+    files = plan_export.files(file)
     if into is not None:
         _write(files, into, (file, inputs.cluster, inputs.model, inputs.profiles, inputs.runtime))
     if output is Output.JSON:
-        show_json(_fields(found, files))
+        show_json(_fields(plan_export, files))
         return
     if into is None:
-        for one in files:
-            show(f"# ==> {one.name} <==", one.text, wraps=False)
-    show(*found.remark.sentences, to_error=into is None)
-    if found.price is not None:
+        for export_file in files:
+            show(f"# ==> {export_file.name} <==", export_file.text, wraps=False)
+    show(*plan_export.remark.sentences, to_error=into is None)
+    if plan_export.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
-        told = sentences(
-            idle_devices(found.plan, found.price.problem.cluster),
-            expected_range(found.price.exported, found.price.problem),
-            *([] if found.formats is None else [number_format(found.formats, given=True)]),
+        lines = sentences(
+            idle_devices(plan_export.plan, plan_export.price.problem.cluster),
+            expected_range(plan_export.price.exported, plan_export.price.problem),
+            *([] if plan_export.formats is None else [number_format(plan_export.formats, given=True)]),
         )
         show(
-            *told,
-            *found.missing_kernels,
+            *lines,
+            *plan_export.missing_kernels,
             *others,
-            export_table(found.price),
+            export_table(plan_export.price),
             to_error=into is None,
         )
     if into is not None:
-        note(f"wrote {', '.join(str(into / one.name) for one in files)}")
+        note(f"wrote {', '.join(str(into / written.name) for written in files)}")
 
 
 def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
@@ -214,22 +216,22 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     if training is None:
         return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
     _check_optimizer(target, training.optimizer)
-    asked = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
-    dtype, reason = asked, ""
+    requested_dtype = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
+    dtype, reason = requested_dtype, ""
     if dtype is None or dtype not in target.capabilities.dtypes:
-        why = "the model file says auto" if asked is None else f"{target.software} has no {asked}"
+        why = "the model file says auto" if requested_dtype is None else f"{target.software} has no {requested_dtype}"
         dtype, reason = Dtype.BFLOAT16, f"assumed: {why}; give --cluster to choose it"
     model = training.in_format(dtype).model
     near = nearest_plan(plan, target.capabilities.of(model, training.optimizer))
-    return _Export(target, plan, near, model, training.optimizer, None, asked, reason)
+    return _Export(target, plan, near, model, training.optimizer, None, requested_dtype, reason)
 
 
 def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     """Return the export with its price, in a format that the target has."""
     answer = estimated_plan(file, inputs.problem(), inputs)
-    original, asked = answer.best, answer.problem
-    _check_optimizer(target, asked.optimizer)
-    problem = replace(asked, limits=asked.limits.leaving_unknown_memory(asked.runtime, asked.cluster))
+    original, requested = answer.best, answer.problem
+    _check_optimizer(target, requested.optimizer)
+    problem = replace(requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster))
     dtype, reason = problem.model.dtype, ""
     if dtype in target.capabilities.dtypes:
         nearest = nearest_candidate(problem, original.plan, target.capabilities)
@@ -237,7 +239,7 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
         problem, nearest = _nearest_in_own_format(target, problem, original.plan)
         reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
     nearest = replace(nearest, dtype=problem.model.dtype)
-    price = ExportPrice(asked, original, nearest)
+    price = ExportPrice(requested, original, nearest)
     formats = None if reason else answer
     return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
 
@@ -249,18 +251,20 @@ def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
 
 def _nearest_in_own_format(target: Target, problem: Problem, plan: Plan) -> tuple[Problem, Candidate]:
     """Return the fastest of the nearest plans in each of a target's formats that all its devices compute natively."""
-    found: list[tuple[Problem, Candidate]] = []
+    priced_plans: list[tuple[Problem, Candidate]] = []
     own = best_format(problem.cluster.accelerators_of(plan.nodes), target.capabilities.dtypes)
-    for dtype in sorted(target.capabilities.dtypes, key=lambda one: one is not own):  # the first one is named in errors
-        one = _in_format_of(target, problem, dtype)
-        nearest = nearest_candidate(one, plan, target.capabilities)
+    for dtype in sorted(
+        target.capabilities.dtypes, key=lambda other: other is not own
+    ):  # the first one is named in errors
+        in_dtype = _in_format_of(target, problem, dtype)
+        nearest = nearest_candidate(in_dtype, plan, target.capabilities)
         if all(is_native(name, dtype) for name in problem.cluster.accelerators_of(nearest.plan.nodes)):
-            found.append((one, nearest))
+            priced_plans.append((in_dtype, nearest))
 
     def order(pair: tuple[Problem, Candidate]) -> tuple[bool, float]:
         return not pair[1].estimate.feasible, pair[1].estimate.iteration_seconds
 
-    return min(found, key=order)
+    return min(priced_plans, key=order)
 
 
 def _in_format_of(target: Target, problem: Problem, dtype: Dtype) -> Problem:
@@ -275,22 +279,26 @@ def _in_format_of(target: Target, problem: Problem, dtype: Dtype) -> Problem:
 
 def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path | None, ...]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for one in files:
-        path = folder / one.name
+    for export_file in files:
+        path = folder / export_file.name
         if path.exists() and any(
             other is not None and other.is_file() and path.samefile(other) for other in read_files
         ):
             raise ValueError(f"--into: would overwrite {path}, which is read; write into another folder")
-    for one in files:
-        (folder / one.name).write_text(one.text, encoding="utf-8")
+    for export_file in files:
+        (folder / export_file.name).write_text(export_file.text, encoding="utf-8")
 
 
-def _fields(found: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
-    dtype = {} if found.model is None else {"dtype": found.model.dtype}
+def _fields(plan_export: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
+    dtype = {} if plan_export.model is None else {"dtype": plan_export.model.dtype}
     return {
-        **found.remark.fields,
+        **plan_export.remark.fields,
         **dtype,
-        **({} if found.formats is None else slow_format(found.formats.slow, found.formats.problem.cluster).fields),
-        "plan": documents.dump(found.plan),
-        "files": {one.name: one.text for one in files},
+        **(
+            {}
+            if plan_export.formats is None
+            else slow_format(plan_export.formats.slow, plan_export.formats.problem.cluster).fields
+        ),
+        "plan": documents.dump(plan_export.plan),
+        "files": {export_file.name: export_file.text for export_file in files},
     }

@@ -137,9 +137,9 @@ def end_if_interrupted(control: SearchControl) -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def end_if_infeasible(found: Estimate) -> None:
+def end_if_infeasible(estimate: Estimate) -> None:
     """End the command with the status of nothing feasible if the plan, which was shown, does not fit."""
-    if not found.feasible:
+    if not estimate.feasible:
         raise typer.Exit(NOTHING_FEASIBLE)
 
 

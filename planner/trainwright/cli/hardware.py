@@ -33,13 +33,13 @@ def accelerators(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the data sheets of accelerators, or the figures of one with their sources."""
-    found = data_sheets() if name is None else (data_sheet(name),)
+    sheets = data_sheets() if name is None else (data_sheet(name),)
     if output is Output.JSON:
-        show_json([{**asdict(sheet), **asdict(sheet.generation_sheet)} for sheet in found])
+        show_json([{**asdict(sheet), **asdict(sheet.generation_sheet)} for sheet in sheets])
     elif name is None:
-        show(accelerator_table(found))
+        show(accelerator_table(sheets))
     else:
-        show(sheet_lines(found[0]), wraps=False)
+        show(sheet_lines(sheets[0]), wraps=False)
 
 
 def preset_names(incomplete: str) -> list[str]:
@@ -56,13 +56,13 @@ def runtimes(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the presets of training runtimes that `--runtime` takes, or the facts of one with their sources."""
-    found = runtime_presets() if name is None else {name: runtime_preset(name)}
+    presets = runtime_presets() if name is None else {name: runtime_preset(name)}
     if output is Output.JSON:
-        show_json({key: asdict(preset) for key, preset in found.items()})
+        show_json({key: asdict(preset) for key, preset in presets.items()})
     elif name is None:
-        show(preset_table(found))
+        show(preset_table(presets))
     else:
-        show(preset_lines(name, found[name]), wraps=False)
+        show(preset_lines(name, presets[name]), wraps=False)
 
 
 def machine_names(incomplete: str) -> list[str]:
@@ -88,12 +88,12 @@ def cluster(
     for given in machine:
         name, number = _counted(given)
         counts[name] = counts.get(name, 0) + number
-    found = {name: known_machine(name) for name in counts}
-    priced = {one.accelerator for one in found.values() if one.price_per_hour is not None}
-    for name, one in found.items():
-        if one.price_per_hour is None and one.accelerator in priced:
+    machine_of_name = {name: known_machine(name) for name in counts}
+    priced = {sheet.accelerator for sheet in machine_of_name.values() if sheet.price_per_hour is not None}
+    for name, sheet in machine_of_name.items():
+        if sheet.price_per_hour is None and sheet.accelerator in priced:
             note(
-                f"{one.accelerator} has no price in this cluster, since {name} has none; --objective cost needs price_per_hour of "
+                f"{sheet.accelerator} has no price in this cluster, since {name} has none; --objective cost needs price_per_hour of "
                 "it, US dollars for one device"
             )
     show_document(cluster_of(counts), output, comment="Links and prices are from data sheets, not measured.")
@@ -120,10 +120,10 @@ def machines(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the machines that `cluster` knows, or the figures of one with their sources."""
-    found = known_machines() if name is None else (known_machine(name),)
+    listed = known_machines() if name is None else (known_machine(name),)
     if output is Output.JSON:
-        show_json([asdict(sheet) for sheet in found])
+        show_json([asdict(sheet) for sheet in listed])
     elif name is None:
-        show(machine_table(found))
+        show(machine_table(listed))
     else:
-        show(sheet_lines(found[0]), wraps=False)
+        show(sheet_lines(listed[0]), wraps=False)

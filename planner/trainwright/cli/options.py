@@ -116,8 +116,8 @@ class Inputs:
             trainer = limits.trainer(preset) or ""
             if not is_given:
                 self._refuse_format(training.model.dtype, within.dtypes, trainer)
-            told = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
-            note(f"{trainer} has no {training.model.dtype}; {told}")
+            remedy = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
+            note(f"{trainer} has no {training.model.dtype}; {remedy}")
         return Problem(
             cluster=cluster,
             model=training.model,
@@ -135,8 +135,8 @@ class Inputs:
         if not str(given).strip(" ."):  # an empty path is the folder `.`
             raise ValueError(f"the plan is empty; give a file, or {WORDS}")
         if not self.is_shorthand_of_plan(given):
-            found: Plan = read(given, Plan)
-            return found
+            plan: Plan = read(given, Plan)
+            return plan
         return self.shorthand_plan(str(given))
 
     def shorthand_plan(self, words: str) -> Plan:
@@ -158,9 +158,9 @@ class Inputs:
 
     @cached_property
     def _cluster(self) -> Cluster:
-        found: Cluster = read(self.cluster, Cluster)
-        check_figures(found, self.cluster)
-        return found
+        cluster: Cluster = read(self.cluster, Cluster)
+        check_figures(cluster, self.cluster)
+        return cluster
 
     @cached_property
     def _requested(self) -> Training:
@@ -179,9 +179,9 @@ class Inputs:
     def _given_profiles(self) -> Profiles | None:
         if self.profiles is None:
             return None
-        found: Profiles = read(self.profiles, Profiles)
-        note_same_sheets(found, self._cluster)
-        return of_cluster(found, self._cluster)
+        profiles: Profiles = read(self.profiles, Profiles)
+        note_same_sheets(profiles, self._cluster)
+        return of_cluster(profiles, self._cluster)
 
     @staticmethod
     def _without_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limits:
@@ -202,8 +202,8 @@ class Inputs:
                 note(f"dtype auto: taken as {training.dtype}, by the bytes of the profiles' weights")
         return training
 
-    def _refuse_format(self, dtype: Dtype, known: Collection[Dtype], trainer: str) -> NoReturn:
-        own = " and ".join(sorted(known))
+    def _refuse_format(self, dtype: Dtype, dtypes: Collection[Dtype], trainer: str) -> NoReturn:
+        own = " and ".join(sorted(dtypes))
         if self._requested.dtype is RequestedDtype.AUTO:
             raise ValueError(f"{self.profiles}: profiles in {dtype}; {trainer} has {own}; measure them in one of these")
         raise ValueError(
@@ -222,19 +222,19 @@ class Inputs:
             check_rates(given, training.model, self.profiles)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
-            found = over_rows(given, training)
-            if found is not given:
+            profiles = over_rows(given, training)
+            if profiles is not given:
                 note("profiles measured at a single row count are extrapolated by curves of the data sheets")
-            return found
+            return profiles
         try:
-            found = estimated_profiles(training, cluster, runtime)
+            profiles = estimated_profiles(training, cluster, runtime)
         except ValueError as error:
             raise ValueError(
                 f"{self.cluster}: {error}; `trainwright accelerators` lists the names of all data sheets; without one, "
                 "--profiles is needed"
             ) from None
         note("layer profiles are estimated from data sheets, not measured; give measured ones with --profiles")
-        return found
+        return profiles
 
 
 def preset_of(given: Path | None) -> str:

@@ -41,9 +41,9 @@ def refuse_overwriting(parameters: Mapping[str, inspect.Parameter], given: Mappi
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    for one in value if isinstance(value, list) else (value,):
-        if isinstance(one, Path):
-            yield one
+    for item in value if isinstance(value, list) else (value,):
+        if isinstance(item, Path):
+            yield item
 
 
 def _as_typed(parameter: inspect.Parameter) -> str:
@@ -56,8 +56,8 @@ def _as_typed(parameter: inspect.Parameter) -> str:
     return f"--{parameter.name.replace('_', '-')}"
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
+def _is_same_file(path: Path, other: Path) -> bool:
     """Compare through links; a terminal or a pipe never matches, since writing to it destroys nothing."""
-    if one.exists() and other.exists():
-        return one.is_file() and one.samefile(other)
-    return os.path.realpath(one) == os.path.realpath(other)
+    if path.exists() and other.exists():
+        return path.is_file() and path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)

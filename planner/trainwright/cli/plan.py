@@ -107,7 +107,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         show("", _front(candidates, shown.top))
     if answer.node_worths:
         show("", worth_table(answer.node_worths, problem))
-    told = sentences(
+    lines = sentences(
         expected_range(best, problem),
         number_format(answer),
         slow_layers(best, problem),
@@ -118,8 +118,8 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         cut_short(answer.stopped),
         *([node_worth(answer)] if shown.node_worth else []),
     )
-    if told:
-        show("", *told)
+    if lines:
+        show("", *lines)
 
 
 def _front(candidates: Sequence[Candidate], top: int) -> Text | str:

@@ -90,21 +90,21 @@ def _fastest(profiles: Profiles, model: Model) -> tuple[str, float]:
     of what counts as its FLOPs.
     """
     flops_per_row = {kind.name: PASSES * _flops_per_row(kind) for kind in model.kinds}
-    found = ("", 0.0)
+    fastest = ("", 0.0)
     for name in dict.fromkeys(layer.accelerator for layer in profiles.layers):
         if not has_data_sheet(name):
             continue
-        layers = [one for one in profiles.layers if one.accelerator == name and flops_per_row.get(one.kind)]
-        flops = sum(flops_per_row[one.kind] * one.rows / one.tensor_degree for one in layers)
-        seconds = sum(one.forward_seconds + one.backward_seconds for one in layers)
+        layers = [layer for layer in profiles.layers if layer.accelerator == name and flops_per_row.get(layer.kind)]
+        flops = sum(flops_per_row[layer.kind] * layer.rows / layer.tensor_degree for layer in layers)
+        seconds = sum(layer.forward_seconds + layer.backward_seconds for layer in layers)
         peak = data_sheet(name).flops_per_second(model.dtype, tensor_float32=True)
-        if seconds and flops / seconds / peak > found[1]:
-            found = name, flops / seconds / peak
-    return found
+        if seconds and flops / seconds / peak > fastest[1]:
+            fastest = name, flops / seconds / peak
+    return fastest
 
 
 def _flops_per_row(kind: LayerKind) -> float:
-    return sum(one.forward_flops_per_row for one in kind.operators if not one.is_causal)
+    return sum(operator.forward_flops_per_row for operator in kind.operators if not operator.is_causal)
 
 
 def _bytes_meant(size: int) -> str:

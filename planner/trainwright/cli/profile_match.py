@@ -42,14 +42,16 @@ def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, mod
 
 def note_same_sheets(profiles: Profiles, cluster: Cluster) -> None:
     """Note which accelerators of the cluster have profiles of another name, as their data sheet tells."""
-    for name, profiled in names_of_same_sheet(profiles, [one.name for one in cluster.accelerators]).items():
+    for name, profiled in names_of_same_sheet(
+        profiles, [accelerator.name for accelerator in cluster.accelerators]
+    ).items():
         note(f"the profiles of {profiled} are taken for {name}, which has the same data sheet")
 
 
 def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     """Return why the profiles may be of another model, number format or unit; None if nothing indicates it."""
-    known = {kind.name for kind in training.model.kinds}
-    others = [name for name in _profiled_kinds(profiles) if name not in known]
+    kind_names = {kind.name for kind in training.model.kinds}
+    others = [name for name in _profiled_kinds(profiles) if name not in kind_names]
     if others:
         return f"the profiles have layers of kind {_named(others)}, which this model lacks; check that they are of this model"
     shares: defaultdict[str, set[float]] = defaultdict(set)
@@ -86,13 +88,13 @@ def _format_mismatch(shares: Mapping[str, set[float]], training: Training) -> st
             f"the weights of the profiles on {_named(mixed)} are in several number formats, by their bytes; check that all "
             f"were measured in {training.model.dtype}"
         )
-    found = {name: next(iter(of_all)) for name, of_all in shares.items()}
-    others = [name for name, share in found.items() if share in FORMATS]
-    if not others or len({found[name] for name in others}) > 1:
+    share_by_accelerator = {name: next(iter(of_all)) for name, of_all in shares.items()}
+    others = [name for name, share in share_by_accelerator.items() if share in FORMATS]
+    if not others or len({share_by_accelerator[name] for name in others}) > 1:
         return None
     on = f" on {_named(others)}" if len(others) < len(shares) else ""
     return (
-        f"the weights of the profiles{on} take {FORMATS[found[others[0]]]} the bytes of this model's in {training.model.dtype}; "
+        f"the weights of the profiles{on} take {FORMATS[share_by_accelerator[others[0]]]} the bytes of this model's in {training.model.dtype}; "
         "check that they were measured in this number format"
     )
 
@@ -105,19 +107,19 @@ def _activations_mismatch(profiles: Profiles, training: Training) -> str | None:
         if layer.tensor_degree == 1 and layer.activation_bytes:
             expected = kinds[layer.kind].saved_bytes(training.model.dtype, 1, layer.rows)
             ratios.setdefault(layer.kind, []).append(layer.activation_bytes / max(expected, 1.0))
-    found = {kind: median(of_kind) for kind, of_kind in ratios.items()}
-    least, most = min(found.values(), default=1.0), max(found.values(), default=1.0)
-    if len(found) < min(len(kinds), 2) or not (least >= ACTIVATION_RATIO or most <= 1 / ACTIVATION_RATIO):
+    ratio_by_kind = {kind: median(of_kind) for kind, of_kind in ratios.items()}
+    least, most = min(ratio_by_kind.values(), default=1.0), max(ratio_by_kind.values(), default=1.0)
+    if len(ratio_by_kind) < min(len(kinds), 2) or not (least >= ACTIVATION_RATIO or most <= 1 / ACTIVATION_RATIO):
         return None
     shown = dict.fromkeys(f"{ratio:.3g}" for ratio in (least, most))
     return (
-        f"the profiles' {_named(found)} hold {' to '.join(shown)} times the activations of this model's for each row; check that "
+        f"the profiles' {_named(ratio_by_kind)} hold {' to '.join(shown)} times the activations of this model's for each row; check that "
         "they are in bytes, and of this model, with its sequence length or image size"
     )
 
 
 def _profiled_kinds(profiles: Profiles) -> list[str]:
-    names = [layer.kind for layer in profiles.layers] + [one.kind for one in profiles.too_large]
+    names = [layer.kind for layer in profiles.layers] + [large.kind for large in profiles.too_large]
     return list(dict.fromkeys(names))
 
 

@@ -125,8 +125,8 @@ def import_tables(
     if table_format not in FORMATS:
         raise ValueError(f"unknown format {table_format!r}; choose one of {', '.join(FORMATS)}")
     training = _training(model, [more.accelerator])
-    found = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
-    write_document(found, write)
+    profiles = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
+    write_document(profiles, write)
 
 
 @app.command("estimate")
@@ -153,7 +153,7 @@ def estimate_from_sheets(
         devices, power_watts = len(given.devices), given.power_limits
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
-    found = estimate_from_data_sheets(
+    profiles = estimate_from_data_sheets(
         _training(model, names),
         tuple(dict.fromkeys(names)),
         devices=devices,
@@ -161,7 +161,7 @@ def estimate_from_sheets(
         power_watts=power_watts,
     )
     note("these profiles are estimated from data sheets, not measured")
-    write_document(found, write)
+    write_document(profiles, write)
 
 
 @app.command("merge")
@@ -182,7 +182,9 @@ def merge(
     for file in files:
         given: Profiles = read(file, Profiles)
         origins.add(given.origin)
-        too_large.update(dict.fromkeys(one for one in given.too_large if one.rows > fitted.get(_series(one), 0)))
+        too_large.update(
+            dict.fromkeys(large for large in given.too_large if large.rows > fitted.get(_series(large), 0))
+        )
         for layer in given.layers:
             points.setdefault((*_series(layer), layer.rows), layer)
         for layer in given.layers if given.origin == "measured" else ():
@@ -193,8 +195,8 @@ def merge(
     write_document(Profiles(tuple(points.values()), origin, tuple(too_large)), write)
 
 
-def _series(one: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
-    return one.accelerator, one.kind, one.tensor_degree
+def _series(layer: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
+    return layer.accelerator, layer.kind, layer.tensor_degree
 
 
 def _training(file: Path, accelerators: Collection[str]) -> Training:

@@ -131,14 +131,14 @@ def propose_trial(
     candidates: Sequence[Candidate | ListedCandidate]
     control = SearchControl()
     if choosing.candidates is None:
-        found, control = answered(Question((problem,), planner, min(choosing.top, MAX_CANDIDATES)), search)
-        problem, candidates = found.problem, found.candidates
+        searched, control = answered(Question((problem,), planner, min(choosing.top, MAX_CANDIDATES)), search)
+        problem, candidates = searched.problem, searched.candidates
     else:
         _refuse_limits(limits)
         candidates = _listed(choosing.candidates)
         if problem.chooses_format and candidates[0].dtype is not None:
             problem = in_format(problem, candidates[0].dtype)
-        check_devices((one.plan for one in candidates), problem, inputs, choosing.candidates)
+        check_devices((candidate.plan for candidate in candidates), problem, inputs, choosing.candidates)
     plans = _distinct(_in_format_of(problem, candidates), trials, problem)
     _check_batches(plans, trials, problem)
     study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
@@ -155,10 +155,10 @@ def propose_trial(
 
 
 def _trials(path: Path, inputs: Inputs, problem: Problem) -> Trials:
-    found = read_trials(path, inputs, problem.cost_context)
-    check_devices(found.plans, problem, inputs, path)
-    check_measurements(found, path, problem.cost_context)
-    return found
+    trials = read_trials(path, inputs, problem.cost_context)
+    check_devices(trials.plans, problem, inputs, path)
+    check_measurements(trials, path, problem.cost_context)
+    return trials
 
 
 def _chosen(answer: Proposal) -> int | None:
@@ -186,7 +186,7 @@ def _refuse_limits(limits: LimitOptions) -> None:
 def _in_format_of(problem: Problem, candidates: Sequence[Candidate | ListedCandidate]) -> list[Plan]:
     """Return the plans in the problem's number format or one of as many bytes, with a note on the others."""
     size = problem.model.dtype.num_bytes
-    kept = [one.plan for one in candidates if one.dtype is None or one.dtype.num_bytes == size]
+    kept = [candidate.plan for candidate in candidates if candidate.dtype is None or candidate.dtype.num_bytes == size]
     if left := len(candidates) - len(kept):
         note(f"{left} of {len(candidates)} candidates are in another number format than the best one, and are left out")
     return kept
@@ -196,11 +196,11 @@ def _distinct(plans: Sequence[Plan], trials: Trials | None, problem: Problem) ->
     """Return one plan of those that are the same on other devices of the same kind: the one that was tried, if any."""
     symmetry = DeviceSymmetry(problem.cluster)
     tried = {symmetry.canonical_key(plan): plan for plan in (() if trials is None else trials.plans)}
-    found: dict[Hashable, Plan] = {}
+    distinct: dict[Hashable, Plan] = {}
     for plan in plans:
         key = symmetry.canonical_key(plan)
-        found.setdefault(key, tried.get(key, plan))
-    return list(found.values())
+        distinct.setdefault(key, tried.get(key, plan))
+    return list(distinct.values())
 
 
 def _listed(file: Path) -> tuple[ListedCandidate, ...]:

@@ -75,15 +75,15 @@ def calibrate(
         raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
     problem = inputs.problem(_AS_TRIED, is_given=True)
     measured = read_trials(trials, inputs, problem.cost_context)
-    check_devices((one.plan for one in measured.trials), problem, inputs, trials)
+    check_devices((measured_trial.plan for measured_trial in measured.trials), problem, inputs, trials)
     if problem.chooses_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     try:
-        found = fit(measured, problem.cost_context)
+        fitted = fit(measured, problem.cost_context)
     except ValueError as error:
         raise DocumentError(f"{trials}: {error}") from None
-    write_document(found.runtime, write)
-    show(calibration_report(found), to_error=write is None)
+    write_document(fitted.runtime, write)
+    show(calibration_report(fitted), to_error=write is None)
 
 
 def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
@@ -91,13 +91,13 @@ def read_trials(path: Path, inputs: Inputs, context: CostContext) -> Trials:
     data = _plain_trials(path)
     for part in FIELDS if isinstance(data, dict) else ():
         entries = data.get(part)
-        for number, one in enumerate(entries if isinstance(entries, list) else ()):
-            words = one.get("plan") if isinstance(one, dict) else None
+        for number, entry in enumerate(entries if isinstance(entries, list) else ()):
+            words = entry.get("plan") if isinstance(entry, dict) else None
             if isinstance(words, str):
                 plan = _shorthand_plan(words, f"{path}: {part}.{number}", inputs, context)
-                entries[number] = {**one, "plan": documents.dump(plan)}
-    found: Trials = documents.parse(data, Trials, source=str(path))
-    return found
+                entries[number] = {**entry, "plan": documents.dump(plan)}
+    trials: Trials = documents.parse(data, Trials, source=str(path))
+    return trials
 
 
 def check_measurements(trials: Trials, path: Path, context: CostContext) -> None:
@@ -171,7 +171,7 @@ class TrialsFile:
     def append(self, trial: Trial) -> str:
         """Append the trial unless the file has it already, and return what was done."""
         trials = self.trials
-        if trials is not None and any(one.is_same_run_as(trial) for one in trials.trials):
+        if trials is not None and any(stored.is_same_run_as(trial) for stored in trials.trials):
             return f"{self.path} already holds this trial; nothing was added"
         grown = Trials((trial,)) if trials is None else replace(trials, trials=(*trials.trials, trial))
         replace_document(grown, self.path)
@@ -233,16 +233,16 @@ def trial(
         raise documents.DocumentError(
             f"{measured}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
         )
-    found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
+    rates = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     if written.append is not None:
         made = _plausible_trial(candidate, problem, answer, measured)
         note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(made))
     if trace is not None and recorded is not None:
         trace.write_text(json.dumps(chrome_trace(recorded)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json({**trial_fields(found, answer, candidate, problem), **number_format(planned).fields})
+        show_json({**trial_fields(rates, answer, candidate, problem), **number_format(planned).fields})
         return
-    show(trial_table(found, answer, candidate, problem))
+    show(trial_table(rates, answer, candidate, problem))
     show(*sentences(expected_range(candidate, problem), number_format(planned, given=True)))
     if recorded is None:
         note("the trial recorded no timeline")
@@ -272,12 +272,12 @@ def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
     """
     ranks = answer.timeline.ranks if answer.timeline is not None else answer.memory
     used = {str(Device(rank.node, rank.slot)) for rank in ranks}
-    wanted = {str(device) for device in plan.devices}
-    strange = used ^ wanted if answer.losses else used - wanted
+    plan_devices = {str(device) for device in plan.devices}
+    strange = used ^ plan_devices if answer.losses else used - plan_devices
     if used and strange:
         odd = min(strange)
         raise documents.DocumentError(
-            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is in only one "
+            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(plan_devices)}, and {odd} is in only one "
             "of them; give the plan that was tried"
         )
 
@@ -293,13 +293,13 @@ def _report_in(path: Path) -> TrialReport:
         raise documents.DocumentError(
             f"{path}: holds no report (no line begins with {REPORT_MARKER}); check that the trial ended"
         )
-    found: TrialReport | TrialSeriesReport = documents.loads_given(
+    report: TrialReport | TrialSeriesReport = documents.loads_given(
         marked[0] if marked else content, TrialReport | TrialSeriesReport, source=str(path)
     )
-    if isinstance(found, TrialSeriesReport):
+    if isinstance(report, TrialSeriesReport):
         raise documents.DocumentError(
-            f"{path}: holds {len(found.trials)} trials of one gang; `resultRef` of a trial names the ConfigMap with its own"
+            f"{path}: holds {len(report.trials)} trials of one gang; `resultRef` of a trial names the ConfigMap with its own"
         )
-    if not found.iteration_seconds:
+    if not report.iteration_seconds:
         raise documents.DocumentError(f"{path}: the trial measured no iteration")
-    return found
+    return report

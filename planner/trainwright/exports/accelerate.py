@@ -80,7 +80,7 @@ def _module(request: ExportRequest) -> str:
         options.append(("fsdp_plugin=plugin,", "sharding, above"))
     elif shape.recomputed_blocks:
         recompute = "All blocks are recomputed: call model.gradient_checkpointing_enable()."
-    told = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"
+    docstring = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"
     imports = "from accelerate.utils import FullyShardedDataParallelPlugin\n" if sharded else ""
     check = ""
     if shape.strategy.tensor > 1:
@@ -100,7 +100,7 @@ def parallelism():
 
 
 def accelerator():
-    """{told}"""
+    """{docstring}"""
 {plugin}    return Accelerator(
 {explained(options, " " * 8)}    )
 {check}'''

@@ -74,31 +74,35 @@ class Capabilities:
         """Return why it cannot train with an optimizer; None if it can."""
         if optimizer in self.optimizers:
             return None
-        known = " and ".join(sorted(self.optimizers))
-        return f"optimizer: the trainer has {known} alone, got {optimizer}; change it, or take another trainer"
+        names = " and ".join(sorted(self.optimizers))
+        return f"optimizer: the trainer has {names} alone, got {optimizer}; change it, or take another trainer"
 
     def of(self, model: Model, optimizer: Optimizer) -> Capabilities:
         """Return the features that it has for a model and an optimizer."""
-        found, family = self, model.family.family
+        capabilities, family = self, model.family.family
         if self.pipelines and model.owners and not self.tied_stages:
-            found = replace(found, pipelines=False, missing_stages="it has none of models with tied embeddings")
+            capabilities = replace(
+                capabilities, pipelines=False, missing_stages="it has none of models with tied embeddings"
+            )
         if self.pipelines and family in self.unstaged_families:
-            found = replace(found, pipelines=False, missing_stages=f"it has none of {family}")
+            capabilities = replace(capabilities, pipelines=False, missing_stages=f"it has none of {family}")
         if model.dtype not in self.replicated_stages:
-            found = replace(found, pipelined_shardings=self.pipelined_shardings - {Sharding.NONE})
+            capabilities = replace(capabilities, pipelined_shardings=self.pipelined_shardings - {Sharding.NONE})
         if optimizer not in self.sharded_optimizers:
             alone = frozenset({Sharding.NONE})
-            found = replace(found, shardings=alone, pipelined_shardings=alone, missing_shardings=f"with {optimizer}")
-        return found
+            capabilities = replace(
+                capabilities, shardings=alone, pipelined_shardings=alone, missing_shardings=f"with {optimizer}"
+            )
+        return capabilities
 
     def shardings_of(self, stages: int, tensor: int, data: int) -> frozenset[Sharding]:
         """Return the shardings that it can have with these degrees; without replicas nothing is sharded."""
-        found = self.pipelined_shardings if stages > 1 else self.shardings
+        shardings = self.pipelined_shardings if stages > 1 else self.shardings
         if tensor > 1:
-            found &= self.tensor_shardings
+            shardings &= self.tensor_shardings
         if data > 1 and tensor > 1 and not self.replicated_tensor:
-            found -= {Sharding.NONE}
-        return found if data > 1 else frozenset({Sharding.NONE})
+            shardings -= {Sharding.NONE}
+        return shardings if data > 1 else frozenset({Sharding.NONE})
 
     def schedules_of(self, stages: int) -> frozenset[Schedule]:
         return self.schedules if stages > 1 else ONLY_1F1B
@@ -210,8 +214,8 @@ def _sharding(sharding: Sharding) -> str:
 
 def _named(parts: Iterable[str]) -> str:
     """Join different parts, at most four of them."""
-    found = list(dict.fromkeys(parts))
-    return " | ".join(found[:4]) + (" | …" if len(found) > 4 else "")
+    distinct = list(dict.fromkeys(parts))
+    return " | ".join(distinct[:4]) + (" | …" if len(distinct) > 4 else "")
 
 
 def _recomputed(stage: Stage) -> str:

@@ -50,7 +50,7 @@ class DeepSpeed:
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         shape = request.shape
         dtype = None if request.model is None else request.model.dtype
-        found = [
+        files = [
             ExportFile(
                 "launch.sh",
                 launch_script(
@@ -60,8 +60,8 @@ class DeepSpeed:
             ExportFile("ds_config.json", json.dumps(config(shape, dtype, request.optimizer), indent=2) + "\n"),
         ]
         if len(shape.ends) > 1:
-            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, request.model)))
-        return tuple(found)
+            files.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, request.model)))
+        return tuple(files)
 
 
 def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
 def _reasons(request: ExportRequest) -> list[str]:
     """Explain ds_config.json, since JSON has no comments."""
     shape = request.shape
-    told = [
+    sentences = [
         (
             f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.strategy.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
             f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.strategy.sharding]}; the learning rate is yours."
@@ -96,16 +96,16 @@ def _reasons(request: ExportRequest) -> list[str]:
         _format_reason(request),
     ]
     if shape.strategy.tensor > 1:
-        told.append(f"tensor_parallel.autotp_size {shape.strategy.tensor}: devices that share each layer.")
+        sentences.append(f"tensor_parallel.autotp_size {shape.strategy.tensor}: devices that share each layer.")
     if shape.recomputed_blocks and len(shape.ends) > 1:
-        told.append(
+        sentences.append(
             "pipeline.use_reentrant: reentrant checkpoints, the default, fail in the first stage, whose input has no gradient."
         )
     elif shape.recomputed_blocks:
-        told.append(
+        sentences.append(
             "All blocks are recomputed: call model.gradient_checkpointing_enable(), or wrap them in checkpoint()."
         )
-    return told
+    return sentences
 
 
 def _format_reason(request: ExportRequest) -> str:

@@ -38,13 +38,13 @@ def agents(devices: Iterable[Device]) -> tuple[Agent, ...]:
 
     A node whose ranks are not consecutive has several: torchrun numbers ranks agent by agent.
     """
-    found: list[Agent] = []
+    agent_list: list[Agent] = []
     first = 0
     for node, group in groupby(devices, key=lambda device: device.node):
         slots = tuple(device.slot for device in group)
-        found.append(Agent(len(found), node, slots, first))
+        agent_list.append(Agent(len(agent_list), node, slots, first))
         first += len(slots)
-    return tuple(found)
+    return tuple(agent_list)
 
 
 def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str], *, before: str = "") -> str:
@@ -52,9 +52,9 @@ def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str
 
     `program` is what torchrun runs, in the words of the shell; `before` sets what it needs.
     """
-    found = agents(devices)
+    agent_list = agents(devices)
     by_node: dict[str, list[Agent]] = {}
-    for agent in found:
+    for agent in agent_list:
         by_node.setdefault(agent.node, []).append(agent)
     cases = "".join(
         f"  {quote(node)})\n"
@@ -64,11 +64,11 @@ def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str
         + "    ;;\n"
         for node, own in by_node.items()
     )
-    sizes = {len(agent.slots) for agent in found}
+    sizes = {len(agent.slots) for agent in agent_list}
     several = [node for node, own in by_node.items() if len(own) > 1]
     where, which = f"on each of {len(by_node)} nodes", "NODE says which one it is"
     if len(by_node) == 1:
-        where, which = f"on {found[0].node}", f"set NODE={found[0].node}"
+        where, which = f"on {agent_list[0].node}", f"set NODE={agent_list[0].node}"
     notes = [
         *remarks,
         (
@@ -85,11 +85,11 @@ def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str
 {comment(notes)}set -euo pipefail
 cd "$(dirname "$0")"
 export CUDA_DEVICE_ORDER=PCI_BUS_ID  # GPUs are counted as nvidia-smi counts them
-master=${{MASTER_ADDR:-{quote(found[0].node)}}}
+master=${{MASTER_ADDR:-{quote(agent_list[0].node)}}}
 {before}
 start() {{  # node rank, GPUs in the order of their ranks
   local gpus=${{2//,/ }}
-  CUDA_VISIBLE_DEVICES=$2 torchrun --nnodes {len(found)} --node-rank "$1" --nproc-per-node "$(wc -w <<< "$gpus")" \\
+  CUDA_VISIBLE_DEVICES=$2 torchrun --nnodes {len(agent_list)} --node-rank "$1" --nproc-per-node "$(wc -w <<< "$gpus")" \\
     --master-addr "$master" --master-port "${{MASTER_PORT:-29500}}" {program} &
 }}
 case "${{NODE:-$(hostname)}}" in

@@ -34,8 +34,10 @@ def nearest_shapes(plan: Plan, capabilities: Capabilities) -> list[UniformShape]
     or more where the trainer can.
     """
     original = _Original.of(plan)
-    found = sorted(_shapes(original, capabilities), key=lambda one: (one[0], -len(one[1].devices), one[1].ends))
-    return [shape for _, shape in found]
+    by_distance = sorted(
+        _shapes(original, capabilities), key=lambda scored: (scored[0], -len(scored[1].devices), scored[1].ends)
+    )
+    return [shape for _, shape in by_distance]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class _Original:
             tensor=_mean([run.strategy.tensor for run in runs], weights),
             data=_mean([run.strategy.data for run in runs], weights) * len(plan.pipelines),
             rows=_mean([sum(run.rows) / run.strategy.data for run in runs], weights),
-            degrees=tuple(degree for degree in range(1, max(used) + 1) if any(one % degree == 0 for one in used)),
+            degrees=tuple(degree for degree in range(1, max(used) + 1) if any(count % degree == 0 for count in used)),
             sharding=max((run.strategy.sharding for run in runs), key=tuple(Sharding).index),
             recomputed=max(sum(run.count for run in stage.layers if run.strategy.recompute) for stage in plan.stages),
             divides=any(run.strategy.effective.sequence_parallel for run in runs),
@@ -150,7 +152,7 @@ def _device_counts(devices: int) -> list[int]:
 
 def divisors(number: int) -> list[int]:
     """Return the divisors in ascending order."""
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _ends(layers: int, stages: int, powers: Sequence[float], *, uneven: bool) -> tuple[int, ...]:
@@ -168,15 +170,15 @@ def _ends(layers: int, stages: int, powers: Sequence[float], *, uneven: bool) ->
     return tuple(accumulate(counts))
 
 
-def _nearest_sharding(wanted: Sharding, shardings: frozenset[Sharding]) -> Sharding:
+def _nearest_sharding(sharding: Sharding, shardings: frozenset[Sharding]) -> Sharding:
     """Return the next sharding that saves at least as much; else the one that saves most."""
     order = tuple(Sharding)
-    enough = [one for one in order[order.index(wanted) :] if one in shardings]
+    enough = [other for other in order[order.index(sharding) :] if other in shardings]
     return enough[0] if enough else max(shardings, key=order.index)
 
 
-def _nearest_schedule(wanted: Schedule, schedules: frozenset[Schedule]) -> Schedule:
-    return wanted if wanted in schedules else Schedule.ONE_FORWARD_ONE_BACKWARD
+def _nearest_schedule(schedule: Schedule, schedules: frozenset[Schedule]) -> Schedule:
+    return schedule if schedule in schedules else Schedule.ONE_FORWARD_ONE_BACKWARD
 
 
 def _with_recompute(shape: UniformShape, recomputed: int, capabilities: Capabilities) -> UniformShape:

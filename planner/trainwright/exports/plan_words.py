@@ -17,7 +17,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "recompute": "recompute",
     "gpipe": "schedule",
     "1f1b": "schedule",
-    **{str(one): "sharding" for one in Sharding},
+    **{str(sharding): "sharding" for sharding in Sharding},
 }
 """Words without a number, and what each of them sets. Two that set the same contradict each other."""
 _LAYERS: Final = re.compile(r"\[[^\[\]]*\]")
@@ -77,7 +77,7 @@ class PlanWords:
 
 def words_of(text: str) -> PlanWords:
     """Return what the words say. Raises ValueError for an unknown word, and for two that decide the same."""
-    found: dict[str, str] = {}
+    word_of: dict[str, str] = {}
     numbers: dict[str, int] = {}
     lists = _LAYERS.findall(text.lower())
     if len(lists) > 1:
@@ -89,10 +89,10 @@ def words_of(text: str) -> PlanWords:
         name = _FLAGS.get(word) if degree is None else degree[1] or degree[3]
         if name is None:
             raise misunderstood(word)
-        if name in found:
-            pair = f"{word!r} is given twice" if word == found[name] else f"{found[name]!r} and {word!r} contradict"
+        if name in word_of:
+            pair = f"{word!r} is given twice" if word == word_of[name] else f"{word_of[name]!r} and {word!r} contradict"
             raise ValueError(f"{pair}; keep one")
-        found[name] = word
+        word_of[name] = word
         if degree is not None:
             given = {name: degree[2] or degree[4], **({"micro_batches": degree[5]} if degree[5] else {})}
             if max(map(len, given.values())) > MAX_DIGITS:
@@ -100,7 +100,7 @@ def words_of(text: str) -> PlanWords:
             numbers |= {what: int(number) for what, number in given.items()}
             if not all(numbers[what] for what in given):
                 raise ValueError(f"{word!r} must be at least {name}1; leave it out for the default")
-    flags = {name: word for name, word in found.items() if name not in numbers}
+    flags = {name: word for name, word in word_of.items() if name not in numbers}
     return PlanWords(flags, numbers, layers, covered[1] if covered else None)
 
 

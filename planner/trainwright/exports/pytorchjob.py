@@ -53,8 +53,8 @@ class PyTorchJob:
     )
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
-        found = agents(request.plan.devices)
-        documents = [_config_map(request), *(_job(agent, len(found)) for agent in found)]
+        agent_list = agents(request.plan.devices)
+        documents = [_config_map(request), *(_job(agent, len(agent_list)) for agent in agent_list)]
         text = "".join(map(_explained, documents))
         return (ExportFile("pytorchjobs.yaml", comment(request.remarks) + text),)
 

@@ -165,7 +165,7 @@ def _local_batch(shape: UniformShape) -> str:
 def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
     sharded = shape.strategy.sharding is not Sharding.NONE
     replicas = 1 if sharded else shape.strategy.data
-    told = [
+    arguments = [
         (
             f"data_parallel_replicate_degree={replicas},",
             "1: replicas shard" if sharded else "replicas: HSDP without shards",
@@ -184,8 +184,8 @@ def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
         why = "weights are gathered for each pass" if always else "weights stay whole until the backward"
         if len(shape.ends) > 1:
             why = "stages keep whole weights and gradients until the last micro-batch"
-        told.insert(2, (f'fsdp_reshard_after_forward="{"always" if always else "never"}",', why))
-    return told
+        arguments.insert(2, (f'fsdp_reshard_after_forward="{"always" if always else "never"}",', why))
+    return arguments
 
 
 def _pipeline(shape: UniformShape) -> str:

@@ -104,7 +104,10 @@ def recomputed_blocks(plan: Plan) -> int | None:
         for stage in plan.stages
     ]
     count = max(map(len, recomputed))
-    is_common = all(found == [*blocks[:count]] for found, blocks in zip(recomputed, blocks_by_stage(plan), strict=True))
+    is_common = all(
+        recomputed_here == [*blocks[:count]]
+        for recomputed_here, blocks in zip(recomputed, blocks_by_stage(plan), strict=True)
+    )
     return count if is_common else None
 
 

@@ -233,8 +233,8 @@ def _divided_form(kind: LayerKind) -> LayerKind | None:
     operators = kind.operators
     for place, operator in enumerate(operators):
         if operator.name in _TOKEN_LOOKUPS:
-            found = replace(operator, split=Split.WEIGHT)
-            summed = Segment((*operators[:place], found), round(operator.output_elements_per_row))
+            divided = replace(operator, split=Split.WEIGHT)
+            summed = Segment((*operators[:place], divided), round(operator.output_elements_per_row))
             rest = operators[place + 1 :]
             return replace(kind, segments=(summed, Segment(rest)) if rest else (summed,))
         if operator.name == "projection":

@@ -140,7 +140,9 @@ class TransGan:
         return replace(
             fused,
             operators=tuple(
-                part for one in fused.operators for part in (kernels if one.name == "activation" else (one,))
+                part
+                for operator in fused.operators
+                for part in (kernels if operator.name == "activation" else (operator,))
             ),
         )
 

@@ -59,9 +59,9 @@ def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> Coll
     over_nodes = [time for time in times if len({device.node for device in time.members}) > 1]
     measured: defaultdict[str, float] = defaultdict(float)
     predicted: defaultdict[str, float] = defaultdict(float)
-    for one in _compare(over_nodes, cluster, IDEAL_RINGS):
-        measured[one.measured.collective] += one.measured.seconds
-        predicted[one.measured.collective] += one.predicted_seconds
+    for collective in _compare(over_nodes, cluster, IDEAL_RINGS):
+        measured[collective.measured.collective] += collective.measured.seconds
+        predicted[collective.measured.collective] += collective.predicted_seconds
     return CollectiveRatios(
         **{kind: max(measured[kind] / predicted[kind], 1.0) for kind in predicted if predicted[kind]}
     )
@@ -78,9 +78,9 @@ def check_collectives(
     if not compared:
         return None
     measured, predicted = (sum(seconds) for seconds in zip(*map(_seconds, compared), strict=True))
-    mean = sum(one.off_seconds for one in compared) / measured
+    mean = sum(collective.off_seconds for collective in compared) / measured
     ratio = measured / predicted if predicted else math.inf
-    return CollectiveCheck(len(compared), mean, ratio, max(compared, key=lambda one: one.off_seconds))
+    return CollectiveCheck(len(compared), mean, ratio, max(compared, key=lambda collective: collective.off_seconds))
 
 
 def _seconds(compared: ComparedCollective) -> tuple[float, float]:
@@ -131,10 +131,10 @@ def collective_sizes(model: Model) -> tuple[int, ...]:
     ]
     gradients = [kind.parameters * _VALUE_BYTES for kind in model.kinds if kind.parameters]
     everything = sum(model.kind_of(layer).parameters for layer in range(len(model.layers))) * _VALUE_BYTES
-    wanted = [min(size, MAX_BYTES) for size in (*rows, *gradients, everything) if size]
-    if not wanted:
+    sizes = [min(size, MAX_BYTES) for size in (*rows, *gradients, everything) if size]
+    if not sizes:
         return ()
-    least, most = min(wanted), max(wanted)
+    least, most = min(sizes), max(sizes)
     if least == most:
         return (least,)
     steps = max(math.ceil(math.log(most / least) / math.log(LARGEST_STEP)), 1)

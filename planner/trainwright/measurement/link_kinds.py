@@ -133,18 +133,18 @@ class NodeGroups:
         kinds: _Numbers = (types * (self._levels + 1) + shared) * 2 + is_within
         return kinds
 
-    def kind_between(self, one: str, other: str) -> int:
+    def kind_between(self, node: str, other: str) -> int:
         """Return the number of the kind of the link between two nodes."""
         group = self.number_of[other]
-        return int(self.kinds_from(self.number_of[one], group, group + 1)[0])
+        return int(self.kinds_from(self.number_of[node], group, group + 1)[0])
 
-    def name(self, one: int, other: int) -> str:
+    def name(self, group: int, other: int) -> str:
         """Return the name of the kind of links between two groups."""
-        first, second = self.locations[one], self.locations[other]
+        first, second = self.locations[group], self.locations[other]
         if len(self.members) <= MAX_GROUPS:
-            return f"among {first}" if one == other else f"between {first} and {second}"
+            return f"among {first}" if group == other else f"between {first} and {second}"
         kinds = sorted({first.machine, second.machine}) if self.machines else ["all nodes"]
-        shared = int((self.prefixes[:, one] == self.prefixes[:, other]).sum())
+        shared = int((self.prefixes[:, group] == self.prefixes[:, other]).sum())
         is_within = first.nvlink_domain == second.nvlink_domain != ""
         domain = ", in one NVLink domain" if is_within else ""
         return f"between {' and '.join(kinds)} with {shared} of {self._levels} places in common{domain}"
@@ -183,19 +183,19 @@ class LinkKind:
 
     def _pairs_of_block(self, number: int) -> Iterator[Pair]:
         """Iterate over the pairs of a block; every prefix is spread over all nodes and distances."""
-        one = int(np.searchsorted(self._last_blocks, number, side="right"))
+        first = int(np.searchsorted(self._last_blocks, number, side="right"))
         others = np.flatnonzero(
-            (self.groups.kinds_from(one, one) == self.number) & (_block_sizes(self.groups, one) > 0)
+            (self.groups.kinds_from(first, first) == self.number) & (_block_sizes(self.groups, first) > 0)
         )
-        other = one + int(others[number - self._last_blocks[one] + self.blocks[one]])
+        other = first + int(others[number - self._last_blocks[first] + self.blocks[first]])
         members = self.groups.members
-        return _pairs_within(members[one]) if one == other else _pairs_between(members[one], members[other])
+        return _pairs_within(members[first]) if first == other else _pairs_between(members[first], members[other])
 
     @cached_property
     def _last_blocks(self) -> _Numbers:
         """`[group]` number of the blocks up to those of this group."""
-        found: _Numbers = np.cumsum(self.blocks)
-        return found
+        last_blocks: _Numbers = np.cumsum(self.blocks)
+        return last_blocks
 
     @cached_property
     def sample(self) -> tuple[Pair, ...]:
@@ -203,13 +203,13 @@ class LinkKind:
 
         A kind of several blocks has twice as many.
         """
-        wanted = SAMPLES * min(int(self._last_blocks[-1]), 2)
+        pair_count = SAMPLES * min(int(self._last_blocks[-1]), 2)
         seen = tuple(islice(self.pairs(), _LOOKED_THROUGH))
         chosen: list[Pair] = []
         for pair in seen:
-            if len(chosen) < wanted and not any(set(pair) & set(other) for other in chosen):
+            if len(chosen) < pair_count and not any(set(pair) & set(other) for other in chosen):
                 chosen.append(pair)
-        chosen += [pair for pair in seen if pair not in chosen][: wanted - len(chosen)]
+        chosen += [pair for pair in seen if pair not in chosen][: pair_count - len(chosen)]
         return tuple(chosen)
 
 
@@ -219,21 +219,21 @@ def link_kinds(groups: NodeGroups) -> tuple[LinkKind, ...]:
     blocks = np.zeros((groups.kind_count, count), np.intp)
     sizes = np.zeros(groups.kind_count)
     names: dict[int, str] = {}
-    for one in range(count):
-        pairs = _block_sizes(groups, one)
-        kinds = groups.kinds_from(one, one)
-        blocks[:, one] = np.bincount(kinds[pairs > 0], minlength=groups.kind_count)
+    for group in range(count):
+        pairs = _block_sizes(groups, group)
+        kinds = groups.kinds_from(group, group)
+        blocks[:, group] = np.bincount(kinds[pairs > 0], minlength=groups.kind_count)
         sizes += np.bincount(kinds, weights=pairs, minlength=groups.kind_count)
-        new = (int(kind) for kind in np.flatnonzero(blocks[:, one]) if kind not in names)
+        new = (int(kind) for kind in np.flatnonzero(blocks[:, group]) if kind not in names)
         firsts = sorted((int(np.flatnonzero((kinds == kind) & (pairs > 0))[0]), kind) for kind in new)
-        names |= {kind: groups.name(one, one + first) for first, kind in firsts}
+        names |= {kind: groups.name(group, group + first) for first, kind in firsts}
     return tuple(LinkKind(name, kind, int(sizes[kind]), groups, blocks[kind]) for kind, name in names.items())
 
 
-def _block_sizes(groups: NodeGroups, one: int) -> _Numbers:
+def _block_sizes(groups: NodeGroups, group: int) -> _Numbers:
     """Return `[group - one]` the number of pairs between the nodes of a group and those of each from it on."""
-    own = int(groups.sizes[one])
-    pairs = groups.sizes[one:] * own
+    own = int(groups.sizes[group])
+    pairs = groups.sizes[group:] * own
     pairs[0] = own * (own - 1) // 2
     return pairs
 
@@ -271,12 +271,12 @@ def _spread_evenly(first: int, stop: int) -> Iterator[int]:
     low, width = 0.0, _SORTED_AT_ONCE / max(stop - first, 1)
     while low < 1:
         high = low + width
-        found = [np.empty(0, np.intp)]
+        parts = [np.empty(0, np.intp)]
         for begin in range(first, stop, _CHUNK):
             numbers = np.arange(begin, min(begin + _CHUNK, stop))
             fractions = _fractions(numbers)
-            found.append(numbers[(low <= fractions) & (fractions < high)])
-        within = np.concatenate(found)
+            parts.append(numbers[(low <= fractions) & (fractions < high)])
+        within = np.concatenate(parts)
         yield from within[np.argsort(_fractions(within), kind="stable")].tolist()
         low, width = high, 4 * width
 

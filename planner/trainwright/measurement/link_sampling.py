@@ -56,29 +56,29 @@ def further_pairs(
     At most `most`, whose links take at most `max_bytes` of a report: shared evenly among the kinds, and spread over
     each kind's nodes.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for number, kind in enumerate(sorted(kinds, key=lambda kind: kind.size)):
         left = len(kinds) - number
         sample = set(kind.sample)
-        others = islice((pair for pair in kind.pairs() if pair not in sample), (most - len(found)) // left)
-        found += take_within(others, (max_bytes - links_bytes(found)) / left)
-    return tuple(found)
+        others = islice((pair for pair in kind.pairs() if pair not in sample), (most - len(pairs)) // left)
+        pairs += take_within(others, (max_bytes - links_bytes(pairs)) / left)
+    return tuple(pairs)
 
 
 def take_within(pairs: Iterable[Pair], max_bytes: float) -> tuple[Pair, ...]:
     """Return the first pairs whose links take at most `max_bytes` of a report."""
-    found: list[Pair] = []
+    taken: list[Pair] = []
     for pair in pairs:
         max_bytes -= links_bytes([pair])
         if max_bytes < 0:
             break
-        found.append(pair)
-    return tuple(found)
+        taken.append(pair)
+    return tuple(taken)
 
 
 def links_bytes(pairs: Iterable[Pair]) -> int:
     """Return the bytes of the pairs' links in a report: two between nodes, one within a node."""
-    return sum((LINK_BYTES + len(one) + len(other)) * (1 if one == other else 2) for one, other in pairs)
+    return sum((LINK_BYTES + len(source) + len(other)) * (1 if source == other else 2) for source, other in pairs)
 
 
 def heterogeneous_machines(machines: Mapping[str, Sequence[str]], measured: Mapping[Pair, Link]) -> tuple[str, ...]:
@@ -86,14 +86,14 @@ def heterogeneous_machines(machines: Mapping[str, Sequence[str]], measured: Mapp
 
     Raises ValueError if no node of a type was measured.
     """
-    found = []
+    unequal = []
     for machine, names in machines.items():
-        known = [measured[name, name] for name in names if (name, name) in measured]
-        if not known:
+        links = [measured[name, name] for name in names if (name, name) in measured]
+        if not links:
             raise ValueError(f"no link inside a node like {names[0]} ({machine}) was measured")
-        if len(known) < len(names) and not have_similar_bandwidth(known):
-            found.append(machine)
-    return tuple(found)
+        if len(links) < len(names) and not have_similar_bandwidth(links):
+            unequal.append(machine)
+    return tuple(unequal)
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class LinkSampling:
     @cached_property
     def machines(self) -> dict[str, tuple[str, ...]]:
         """Nodes of several devices by machine type."""
-        found = defaultdict[str, list[str]](list)
+        names_by_machine = defaultdict[str, list[str]](list)
         for node, place in zip(self.nodes, self.places, strict=True):
             if node.devices > 1:
-                found[place.machine].append(node.name)
-        return {machine: tuple(names) for machine, names in found.items()}
+                names_by_machine[place.machine].append(node.name)
+        return {machine: tuple(names) for machine, names in names_by_machine.items()}
 
     @property
     def first_pairs(self) -> tuple[Pair, ...]:

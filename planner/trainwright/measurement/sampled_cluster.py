@@ -140,9 +140,9 @@ class _LinkTable:
                 mixed[kind.number] = []
         own = defaultdict[int, list[tuple[int, float, float, float]]](list)
         for (source, target), link in measured.items():
-            known = mixed.get(groups.kind_between(source, target)) if source != target else None
-            if known is not None:
-                known.append((number[source], number[target], link))
+            entries = mixed.get(groups.kind_between(source, target)) if source != target else None
+            if entries is not None:
+                entries.append((number[source], number[target], link))
                 figures = link.bandwidth_bytes_per_second, stream_bytes_per_second(link), link.latency_seconds
                 own[number[source]].append((number[target], *figures))
         for kind_number, edges in mixed.items():
@@ -172,7 +172,7 @@ class _LinkTable:
         """Return a port for every node like its fastest links, from it and to it, and one like its slowest."""
         fast, slow = (_Ports(*(np.full(len(self.names), np.nan) for _ in range(3))) for _ in range(2))
         for source, row in self.rows():
-            for known, fold, figures in (
+            for port_values, fold, figures in (
                 (fast.bandwidth, np.fmax, row.bandwidth),
                 (fast.flow, np.fmax, row.flow),
                 (fast.latency, np.fmin, row.latency),
@@ -180,8 +180,8 @@ class _LinkTable:
                 (slow.flow, np.fmin, row.flow),
                 (slow.latency, np.fmax, row.latency),
             ):
-                fold(known, figures, out=known)
-                known[source] = fold(known[source], fold.reduce(figures))
+                fold(port_values, figures, out=port_values)
+                port_values[source] = fold(port_values[source], fold.reduce(figures))
         return fast, slow
 
     def listing(self, ports: _Ports) -> _Listing:
@@ -228,20 +228,20 @@ def _rounded(value: float) -> float:
 
 def _apart(table: _Array, said: _Array, tolerance: float) -> NDArray[np.bool_]:
     """Compare elementwise: True if the larger exceeds the smaller by more than the tolerance; NaN never does."""
-    found: NDArray[np.bool_] = (table > (1 + tolerance) * said) | (said > (1 + tolerance) * table)
-    return found
+    differs: NDArray[np.bool_] = (table > (1 + tolerance) * said) | (said > (1 + tolerance) * table)
+    return differs
 
 
 def _inside(machines: Mapping[str, Sequence[str]], measured: Mapping[Pair, Link]) -> dict[str, Port]:
     """Return ports within nodes of several devices: one per uniform machine type, else each node's own."""
-    found = {}
+    ports = {}
     for machine, names in machines.items():
-        known = {name: measured[name, name] for name in names if (name, name) in measured}
-        if not known:
+        links = {name: measured[name, name] for name in names if (name, name) in measured}
+        if not links:
             raise ValueError(f"no link inside a node like {names[0]} ({machine}) was measured")
-        own = {} if have_similar_bandwidth(known.values()) else known
-        slowest = min(known.values(), key=lambda link: link.bandwidth_bytes_per_second)
+        own = {} if have_similar_bandwidth(links.values()) else links
+        slowest = min(links.values(), key=lambda link: link.bandwidth_bytes_per_second)
         for name in names:
             link = own.get(name, slowest)
-            found[name] = Port(_rounded(link.latency_seconds), _rounded(link.bandwidth_bytes_per_second))
-    return found
+            ports[name] = Port(_rounded(link.latency_seconds), _rounded(link.bandwidth_bytes_per_second))
+    return ports

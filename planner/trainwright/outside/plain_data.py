@@ -53,21 +53,21 @@ _UNREADABLE = (
 """Errors that PyYAML raises for malformed text; a wrong value under an explicit tag (`!!int x`) can raise any of them."""
 
 
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
+def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     """Count the values of a YAML node. Raises ValueError for a list or mapping that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = -1
+    if id(node) not in counts:
+        counts[id(node)] = -1
         if isinstance(node, yaml.MappingNode):
             _refuse_repeated_keys(node)
-            inside = sum(_values(key, known) + _values(value, known) for key, value in node.value)
+            inside = sum(_values(key, counts) + _values(value, counts) for key, value in node.value)
         else:
-            inside = sum(_values(member, known) for member in node.value)
-        known[id(node)] = 1 + inside
-    if known[id(node)] < 0:
+            inside = sum(_values(member, counts) for member in node.value)
+        counts[id(node)] = 1 + inside
+    if counts[id(node)] < 0:
         raise ValueError(f"the alias in line {node.start_mark.line + 1} contains itself")
-    return known[id(node)]
+    return counts[id(node)]
 
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"

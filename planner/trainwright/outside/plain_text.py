@@ -56,8 +56,8 @@ def without_controls(value: T, *, except_under: Collection[str] = ()) -> T:
     kept = frozenset(except_under)
     if _is_plain(value, kept):  # nearly always, and several times as fast as making the value anew
         return value
-    found: Any = _plain(value, kept)
-    return found  # type: ignore[no-any-return]
+    plain: Any = _plain(value, kept)
+    return plain  # type: ignore[no-any-return]
 
 
 def _is_plain(value: Any, kept: frozenset[str]) -> bool:  # noqa: PLR0911 - a kind of value each
@@ -67,7 +67,9 @@ def _is_plain(value: Any, kept: frozenset[str]) -> bool:  # noqa: PLR0911 - a ki
     if kind in _TEXTLESS:
         return True
     if kind is dict:
-        members = value.values() if kept.isdisjoint(value) else [one for key, one in value.items() if key not in kept]
+        members = (
+            value.values() if kept.isdisjoint(value) else [member for key, member in value.items() if key not in kept]
+        )
         return _are_plain(value, kept) and _are_plain(members, kept)
     if kind is list or kind is tuple:
         return _are_plain(value, kept)
@@ -104,11 +106,11 @@ def _plain(value: Any, kept: frozenset[str]) -> Any:  # noqa: PLR0911 - a kind o
         plain = plain_text(value)
         return value if plain is value else type(value)(plain)
     if isinstance(value, Mapping):
-        members = {_plain(key, kept): one if key in kept else _plain(one, kept) for key, one in value.items()}
-        is_same = all(members.get(key, members) is one for key, one in value.items())
+        members = {_plain(key, kept): member if key in kept else _plain(member, kept) for key, member in value.items()}
+        is_same = all(members.get(key, members) is member for key, member in value.items())
         return value if is_same else members
     if isinstance(value, list | tuple):
-        plain_members = [_plain(one, kept) for one in value]
+        plain_members = [_plain(member, kept) for member in value]
         if all(new is old for new, old in zip(plain_members, value, strict=True)):
             return value
         if hasattr(value, "_make"):
@@ -116,7 +118,7 @@ def _plain(value: Any, kept: frozenset[str]) -> Any:  # noqa: PLR0911 - a kind o
         return plain_members if isinstance(value, list) else tuple(plain_members)
     if is_dataclass(value) and not isinstance(value, type):
         changes = {
-            one.name: _plain(old, kept) for one in fields(value) if (old := getattr(value, one.name)) is not None
+            field.name: _plain(old, kept) for field in fields(value) if (old := getattr(value, field.name)) is not None
         }
         changes = {name: new for name, new in changes.items() if new is not getattr(value, name)}
         return replace(value, **changes) if changes else value
@@ -146,10 +148,10 @@ def find_control(value: Any, place: str = "") -> tuple[str, str] | None:
         for key in value:
             if isinstance(key, str) and (of_key := find_control(key)) is not None:
                 return f"{place}: the name {plain_line(key)!r}".removeprefix(": "), of_key[1]
-        members = [(f"{place}.{key}".removeprefix("."), one) for key, one in value.items()]
+        members = [(f"{place}.{key}".removeprefix("."), member) for key, member in value.items()]
     elif isinstance(value, list | tuple):
-        members = [(f"{place}[{_label(one, number)}]", one) for number, one in enumerate(value)]
-    return next((found for name, one in members if (found := find_control(one, name)) is not None), None)
+        members = [(f"{place}[{_label(member, number)}]", member) for number, member in enumerate(value)]
+    return next((inside for name, member in members if (inside := find_control(member, name)) is not None), None)
 
 
 def _label(member: Any, number: int) -> str:

@@ -87,12 +87,12 @@ def import_amp(
 
 
 def _degree(path: Path) -> int:
-    found = _DEGREE.fullmatch(path.name)
-    if found is None:
+    match = _DEGREE.fullmatch(path.name)
+    if match is None:
         raise ValueError(
             f"{path}: the name must end with the tensor degree, as gpt2_T4_1.npy does, or give the degrees"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def _seconds(path: Path) -> tuple[float, ...]:
@@ -126,7 +126,7 @@ def _measurements(
     """
     kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
     places: dict[int, tuple[int, ...]] = {}
-    found = []
+    measurements = []
     for table in sorted(tables, key=lambda table: table.tensor_degree):
         degrees = [table.tensor_degree if kind.is_tensor_parallel else 1 for kind in kinds]
         costs = [expected.cost(accelerator, kind.name, degree, 1) for kind, degree in zip(kinds, degrees, strict=True)]
@@ -139,8 +139,8 @@ def _measurements(
         layers = tuple(
             MeasuredLayer(forward, 0.0, cost.update_seconds) for forward, cost in zip(forwards, costs, strict=True)
         )
-        found.append(Measurement(str(table.path), table.tensor_degree, 1, layers))
-    return found
+        measurements.append(Measurement(str(table.path), table.tensor_degree, 1, layers))
+    return measurements
 
 
 def _entries(
@@ -204,7 +204,7 @@ def _extrapolate_rows(measurement: Measurement, model: Model, accelerator: str) 
     for index, layer in enumerate(measurement.layers):
         curve = [(0.0, 0.0)] * len(ROWS)
         if layer.forward_seconds > 0:
-            found = curve_from(
+            extrapolated = curve_from(
                 layer.forward_seconds,
                 1,
                 model.kind_of(index),
@@ -214,7 +214,7 @@ def _extrapolate_rows(measurement: Measurement, model: Model, accelerator: str) 
                 tensor_degree=measurement.tensor_degree,
                 backward_ratio=BACKWARD_RATIO,
             )
-            curve = list(zip(found.forward_seconds, found.backward_seconds, strict=True))
+            curve = list(zip(extrapolated.forward_seconds, extrapolated.backward_seconds, strict=True))
         for layers, (forward, backward) in zip(by_rows, curve, strict=True):
             layers.append(replace(layer, forward_seconds=forward, backward_seconds=backward))
     return [

@@ -30,10 +30,10 @@ def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequ
     """
     smallest = min((value for value in seconds if value > 0), default=1.0)
     times = np.log(np.maximum(seconds, smallest * 1e-3))
-    wanted = np.log(np.maximum(expected, 1e-30))
+    log_expected = np.log(np.maximum(expected, 1e-30))
     # A kind may need another factor than the others, so each wanted time meets every quantile.
-    factors = np.unique(np.quantile(times, np.linspace(0, 1, MAX_FACTORS))[:, None] - np.unique(wanted)).ravel()
-    deviations = np.abs(times[None, None, :] - wanted[:, None, None] - factors[None, :, None])
+    factors = np.unique(np.quantile(times, np.linspace(0, 1, MAX_FACTORS))[:, None] - np.unique(log_expected)).ravel()
+    deviations = np.abs(times[None, None, :] - log_expected[:, None, None] - factors[None, :, None])
     changes = np.abs(factors[:, None] - factors[None, :])[:, :, None]
     total = deviations[0]
     entry_before = np.zeros((len(expected), *total.shape), dtype=np.int64)
@@ -82,9 +82,9 @@ def layer_seconds(
     layer without any entry takes its expected time.
     """
     blocks = model.blocks
-    found = [0.0] * len(model.layers)
+    seconds_of_layer = [0.0] * len(model.layers)
     for layer, entry in zip(blocks, entries, strict=True):
-        found[layer] = seconds[entry]
+        seconds_of_layer[layer] = seconds[entry]
     layer_ends = zip((-1, *blocks), (*blocks, len(model.layers)), strict=True)
     entry_ends = zip((-1, *entries), (*entries, len(seconds)), strict=True)
     for (layer_before, layer_behind), (entry_before, entry_behind) in zip(layer_ends, entry_ends, strict=True):
@@ -92,14 +92,14 @@ def layer_seconds(
         total = sum(seconds[entry_before + 1 : entry_behind])
         if entry_behind - entry_before == 1:
             for layer in between:
-                found[layer] += expected[layer]
+                seconds_of_layer[layer] += expected[layer]
         elif between:
             whole = sum(expected[layer] for layer in between)
             for layer in between:
-                found[layer] += total * (expected[layer] / whole if whole > 0 else 1 / len(between))
+                seconds_of_layer[layer] += total * (expected[layer] / whole if whole > 0 else 1 / len(between))
         else:
-            found[_nearest(layer_before, layer_behind, model)] += total
-    return tuple(found)
+            seconds_of_layer[_nearest(layer_before, layer_behind, model)] += total
+    return tuple(seconds_of_layer)
 
 
 def _nearest(before: int, behind: int, model: Model) -> int:

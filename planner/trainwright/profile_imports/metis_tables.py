@@ -83,10 +83,12 @@ def _read(path: Path, model: Model) -> _MetisTable:
     if "forward_backward_time_ms" in times:
         whole = number(times["forward_backward_time_ms"], f"{where}.forward_backward_time_ms")
         both = (*both[:-1], both[-1] + max(0.0, whole - sum(both)))
-    held = None
+    layer_bytes = None
     if "execution_memory" in data:
         where = f"{path}: execution_memory"
-        held = tuple(size * 2**20 for size in _layers(data["execution_memory"], "layer_memory_total_mb", where, model))
+        layer_bytes = tuple(
+            size * 2**20 for size in _layers(data["execution_memory"], "layer_memory_total_mb", where, model)
+        )
     return _MetisTable(
         path,
         name["device"],
@@ -94,14 +96,14 @@ def _read(path: Path, model: Model) -> _MetisTable:
         int(name["rows"]),
         tuple(milliseconds / 1e3 for milliseconds in both),
         optimizer / 1e3,
-        held,
+        layer_bytes,
     )
 
 
 def _layers(data: Any, key: str, where: str, model: Model) -> tuple[float, ...]:
-    found = numbers(member(data, key, where), f"{where}.{key}")
-    check_layer_count(len(found), model, f"{where}.{key}")
-    return found
+    layer_values = numbers(member(data, key, where), f"{where}.{key}")
+    check_layer_count(len(layer_values), model, f"{where}.{key}")
+    return layer_values
 
 
 def _measurement(table: _MetisTable, tables: Sequence[_MetisTable], model: Model) -> Measurement:
@@ -125,20 +127,22 @@ def _activations(table: _MetisTable, tables: Sequence[_MetisTable], model: Model
     With a single batch, the bytes beyond weights, gradients and optimizer state. None (then the model's own figure
     holds) if nothing is left or memory was not measured.
     """
-    held: Mapping[int, tuple[float, ...]] = {
+    bytes_by_rows: Mapping[int, tuple[float, ...]] = {
         other.rows: other.held_bytes
         for other in tables
         if other.tensor == table.tensor and other.held_bytes is not None
     }
     if table.held_bytes is None:
         return (None,) * len(model.layers)
-    if len(held) == 1:
+    if len(bytes_by_rows) == 1:
         rests = [
             size - STATE_BYTES * model.kind_of(layer).parameters_at(table.tensor)
             for layer, size in enumerate(table.held_bytes)
         ]
         return tuple(rest if rest > 0 else None for rest in rests)
-    slopes = [_slope({rows: sizes[layer] for rows, sizes in held.items()}) for layer in range(len(model.layers))]
+    slopes = [
+        _slope({rows: sizes[layer] for rows, sizes in bytes_by_rows.items()}) for layer in range(len(model.layers))
+    ]
     return tuple(slope * table.rows if slope > 0 else None for slope in slopes)
 
 

@@ -39,10 +39,10 @@ class ImportOptions:
     entry: tuple[str, ...] = ()
     tell: Callable[[str], None] = _say_nothing
 
-    def check(self, table_format: str, *known: str) -> None:
+    def check(self, table_format: str, *own_options: str) -> None:
         """Raise ValueError for a given option that the format does not read."""
         for field in fields(self):
-            if field.name not in {"inside", "tell", *known} and getattr(self, field.name) != field.default:
+            if field.name not in {"inside", "tell", *own_options} and getattr(self, field.name) != field.default:
                 raise ValueError(f"the format {table_format} has no use for {field.name}; leave it out")
 
 
@@ -67,11 +67,11 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     """Read the mapping in a JSON file."""
     try:
         data = json.loads(read_bytes(path))
-        found = find_control(data)
+        control = find_control(data)
     except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
-    if found is not None:
-        raise ValueError(f"{path}: {found[0]}: holds the control or invisible character {found[1]}; remove it")
+    if control is not None:
+        raise ValueError(f"{path}: {control[0]}: holds the control or invisible character {control[1]}; remove it")
     return mapping(data, str(path))
 
 
@@ -88,22 +88,22 @@ def choose(data: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[M
     A key among `names` is taken, or else the only one. Raises ValueError if there are several.
     """
     while not any(key.isdigit() for key in data):
-        wanted = [name for name in names if name in data] or list(data)
-        if len(wanted) > 1:
+        chosen = [name for name in names if name in data] or list(data)
+        if len(chosen) > 1:
             raise ValueError(
                 f"{where}: there are tables of {', '.join(key[:40] for key in list(data)[:6])}; name the one to read with "
-                f"--entry {wanted[0][:40]}"
+                f"--entry {chosen[0][:40]}"
             )
-        where = f"{where}: {wanted[0][:40]}"
-        data = mapping(data[wanted[0]], where)
+        where = f"{where}: {chosen[0][:40]}"
+        data = mapping(data[chosen[0]], where)
     return data, where
 
 
 def member(data: Any, key: str, where: str) -> Any:
-    found = mapping(data, where)
-    if key not in found:
+    members = mapping(data, where)
+    if key not in members:
         raise ValueError(f"{where}: the key {key} is missing; add it")
-    return found[key]
+    return members[key]
 
 
 def numbers(data: Any, where: str) -> tuple[float, ...]:

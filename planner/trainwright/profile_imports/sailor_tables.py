@@ -48,8 +48,8 @@ def import_sailor(
     if options.inside is not None and options.inside_curves is not None:
         raise ValueError("--inside-bandwidth and --inside-curves say the same; give one of them")
     names = (*options.entry, accelerator)
-    held = _memory(options.memory_table, model, names) if options.memory_table is not None else {}
-    tables = [table for path in paths for table in _tables(path, model, held, names)]
+    bytes_by_degree = _memory(options.memory_table, model, names) if options.memory_table is not None else {}
+    tables = [table for path in paths for table in _tables(path, model, bytes_by_degree, names)]
     curves = options.inside_curves and read_curves(options.inside_curves, accelerator, options.entry)
     alone = subtract_all_reduces(
         tables, model=model, accelerator=accelerator, inside=curves or options.inside, tell=options.tell
@@ -57,8 +57,8 @@ def import_sailor(
     return profiles_of(alone, model=model, accelerator=accelerator)
 
 
-def _tables(path: Path, model: Model, held: _Bytes, names: Sequence[str]) -> list[Measurement]:
-    found = []
+def _tables(path: Path, model: Model, bytes_by_degree: _Bytes, names: Sequence[str]) -> list[Measurement]:
+    measurements = []
     tables, place = choose(read_mapping(path), names, str(path))
     for rows_key, degrees in tables.items():
         rows = positive_integer(rows_key, place)
@@ -67,15 +67,15 @@ def _tables(path: Path, model: Model, held: _Bytes, names: Sequence[str]) -> lis
             where = f"{place}: {rows_key}.{degree_key}"
             seconds = [_three(layer, f"{where}.{key}") for key, layer in _in_order(layers, where, model)]
             updates = _updates([update for _, _, update in seconds], model)
-            known = held.get(degree, ((None, None),) * len(seconds))
+            layer_bytes = bytes_by_degree.get(degree, ((None, None),) * len(seconds))
             measured = tuple(
                 MeasuredLayer(forward, backward, update, None if activation is None else activation * rows, parameters)
                 for (forward, backward, _), update, (activation, parameters) in zip(
-                    seconds, updates, known, strict=True
+                    seconds, updates, layer_bytes, strict=True
                 )
             )
-            found.append(Measurement(str(path), degree, rows, measured))
-    return found
+            measurements.append(Measurement(str(path), degree, rows, measured))
+    return measurements
 
 
 def _in_order(layers: Any, where: str, model: Model) -> list[tuple[str, Any]]:
@@ -103,15 +103,15 @@ def _updates(updates: Sequence[float], model: Model) -> Sequence[float]:
 
 
 def _memory(path: Path, model: Model, names: Sequence[str]) -> _Bytes:
-    found = {}
+    bytes_by_degree = {}
     degrees, place = choose(read_mapping(path), names, str(path))
     for degree_key, layers in degrees.items():
         degree = positive_integer(degree_key, place)
-        found[degree] = tuple(
+        bytes_by_degree[degree] = tuple(
             (
                 number(member(layer, "act_mem_bytes", f"{place}: {degree_key}.{key}"), f"{place}: {degree_key}.{key}"),
                 number(member(layer, "params_bytes", f"{place}: {degree_key}.{key}"), f"{place}: {degree_key}.{key}"),
             )
             for key, layer in _in_order(layers, f"{place}: {degree_key}", model)
         )
-    return found
+    return bytes_by_degree

@@ -64,8 +64,8 @@ def cut_short(stopped: Stop | None) -> Remark:
         return Remark()
     if stopped is Stop.INTERRUPTION:
         return Remark(("The search was interrupted; it may have left better plans out.",), {"interrupted": True})
-    told = "The search was stopped by its budget; it may have left better plans out."
-    return Remark((told,), {"stopped_by_budget": True})
+    sentence = "The search was stopped by its budget; it may have left better plans out."
+    return Remark((sentence,), {"stopped_by_budget": True})
 
 
 def runner_up(candidates: Sequence[Candidate]) -> Remark:
@@ -74,9 +74,9 @@ def runner_up(candidates: Sequence[Candidate]) -> Remark:
         return Remark()
     first, second = candidates[:2]
     later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
-    told, other = _description(first.plan), _description(second.plan)
-    if told[:2] == other[:2]:
-        what = f"with {other[2]} (rows × micro-batches) in place of {told[2]}"
+    words, other = _description(first.plan), _description(second.plan)
+    if words[:2] == other[:2]:
+        what = f"with {other[2]} (rows × micro-batches) in place of {words[2]}"
     else:
         what = f"{other[0]} with layers {other[1]}"
     slower = "takes about as long" if abs(later) < ALIKE else f"takes {later:.1%} longer"
@@ -85,10 +85,10 @@ def runner_up(candidates: Sequence[Candidate]) -> Remark:
 
 def _description(plan: Plan) -> tuple[str, str, str]:
     """Return degrees with memory savings, layers by stage, and batches, each on one line."""
-    told = (plan_summary.degrees(plan), plan_summary.layers(plan), plan_summary.batches(plan))
-    one, layers, batches = (text.replace("\n", " + ") for text in told)
+    cells = (plan_summary.degrees(plan), plan_summary.layers(plan), plan_summary.batches(plan))
+    degrees, layers, batches = (text.replace("\n", " + ") for text in cells)
     savings = plan_summary.savings(plan)
-    return f"{one} ({savings})" if savings else one, layers, batches
+    return f"{degrees} ({savings})" if savings else degrees, layers, batches
 
 
 def baseline_of(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
@@ -186,7 +186,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
         for row in rows
         if row.stopped is not None
     ]
-    told = [Text(line) for line in _sentences(rows)]
+    texts = [Text(line) for line in _sentences(rows)]
     return Group(
         titled(f"Planners compared{origin_words(problem)}", figures),
         searches,
@@ -194,7 +194,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
         plans,
         Text(),
         Text(caption, style="dim"),
-        *told,
+        *texts,
         *refusals,
         *unfinished,
     )
@@ -225,7 +225,7 @@ def refusal_sentence(rows: Sequence[ComparisonRow]) -> str:
     for planner, reason in reasons.items():
         planners.setdefault(reason, []).append(planner)
     if len(planners) == 1:
-        told = [reason for reason in planners if reason]
+        endings = [reason for reason in planners if reason]
     else:
-        told = [f"{' and '.join(names)}: {reason}" for reason, names in planners.items()]
-    return f"no planner found a plan: {'; '.join([*shared, *told])}"
+        endings = [f"{' and '.join(names)}: {reason}" for reason, names in planners.items()]
+    return f"no planner found a plan: {'; '.join([*shared, *endings])}"

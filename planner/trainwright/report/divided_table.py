@@ -48,7 +48,7 @@ def _divided(columns: Sequence[Column], width: int) -> list[list[Column]]:
     first, *others = columns
     parts, part = [], [first]
     for column in others:
-        if len(part) > 1 and _whole([_readable(one) for one in (*part, column)]) > width:
+        if len(part) > 1 and _whole([_readable(member) for member in (*part, column)]) > width:
             parts.append(part)
             part = [first]
         part.append(column)
@@ -66,8 +66,8 @@ def _widths(columns: Sequence[Column], width: int) -> list[int]:
     widths = [_widest(column) if column.no_wrap else _longest_word(column) for column in columns]
     if _whole(widths) > width:
         breaks = [column.justify != "right" for column in columns]
-        widths = [min(one, NARROWEST_BROKEN) if may else one for one, may in zip(widths, breaks, strict=True)]
-    growing = [place for place, one in enumerate(widths) if one < widest[place]]
+        widths = [min(least, NARROWEST_BROKEN) if may else least for least, may in zip(widths, breaks, strict=True)]
+    growing = [place for place, least in enumerate(widths) if least < widest[place]]
     while growing and _whole(widths) < width:
         widths[min(growing, key=lambda place: widths[place])] += 1
         growing = [place for place in growing if widths[place] < widest[place]]

@@ -48,5 +48,5 @@ def _scarce(runs: dict[str, int], problem: Problem) -> list[str]:
     if not runs:
         return []
     names = short_names(problem.cluster)
-    told = ", ".join(f"{count or 'none'} on the {names[name]}'s generation" for name, count in runs.items())
-    return [f"Such runs are few on GPUs of this plan ({told}): the error there may be larger."]
+    counts = ", ".join(f"{count or 'none'} on the {names[name]}'s generation" for name, count in runs.items())
+    return [f"Such runs are few on GPUs of this plan ({counts}): the error there may be larger."]

@@ -49,15 +49,15 @@ class Explanation:
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, estimate: Estimate) -> Explanation:
-        held = dict(estimate.memory_by_device)
+        bytes_of_device = dict(estimate.memory_by_device)
         cluster = problem.cluster
         memory = []
         for stage in plan.stages:
-            found = [
-                StageMemoryRow(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
+            rows = [
+                StageMemoryRow(str(device), bytes_of_device[device], cluster.accelerator_of(device).memory_bytes)
                 for device in stage.devices
             ]
-            memory.append(max(found, key=lambda one: one.held_share))
+            memory.append(max(rows, key=lambda row: row.held_share))
         return cls(problem, plan, estimate, stage_tracks(plan, problem.cost_context), tuple(memory))
 
     @property
@@ -90,13 +90,13 @@ class Explanation:
     def _pipelines(self) -> list[str]:
         if len(self.plan.pipelines) == 1:
             return []
-        rows = [one.micro_batches * one.micro_batch_size for one in self.plan.pipelines]
+        rows = [pipeline.micro_batches * pipeline.micro_batch_size for pipeline in self.plan.pipelines]
         parts = [
-            f"{count} rows ({tables.share(count, sum(rows))}) on {_counted(len(one.devices), 'device')}"
-            for count, one in zip(rows, self.plan.pipelines, strict=True)
+            f"{count} rows ({tables.share(count, sum(rows))}) on {_counted(len(pipeline.devices), 'device')}"
+            for count, pipeline in zip(rows, self.plan.pipelines, strict=True)
         ]
-        told = ", ".join(parts[:MAX_PIPELINES]) + (", …" if len(parts) > MAX_PIPELINES else "")
-        return [f"{len(rows)} pipelines share the batch: {told}."]
+        shares = ", ".join(parts[:MAX_PIPELINES]) + (", …" if len(parts) > MAX_PIPELINES else "")
+        return [f"{len(rows)} pipelines share the batch: {shares}."]
 
     def _pace(self) -> str:
         track, stage = self.tracks[self.bottleneck], self.plan.stages[self.bottleneck]
@@ -105,8 +105,8 @@ class Explanation:
         busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
         if len(self.tracks) == 1:
             return f"There is one stage and so no bubble: {where} is busy for {busy}."
-        others = [one.busy_seconds for number, one in enumerate(self.tracks) if number != self.bottleneck]
-        shares = dict.fromkeys(tables.share(one, whole) for one in (min(others), max(others)))
+        others = [track.busy_seconds for number, track in enumerate(self.tracks) if number != self.bottleneck]
+        shares = dict.fromkeys(tables.share(pace, whole) for pace in (min(others), max(others)))
         return (
             f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the "
             f"{'other' if len(others) == 1 else 'others'} for {' to '.join(shares)}."
@@ -119,16 +119,18 @@ class Explanation:
         whole = self.estimate.iteration_seconds
         idle = sum(track.idle_seconds for track in self.tracks) / len(self.tracks)
         transit = sum(track.transit_seconds for track in self.tracks) / len(self.tracks)
-        pipeline = max(deep, key=lambda one: (len(one.stages) - 1) / (one.micro_batches + len(one.stages) - 1))
+        pipeline = max(
+            deep, key=lambda pipeline: (len(pipeline.stages) - 1) / (pipeline.micro_batches + len(pipeline.stages) - 1)
+        )
         stages, batches = len(pipeline.stages), pipeline.micro_batches
-        told = (
+        sentence = (
             f"Bubble: a stage waits {tables.share(idle + transit, whole)} of the iteration, on average: "
             f"{tables.share(idle, whole)} for work and {tables.share(transit, whole)} for messages in transit. Filling and "
             f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
             f"{tables.share(stages - 1, batches + stages - 1)}; the difference comes from unequal stages, messages in "
             "transit and work after the last backward."
         )
-        return [told]
+        return [sentence]
 
     def _communication(self) -> str:
         parts, whole = self.estimate.breakdown, self.estimate.iteration_seconds
@@ -140,24 +142,24 @@ class Explanation:
             ("gradient reductions", parts.gradient_sync_seconds),
             ("reductions of tied weights", parts.shared_weight_sync_seconds),
         )
-        told = [f"{tables.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
+        shares = [f"{tables.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
         device = self.estimate.critical_device
-        if not told:
+        if not shares:
             return f"Communication takes no time on {device}, the last device to finish."
-        return f"Communication on {device}, the last device to finish: {', '.join(told)}."
+        return f"Communication on {device}, the last device to finish: {', '.join(shares)}."
 
     def _memory(self) -> list[str]:
         if self.estimate.reason is not None:
             return [f"Memory: it does not fit{self.problem.limits.headroom_words}: {self.estimate.reason}."]
-        number = max(range(len(self.memory)), key=lambda one: self.memory[one].held_share)
+        number = max(range(len(self.memory)), key=lambda place: self.memory[place].held_share)
         fullest = self.memory[number]
-        held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(fullest.device)]
-        told = (
+        parts = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(fullest.device)]
+        sentence = (
             f"Memory: {fullest.device} in {_place(self.tracks[number], self.plan)} is the fullest: it holds "
             f"{tables.format_bytes(fullest.held_bytes)} of {tables.format_bytes(fullest.memory_bytes)}, "
-            f"{tables.share(fullest.spare_bytes, fullest.memory_bytes)} is free; most of it is {_largest_parts(held)}."
+            f"{tables.share(fullest.spare_bytes, fullest.memory_bytes)} is free; most of it is {_largest_parts(parts)}."
         )
-        return [told]
+        return [sentence]
 
     def _unused(self) -> list[str]:
         unused = set(self.problem.cluster.devices) - set(self.plan.devices)

@@ -38,15 +38,15 @@ class ExportPrice:
         """Say what the export costs."""
         now, before = self.exported.estimate, self.given.estimate
         if self.given.plan == self.exported.plan and abs(self.change) < SAME:
-            told = f"Predicted: {seconds(now.iteration_seconds)} an iteration, as planned."
+            sentence = f"Predicted: {seconds(now.iteration_seconds)} an iteration, as planned."
         else:
-            told = (
+            sentence = (
                 f"Predicted: {seconds(now.iteration_seconds)} an iteration, {self.change_words()} the given plan's "
                 f"{seconds(before.iteration_seconds)}."
             )
         if now.reason is not None:
-            return f"{told} It does not fit: {now.reason}."
-        return told if before.reason is None else f"{told} The given plan does not fit there: {before.reason}."
+            return f"{sentence} It does not fit: {now.reason}."
+        return sentence if before.reason is None else f"{sentence} The given plan does not fit there: {before.reason}."
 
     def origin_sentences(self) -> list[str]:
         """Say what the prediction rests on where that is not measured."""
@@ -69,8 +69,8 @@ class ExportPrice:
         ]
         if not older or model.kinds == model.family.stack(Attention.STORED).kinds:
             return []
-        told = f"Attention is predicted fused, which Transformer Engine's is not on {' and '.join(older)}"
-        return [f"{told}: write `attention: stored` into the model file to predict that."]
+        sentence = f"Attention is predicted fused, which Transformer Engine's is not on {' and '.join(older)}"
+        return [f"{sentence}: write `attention: stored` into the model file to predict that."]
 
     def change_words(self) -> str:
         if abs(self.change) < SAME:
@@ -92,10 +92,10 @@ class ExportPrice:
 
 def exported(software: str, lost: Sequence[str], price: ExportPrice | None) -> Remark:
     """Return what is lost, and what it costs."""
-    told = (f"{software} cannot express:", *(f"- {one}" for one in lost))
+    losses = (f"{software} cannot express:", *(f"- {loss}" for loss in lost))
     costs = "No price: give --cluster and --model, as `estimate` takes them." if price is None else price.sentence()
     fields = {"target": software, "lost": list(lost), **({} if price is None else price.fields())}
-    return Remark((*(told if lost else (f"{software} runs the plan as it is.",)), costs), fields)
+    return Remark((*(losses if lost else (f"{software} runs the plan as it is.",)), costs), fields)
 
 
 def export_table(price: ExportPrice) -> Group:
@@ -105,8 +105,8 @@ def export_table(price: ExportPrice) -> Group:
     headings = ("plan", "degrees", "batches", "layers by stage", "saves by")
     plans = new_table([(heading, "left") for heading in headings])
     for name, candidate in (("given", price.given), ("exported", price.exported)):
-        one = PlanFigures.of(candidate, price.problem)
-        add_row(figures, name, *(cell(one) for _, cell in columns))
+        figures_of_plan = PlanFigures.of(candidate, price.problem)
+        add_row(figures, name, *(cell(figures_of_plan) for _, cell in columns))
         add_row(plans, name, *lines(candidate.plan, price.problem.cluster), savings(candidate.plan) or "–")
     legend = Text(f"predicted, not measured; {FIGURES}", style="dim")
     return Group(titled(f"Predicted{origin_words(price.problem)}", figures), plans, Text(), legend)

@@ -41,7 +41,7 @@ def _reason(dtype: Dtype, used: Sequence[str], problem: Problem, *, given: bool)
         )
         return f"Number format: {dtype}, since {why}{left}."
     verb = "computes" if len(used) == 1 else "all compute"
-    lacking = [one for one in PREFERRED if one not in allowed]
+    lacking = [other for other in PREFERRED if other not in allowed]
     whose = f" of a trainer without {' and '.join(lacking)}" if lacking else ""
     return f"Number format: {dtype}, the fastest{whose} that {_named(used, cluster)} {verb} natively{left}."
 
@@ -62,14 +62,14 @@ def slow_format(slow: SlowFormat | None, cluster: Cluster, used: Collection[str]
     }
     emulating = [name for name in slow.emulated_on if used is None or name in used]
     left = "" if emulating else ", which the plan leaves out"
-    told = f"{slow.dtype} is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
+    sentence = f"{slow.dtype} is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
     if slow.other is not None and other is not None:
         batch = slow.other.plan.global_batch_size
         rows = f" (of {batch} rows)" if batch != slow.rows else ""
-        told += f": {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}"
+        sentence += f": {seconds(slow.seconds)}; {slow.native} would take {seconds(other)}{rows}"
     elif emulating:
-        told += f": {seconds(slow.seconds)}; {slow.native} is native there"
-    return Remark((f"{told}.",), {"slow_format": fields})
+        sentence += f": {seconds(slow.seconds)}; {slow.native} is native there"
+    return Remark((f"{sentence}.",), {"slow_format": fields})
 
 
 def slow_layers(candidate: Candidate, problem: Problem) -> Remark:

@@ -63,7 +63,7 @@ def stage_tracks(plan: Plan, context: CostContext) -> tuple[Track, ...]:
     """Return a track per stage; the latest span's end plus the runtime's constant is the estimate's iteration time."""
     plan_times = PlanTimes(plan, context)
     times, last = stage_end_times(plan_times)
-    worker = {key: max(range(len(found.ends)), key=lambda n: found.ends[n]) for key, found in times.items()}
+    worker = {key: max(range(len(times.ends)), key=lambda n: times.ends[n]) for key, times in times.items()}
     drawn = _operations(plan_times, worker)
     return tuple(
         _track(
@@ -94,7 +94,7 @@ def _track(key: StageKey, stage: StageTimes, times: StageReplayTimes, number: in
 def _operations(plan_times: PlanTimes, worker: Mapping[StageKey, int]) -> dict[StageKey, list[Span]]:
     """Return the forwards and backwards of each stage's chosen worker."""
     plan = plan_times.plan
-    found: dict[StageKey, list[Span]] = {}
+    spans: dict[StageKey, list[Span]] = {}
     for index, pipeline in enumerate(plan.pipelines):
         whole = channels_of(index, plan_times)
         if 2 * pipeline.micro_batches * len(whole.durations) > MAX_OPERATIONS:
@@ -106,8 +106,8 @@ def _operations(plan_times: PlanTimes, worker: Mapping[StageKey, int]) -> dict[S
         for number, direction, _, start, end in trace:
             if number in stage_of:
                 activity = Activity.FORWARD if direction == FORWARD else Activity.BACKWARD
-                found.setdefault(stage_of[number], []).append(Span(start, end, activity))
-    return found
+                spans.setdefault(stage_of[number], []).append(Span(start, end, activity))
+    return spans
 
 
 def _spans_after_last_backward(
@@ -181,7 +181,7 @@ def letters(spans: Iterable[Span], whole_seconds: float, cells: int) -> str:
 def _most(cell: dict[str, float], cell_seconds: float) -> str:
     if not cell or sum(cell.values()) < MIN_SHARE * cell_seconds:
         return WAITING
-    letter = max(cell, key=lambda one: (cell[one], one))
+    letter = max(cell, key=lambda key: (cell[key], key))
     return letter if sum(cell.values()) >= cell_seconds / 2 else letter.lower()
 
 

@@ -49,7 +49,7 @@ def measured_timeline(timeline: Timeline, width: int) -> Text:
 
 def spans(moments: Sequence[Moment]) -> list[Span]:
     """Return a rank's moments as consecutive spans: a nested moment interrupts the one around it."""
-    found: list[Span] = []
+    span_list: list[Span] = []
     open_: list[
         tuple[Moment, int]
     ] = []  # enclosing moments, innermost last, each with the time up to which it is drawn
@@ -57,7 +57,7 @@ def spans(moments: Sequence[Moment]) -> list[Span]:
     def close(until: int) -> None:
         while open_ and open_[-1][0].end_microseconds <= until:
             moment, start = open_.pop()
-            _add(found, moment.action, start, moment.end_microseconds)
+            _add(span_list, moment.action, start, moment.end_microseconds)
             if open_:
                 open_[-1] = open_[-1][0], max(open_[-1][1], moment.end_microseconds)
 
@@ -66,16 +66,16 @@ def spans(moments: Sequence[Moment]) -> list[Span]:
             continue
         close(moment.start_microseconds)
         if open_:
-            _add(found, open_[-1][0].action, open_[-1][1], moment.start_microseconds)
+            _add(span_list, open_[-1][0].action, open_[-1][1], moment.start_microseconds)
             open_[-1] = open_[-1][0], moment.start_microseconds
         open_.append((moment, moment.start_microseconds))
     close(max((moment.end_microseconds for moment in moments), default=0))
-    return found
+    return span_list
 
 
-def _add(found: list[Span], action: Action, start: int, end: int) -> None:
+def _add(span_list: list[Span], action: Action, start: int, end: int) -> None:
     if end > start:
-        found.append(Span(start / 1e6, end / 1e6, _DRAWN[action]))
+        span_list.append(Span(start / 1e6, end / 1e6, _DRAWN[action]))
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:

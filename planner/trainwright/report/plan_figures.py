@@ -40,15 +40,15 @@ class PlanFigures:
         limits = {
             device: problem.cluster.accelerator_of(device).memory_bytes for device, _ in estimate.memory_by_device
         }
-        fullest, peak = max(estimate.memory_by_device, key=lambda held: held[1] / limits[held[0]])
-        found = None
+        fullest, peak = max(estimate.memory_by_device, key=lambda item: item[1] / limits[item[0]])
+        measured = None
         if estimate.iteration_seconds > 0:
-            found = throughput([estimate.iteration_seconds], plan, model, problem.cluster)
-        a_second = None if found is None else found.tokens_per_second or found.rows_per_second
+            measured = throughput([estimate.iteration_seconds], plan, model, problem.cluster)
+        a_second = None if measured is None else measured.tokens_per_second or measured.rows_per_second
         return cls(
             iteration_seconds=estimate.iteration_seconds,
             rate=inf if a_second is None else a_second / len(plan.devices),
-            utilisation=None if found is None else found.utilisation,
+            utilisation=None if measured is None else measured.utilisation,
             peak_bytes=peak,
             limit_bytes=limits[fullest],
             dtype=model.dtype,
@@ -76,22 +76,22 @@ def figure_columns(problem: Problem) -> Sequence[Column]:
     """Return headings and cells of the figures."""
     unit = "rows" if tokens_per_row(problem.model.family) is None else "tok"
     return (
-        ("iteration", lambda one: seconds(one.iteration_seconds)),
-        (f"{unit}/s/GPU", lambda one: rate(one.rate)),
-        ("MFU", lambda one: one.utilisation_words),
-        ("memory", lambda one: one.memory),
-        ("format", lambda one: SHORT_FORMATS[one.dtype]),
+        ("iteration", lambda figures: seconds(figures.iteration_seconds)),
+        (f"{unit}/s/GPU", lambda figures: rate(figures.rate)),
+        ("MFU", lambda figures: figures.utilisation_words),
+        ("memory", lambda figures: figures.memory),
+        ("format", lambda figures: SHORT_FORMATS[figures.dtype]),
     )
 
 
 def figure_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
     """Return the figures for JSON output, without those that are not known."""
-    one = PlanFigures.of(candidate, problem)
+    figures = PlanFigures.of(candidate, problem)
     unit = "rows" if tokens_per_row(problem.model.family) is None else "tokens"
     return {
-        **({f"{unit}_per_second_per_device": one.rate} if isfinite(one.rate) else {}),
-        **({} if one.utilisation is None else {"model_flop_utilisation": one.utilisation}),
-        "memory_limit_bytes": one.limit_bytes,
+        **({f"{unit}_per_second_per_device": figures.rate} if isfinite(figures.rate) else {}),
+        **({} if figures.utilisation is None else {"model_flop_utilisation": figures.utilisation}),
+        "memory_limit_bytes": figures.limit_bytes,
     }
 
 

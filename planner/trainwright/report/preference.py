@@ -14,15 +14,15 @@ from trainwright.search.preference.running_plan import PlanChange, RunningPlan
 def preferred(candidates: Sequence[Candidate], problem: Problem) -> Remark:
     """Return what was traded for the first candidate, how the running plan does, and what changing to the first takes."""
     first, running = candidates[0], RunningPlan.of(problem)
-    told = () if first.traded is None else (f"The first plan is preferred: it is {first.traded}.",)
+    sentences = () if first.traded is None else (f"The first plan is preferred: it is {first.traded}.",)
     if running is None:
-        return Remark(told)
+        return Remark(sentences)
     fields = {
         **({} if running.seconds is None else {"predicted_seconds": running.seconds}),
         "feasible": running.reason is None,
         "reason": running.reason,
     }
-    return Remark((*told, _change_to(first, running, problem)), {"running_plan": fields})
+    return Remark((*sentences, _change_to(first, running, problem)), {"running_plan": fields})
 
 
 def _change_to(first: Candidate, running: RunningPlan, problem: Problem) -> str:

@@ -48,7 +48,7 @@ def pareto_plot(candidates: Sequence[Candidate], width: int) -> Text:
 
     A better rank hides a worse one at the same place. Raises ValueError where a candidate has no price.
     """
-    points = [(one.estimate.iteration_seconds, _cost(one)) for one in candidates]
+    points = [(candidate.estimate.iteration_seconds, _cost(candidate)) for candidate in candidates]
     times, costs = ([point[axis] for point in points] for axis in (0, 1))
     top, bottom = money(max(costs)), money(min(costs))
     margin = max(len(top), len(bottom))
@@ -169,30 +169,30 @@ def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0
         ]
     )
     for number, (plan, cells) in enumerate(zip(plans, _distinct_cells(plans, problem), strict=True)):
-        told = [cell.split("\n") for cell in cells]
+        columns = [cell.split("\n") for cell in cells]
         savings = plan_summary.savings(plan)
         if saves:
-            told.append(savings.replace(", ", ",\n").split("\n") if len(told[0]) > 1 else [savings])
+            columns.append(savings.replace(", ", ",\n").split("\n") if len(columns[0]) > 1 else [savings])
         # One row per line: where the terminal breaks a line, those of the other columns stay beside theirs.
-        for row in zip_longest([str(number + 1)], *told, fillvalue=""):
+        for row in zip_longest([str(number + 1)], *columns, fillvalue=""):
             add_row(table, *row, style="bold" if number == bold else "")
     return table
 
 
 def _distinct_cells(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, str, str]]:
     """Return the cells of the plans; where rows would look the same, with the least detail that separates most of them."""
-    told = [plan_summary.lines(plan, problem.cluster) for plan in plans]
+    cells_by_plan = [plan_summary.lines(plan, problem.cluster) for plan in plans]
     alike: dict[object, list[int]] = {}
     for number, plan in enumerate(plans):
-        alike.setdefault((told[number], plan_summary.savings(plan)), []).append(number)
-    for numbers in (found for found in alike.values() if len(found) > 1):
+        alike.setdefault((cells_by_plan[number], plan_summary.savings(plan)), []).append(number)
+    for numbers in (same for same in alike.values() if len(same) > 1):
         ways = [
             [plan_summary.lines(plans[number], problem.cluster, detail) for number in numbers]
             for detail in plan_summary.Detail
         ]
         for number, cells in zip(numbers, max(ways, key=lambda way: len(set(way))), strict=True):
-            told[number] = cells
-    return told
+            cells_by_plan[number] = cells
+    return cells_by_plan
 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:

@@ -19,17 +19,17 @@ _WORTH_TELLING = 0.02
 """Minimum change of a factor for a sentence; it must also exceed the factor's remaining uncertainty."""
 
 
-def proposal_fields(found: Proposal, study: TrialHistory, problem: Problem) -> dict[str, Any]:
+def proposal_fields(proposal: Proposal, study: TrialHistory, problem: Problem) -> dict[str, Any]:
     """Return a proposal for JSON output; `best` is a rank in `candidates`, regret and gain are relative."""
     order = _order(study)
     rank = {plan: place for place, plan in enumerate(order, 1)}
     return {
-        "verdict": found.verdict.value,
-        "trial": None if found.trial is None else _plan_fields(found.trial, study, problem),
-        "best": None if found.best is None else rank[found.best],
-        "expected_regret": found.regret,
-        "expected_gain": found.gain,
-        "reason": " ".join(sentences(found, study)),
+        "verdict": proposal.verdict.value,
+        "trial": None if proposal.trial is None else _plan_fields(proposal.trial, study, problem),
+        "best": None if proposal.best is None else rank[proposal.best],
+        "expected_regret": proposal.regret,
+        "expected_gain": proposal.gain,
+        "reason": " ".join(sentences(proposal, study)),
         "factors": [
             {"name": factor.name, "share": factor.share, "deviation": factor.deviation}
             for factor in study.factor_observations
@@ -39,7 +39,7 @@ def proposal_fields(found: Proposal, study: TrialHistory, problem: Problem) -> d
     }
 
 
-def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule: Rule) -> Group:
+def proposal_report(proposal: Proposal, study: TrialHistory, problem: Problem, rule: Rule) -> Group:
     """Return the candidates as tables of their predicted figures, their posterior and their plans, and what to do."""
     columns = figure_columns(problem)
     figures = new_table([("rank", "right"), *((heading, "right") for heading, _ in columns)])
@@ -56,21 +56,21 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
     )
     order = _order(study)
     for rank, plan in enumerate(order, 1):
-        known, of_plan = study.posterior, study.plans[plan]
-        measured = known.measured.get(plan)
-        tried = measured is not None or plan in known.failed
-        style = "bold" if plan == found.trial else ""
-        one = PlanFigures.of(Candidate(of_plan, study.estimates[plan]), problem)
-        add_row(figures, str(rank), *(cell(one) for _, cell in columns), style=style)
+        posterior, of_plan = study.posterior, study.plans[plan]
+        measured = posterior.measured.get(plan)
+        tried = measured is not None or plan in posterior.failed
+        style = "bold" if plan == proposal.trial else ""
+        plan_figures = PlanFigures.of(Candidate(of_plan, study.estimates[plan]), problem)
+        add_row(figures, str(rank), *(cell(plan_figures) for _, cell in columns), style=style)
         add_row(
             trials,
             str(rank),
-            tables.seconds(known.seconds.expected[plan]),
-            f"{known.seconds.deviations[plan]:.1%}",
-            "failed" if plan in known.failed else "" if measured is None else tables.seconds(measured),
-            "" if tried else f"{known.fit_probability[plan]:.0%}",
-            "" if tried or not known.measured else f"{known.expected_gain(plan):.2%}",
-            "next" if plan == found.trial else "best" if plan == found.best else "",
+            tables.seconds(posterior.seconds.expected[plan]),
+            f"{posterior.seconds.deviations[plan]:.1%}",
+            "failed" if plan in posterior.failed else "" if measured is None else tables.seconds(measured),
+            "" if tried else f"{posterior.fit_probability[plan]:.0%}",
+            "" if tried or not posterior.measured else f"{posterior.expected_gain(plan):.2%}",
+            "next" if plan == proposal.trial else "best" if plan == proposal.best else "",
             style=style,
         )
     caption = (
@@ -78,7 +78,7 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
         "fits into memory; gain: expected speed-up of the best plan by the trial; "
         f"stops below a regret of {rule.regret_below:.1%}"
     )
-    words = (Text(sentence) for sentence in sentences(found, study))
+    words = (Text(sentence) for sentence in sentences(proposal, study))
     return Group(
         titled(f"Next trials{origin_words(problem)}", figures, f"predicted, not measured; {FIGURES}"),
         Text(),
@@ -89,7 +89,7 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
         plans_table(
             [study.plans[plan] for plan in order],
             problem,
-            bold=None if found.trial is None else order.index(found.trial),
+            bold=None if proposal.trial is None else order.index(proposal.trial),
         ),
         Text(),
         Text(plan_summary.legend(study.plans, problem.cluster), style="dim"),
@@ -98,36 +98,41 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
     )
 
 
-def sentences(found: Proposal, study: TrialHistory) -> list[str]:
+def sentences(proposal: Proposal, study: TrialHistory) -> list[str]:
     """Return what to do, why, and what the trials say about the cost model."""
     return [
-        _verdict(found, study),
-        *_regret(found, study),
+        _verdict(proposal, study),
+        *_regret(proposal, study),
         *_factors(study.factor_observations if study.posterior.measured else ()),
     ]
 
 
-def _verdict(found: Proposal, study: TrialHistory) -> str:
-    known = study.posterior
-    if found.trial is not None:
-        name, fits = plan_summary.name(study.plans[found.trial]), float(known.fit_probability[found.trial])
-        expected = tables.seconds(known.seconds.expected[found.trial])
-        first = f"Try {name} next: it is expected to take {expected} ± {known.seconds.deviations[found.trial]:.1%}"
+def _verdict(proposal: Proposal, study: TrialHistory) -> str:
+    posterior = study.posterior
+    if proposal.trial is not None:
+        name, fits = plan_summary.name(study.plans[proposal.trial]), float(posterior.fit_probability[proposal.trial])
+        expected = tables.seconds(posterior.seconds.expected[proposal.trial])
+        first = (
+            f"Try {name} next: it is expected to take {expected} ± {posterior.seconds.deviations[proposal.trial]:.1%}"
+        )
         memory = "" if fits > 0.99 else f", and it fits into memory with probability {fits:.0%}"
-        if not known.measured:
+        if not posterior.measured:
             return f"{first}{memory}; no plan ran yet, and none that likely fits is expected to be faster."
-        return f"{first}{memory}; no other trial has a higher expected gain ({found.gain:.2%})."
+        return f"{first}{memory}; no other trial has a higher expected gain ({proposal.gain:.2%})."
     return {
         StoppingDecision.REGRET_IS_SMALL: "Stop: the expected regret is below the threshold.",
         StoppingDecision.NOTHING_IS_WORTH_IT: "Stop: no single trial has a noticeable expected gain.",
-    }.get(found.verdict, "Stop: every plan was tried.")
+    }.get(proposal.verdict, "Stop: every plan was tried.")
 
 
-def _regret(found: Proposal, study: TrialHistory) -> list[str]:
-    if found.best is None:
+def _regret(proposal: Proposal, study: TrialHistory) -> list[str]:
+    if proposal.best is None:
         return ["Every plan failed: no plan is left to train with."]
     ran = "of those that ran, the best is" if study.posterior.measured else "without a trial the best guess is"
-    name, regret = plan_summary.name(study.plans[found.best]), f"{found.regret:.2%} slower than the truly fastest plan"
+    name, regret = (
+        plan_summary.name(study.plans[proposal.best]),
+        f"{proposal.regret:.2%} slower than the truly fastest plan",
+    )
     return [f"If trials stop now, {ran} {name}, expected to be {regret}."]
 
 
@@ -135,29 +140,29 @@ def _factors(learnt: Sequence[Observations]) -> list[str]:
     moved = [factor for factor in learnt if abs(factor.share) >= max(_WORTH_TELLING, factor.deviation)]
     if not moved:
         return []
-    told = "; ".join(f"{factor.name} {factor.share:+.0%} (± {factor.deviation:.0%})" for factor in moved)
-    return [f"Corrections of the cost model from the trials: {told}."]
+    corrections = "; ".join(f"{factor.name} {factor.share:+.0%} (± {factor.deviation:.0%})" for factor in moved)
+    return [f"Corrections of the cost model from the trials: {corrections}."]
 
 
 def _order(study: TrialHistory) -> list[int]:
     """Return plans by expected seconds, failed ones last."""
-    known = study.posterior
+    posterior = study.posterior
     return sorted(
-        range(len(study.plans)), key=lambda plan: (plan in known.failed, float(known.seconds.means[plan]), plan)
+        range(len(study.plans)), key=lambda plan: (plan in posterior.failed, float(posterior.seconds.means[plan]), plan)
     )
 
 
 def _plan_fields(plan: int, study: TrialHistory, problem: Problem) -> dict[str, Any]:
-    known = study.posterior
-    tried = plan in known.measured or plan in known.failed
+    posterior = study.posterior
+    tried = plan in posterior.measured or plan in posterior.failed
     return {
         "predicted_seconds": study.estimates[plan].iteration_seconds,
-        "expected_seconds": float(known.seconds.expected[plan]),
-        "deviation": float(known.seconds.deviations[plan]),
-        "measured_seconds": known.measured.get(plan),
-        "failed": plan in known.failed,
-        "fits": float(known.fit_probability[plan]),
-        "expected_gain": None if tried else known.expected_gain(plan),
+        "expected_seconds": float(posterior.seconds.expected[plan]),
+        "deviation": float(posterior.seconds.deviations[plan]),
+        "measured_seconds": posterior.measured.get(plan),
+        "failed": plan in posterior.failed,
+        "fits": float(posterior.fit_probability[plan]),
+        "expected_gain": None if tried else posterior.expected_gain(plan),
         "peak_memory_bytes": study.estimates[plan].peak_memory_bytes,
         **figure_fields(Candidate(study.plans[plan], study.estimates[plan]), problem),
         "plan": documents.dump(study.plans[plan]),

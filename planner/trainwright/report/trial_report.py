@@ -24,12 +24,12 @@ MAX_NAMED: Final = 3
 """Maximum of outliers that a sentence names; the table marks all."""
 
 
-def calibration_report(found: Fit) -> Group:
+def calibration_report(fit: Fit) -> Group:
     """Return trials before and after calibration, factors, and the errors to expect for plans without measurement."""
-    return Group(_trials(found), Text(), _factors(found), *(Text(line) for line in _sentences(found)))
+    return Group(_trials(fit), Text(), _factors(fit), *(Text(line) for line in _sentences(fit)))
 
 
-def _trials(found: Fit) -> Group:
+def _trials(fit: Fit) -> Group:
     table = new_table(
         [
             ("trial", "left"),
@@ -40,7 +40,7 @@ def _trials(found: Fit) -> Group:
             ("", "left"),
         ]
     )
-    for trial in found.trials:
+    for trial in fit.trials:
         time = trial.iteration_seconds
         add_row(
             table,
@@ -53,11 +53,11 @@ def _trials(found: Fit) -> Group:
     return titled("Trials", table, caption)
 
 
-def _factors(found: Fit) -> Group:
+def _factors(fit: Fit) -> Group:
     table = new_table(
         [("factor", "whole"), ("before", "right"), ("after", "right"), ("may be off by", "right"), ("", "left")]
     )
-    for factor in found.factors:
+    for factor in fit.factors:
         add_row(
             table,
             factor.name,
@@ -73,17 +73,17 @@ def _outlying(trial: FittedTrial) -> list[str]:
     return ["outlier"] * trial.is_outlier + ["memory outlier"] * trial.is_memory_outlier
 
 
-def _sentences(found: Fit) -> list[str]:
-    times = [(trial.name, trial.iteration_seconds) for trial in found.trials if trial.is_outlier]
-    with_memory = [(trial, trial.peak_bytes) for trial in found.trials if trial.peak_bytes is not None]
+def _sentences(fit: Fit) -> list[str]:
+    times = [(trial.name, trial.iteration_seconds) for trial in fit.trials if trial.is_outlier]
+    with_memory = [(trial, trial.peak_bytes) for trial in fit.trials if trial.peak_bytes is not None]
     peaks = [(trial.name, peak) for trial, peak in with_memory if trial.is_memory_outlier]
     lines = [
-        *_outliers(times, "took", "what", of=len(found.trials)),
+        *_outliers(times, "took", "what", of=len(fit.trials)),
         *_outliers(peaks, "held", "the memory that", of=len(with_memory)),
-        _errors("time", found.time_errors, helps=found.time_helps),
+        _errors("time", fit.time_errors, helps=fit.time_helps),
     ]
-    if found.memory_errors is not None:
-        lines.append(_errors("memory", found.memory_errors, helps=bool(found.memory_helps)))
+    if fit.memory_errors is not None:
+        lines.append(_errors("memory", fit.memory_errors, helps=bool(fit.memory_helps)))
     return lines
 
 
@@ -91,7 +91,7 @@ def _outliers(odd: Sequence[tuple[str, Quantity]], took: str, what: str, *, of: 
     """Return one sentence on the `odd` ones `of` all trials, which the fit leaves far off; none if there are none."""
     if not odd:
         return []
-    ratios = sorted(one.measured / one.after for _, one in odd)
+    ratios = sorted(quantity.measured / quantity.after for _, quantity in odd)
     times = " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
     if len(odd) == of > 1:
         unlike = f"All {of} trials {took} {times} times {what} the fit to them lets expect, so no factors explain them"
@@ -115,15 +115,17 @@ def _errors(what: str, errors: Errors, *, helps: bool) -> str:
     )
 
 
-def trial_fields(found: Throughput, measured: TrialReport, candidate: Candidate, problem: Problem) -> dict[str, Any]:
+def trial_fields(
+    throughput: Throughput, measured: TrialReport, candidate: Candidate, problem: Problem
+) -> dict[str, Any]:
     """Return a trial and its prediction for JSON output; the figures without `measured` are those of the prediction."""
     predicted = candidate.estimate
     return {
-        "measured": {**asdict(found), "iterations": len(measured.iteration_seconds)},
+        "measured": {**asdict(throughput), "iterations": len(measured.iteration_seconds)},
         "peak_memory_bytes": _peak(measured),
         "predicted_seconds": predicted.iteration_seconds,
         "predicted_peak_memory_bytes": predicted.peak_memory_bytes,
-        "prediction_error": _error(predicted.iteration_seconds, found.iteration_seconds),
+        "prediction_error": _error(predicted.iteration_seconds, throughput.iteration_seconds),
         "paced_segments": measured.paced_segments,
         "late_segments": measured.late_segments,
         "skipped_updates": measured.skipped_updates,
@@ -133,24 +135,27 @@ def trial_fields(found: Throughput, measured: TrialReport, candidate: Candidate,
     }
 
 
-def trial_table(found: Throughput, measured: TrialReport, predicted: Candidate, problem: Problem) -> Group:
+def trial_table(throughput: Throughput, measured: TrialReport, predicted: Candidate, problem: Problem) -> Group:
     """Return what was measured, what was predicted, and their difference."""
     table = new_table([("", "left"), ("measured", "right"), ("predicted", "right"), ("off by", "right")])
     expected = PlanFigures.of(predicted, problem)
-    one = _measured_figures(found, measured, expected, predicted.plan, problem)
+    figures = _measured_figures(throughput, measured, expected, predicted.plan, problem)
     off = {
-        "iteration": f"{_error(expected.iteration_seconds, found.iteration_seconds):+.1%}",
-        "memory": f"{_error(expected.peak_bytes, one.peak_bytes):+.1%}" if measured.memory else "",
+        "iteration": f"{_error(expected.iteration_seconds, throughput.iteration_seconds):+.1%}",
+        "memory": f"{_error(expected.peak_bytes, figures.peak_bytes):+.1%}" if measured.memory else "",
     }
     for heading, cell in figure_columns(problem):
-        shown = "" if heading == "memory" and not measured.memory else cell(one)
+        shown = "" if heading == "memory" and not measured.memory else cell(figures)
         style = "bold" if heading == "iteration" else ""
         add_row(table, heading, shown, cell(expected), off.get(heading, ""), style=style)
     table.add_section()
-    spread = f"{tables.seconds(found.spread_seconds)} ({found.relative_spread:.1%})"
+    spread = f"{tables.seconds(throughput.spread_seconds)} ({throughput.relative_spread:.1%})"
     add_row(table, f"spread of {len(measured.iteration_seconds)}", spread, "", "")
-    scale = found.iteration_seconds / expected.iteration_seconds if expected.iteration_seconds else 0.0
-    for name, rate in (("rows a second", found.rows_per_second), ("tokens a second", found.tokens_per_second)):
+    scale = throughput.iteration_seconds / expected.iteration_seconds if expected.iteration_seconds else 0.0
+    for name, rate in (
+        ("rows a second", throughput.rows_per_second),
+        ("tokens a second", throughput.tokens_per_second),
+    ):
         if rate is not None:
             add_row(table, name, tables.rate(rate), tables.rate(rate * scale), "")
     caption = " ".join(
@@ -160,25 +165,25 @@ def trial_table(found: Throughput, measured: TrialReport, predicted: Candidate, 
 
 
 def _measured_figures(
-    found: Throughput, measured: TrialReport, predicted: PlanFigures, plan: Plan, problem: Problem
+    throughput: Throughput, measured: TrialReport, predicted: PlanFigures, plan: Plan, problem: Problem
 ) -> PlanFigures:
     """Return the figures of the measurement; memory is the predicted one where none was measured."""
-    one = replace(
+    figures = replace(
         predicted,
-        iteration_seconds=found.iteration_seconds,
-        rate=(found.tokens_per_second or found.rows_per_second) / len(plan.devices),
-        utilisation=found.utilisation,
+        iteration_seconds=throughput.iteration_seconds,
+        rate=(throughput.tokens_per_second or throughput.rows_per_second) / len(plan.devices),
+        utilisation=throughput.utilisation,
     )
     limits = {device: problem.cluster.accelerator_of(device).memory_bytes for device in plan.devices}
-    held = [
+    peaks = [
         (rank.peak_bytes, limits[device])
         for rank in measured.memory
         if (device := Device(rank.node, rank.slot)) in limits
     ]
-    if not held:
-        return one
-    peak, limit = max(held, key=lambda one: one[0] / one[1])
-    return replace(one, peak_bytes=peak, limit_bytes=limit)
+    if not peaks:
+        return figures
+    peak, limit = max(peaks, key=lambda pair: pair[0] / pair[1])
+    return replace(figures, peak_bytes=peak, limit_bytes=limit)
 
 
 def _peak(measured: TrialReport) -> int | None:

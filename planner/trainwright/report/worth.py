@@ -16,42 +16,44 @@ from trainwright.report.units import SAME, money, seconds
 from trainwright.search import Candidate, Problem
 
 
-def heuristic(candidate: Candidate, found: Baselines, problem: Problem, *, what: str = "this plan") -> Remark:
+def heuristic(candidate: Candidate, baselines: Baselines, problem: Problem, *, what: str = "this plan") -> Remark:
     """Return how much faster a plan (`what`) is than the heuristic, on all GPUs or on equal ones, whichever is faster."""
-    better = found.better
+    better = baselines.better
     if better is None:
         return Remark()
     parts, fields = list[str](), dict[str, Any](planner=HEURISTIC)
-    if found.of_all is not None:
-        fields["seconds_on_all"] = found.of_all.estimate.iteration_seconds
+    if baselines.of_all is not None:
+        fields["seconds_on_all"] = baselines.of_all.estimate.iteration_seconds
         parts.append(f"{seconds(fields['seconds_on_all'])} on all GPUs")
-    if found.of_equal is not None and found.accelerator is not None:
+    if baselines.of_equal is not None and baselines.accelerator is not None:
         fields |= {
-            "seconds_on_equal": found.of_equal.estimate.iteration_seconds,
-            "equal_accelerator": found.accelerator,
+            "seconds_on_equal": baselines.of_equal.estimate.iteration_seconds,
+            "equal_accelerator": baselines.accelerator,
         }
         parts.append(
-            f"{seconds(fields['seconds_on_equal'])} on the {short_names(problem.cluster)[found.accelerator]} alone"
+            f"{seconds(fields['seconds_on_equal'])} on the {short_names(problem.cluster)[baselines.accelerator]} alone"
         )
     fields["speedup"] = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
     which = "it" if len(parts) == 1 else "the faster of them"
-    told = (
+    sentence = (
         f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {which}."
     )
-    return Remark((told,), {"heuristic": fields})
+    return Remark((sentence,), {"heuristic": fields})
 
 
-def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
+def worth_table(worths: Sequence[NodeWorth], problem: Problem) -> Group:
     """Return the iteration without each type of node, and the price of these nodes per hour."""
     table = new_table([("without", "whole"), ("iteration", "right"), ("longer by", "right"), ("price/h", "right")])
     names = short_names(problem.cluster)
-    for one in found:
+    for worth in worths:
         add_row(
             table,
-            f"{one.devices} {names[one.accelerator]}",
-            "" if one.without_seconds is None else seconds(one.without_seconds),
-            "no plan fits" if one.slowdown is None else f"{one.slowdown if abs(one.slowdown) >= SAME else 0.0:.1%}",
-            "?" if one.price_per_hour is None else money(one.price_per_hour),
+            f"{worth.devices} {names[worth.accelerator]}",
+            "" if worth.without_seconds is None else seconds(worth.without_seconds),
+            "no plan fits"
+            if worth.slowdown is None
+            else f"{worth.slowdown if abs(worth.slowdown) >= SAME else 0.0:.1%}",
+            "?" if worth.price_per_hour is None else money(worth.price_per_hour),
         )
     return titled(
         "What each type of node is worth", table, "predicted, not measured; price of the nodes that are left out"
@@ -60,17 +62,17 @@ def worth_table(found: Sequence[NodeWorth], problem: Problem) -> Group:
 
 def node_worth(answer: Answer) -> Remark:
     """Return what each type of node is worth, and what the budget cut off: half of it is for the plan itself."""
-    names, known = answer.problem.accelerators, {one.accelerator for one in answer.node_worths}
-    missing = [name for name in names if name not in known]
-    told = []
+    names, priced_names = answer.problem.accelerators, {worth.accelerator for worth in answer.node_worths}
+    missing = [name for name in names if name not in priced_names]
+    sentences = []
     if answer.stopped is Stop.BUDGET:
-        told.append("Half of its budget is for --node-worth.")
+        sentences.append("Half of its budget is for --node-worth.")
     if missing and len(names) > 1:
-        told.append(
+        sentences.append(
             f"The time did not suffice to say what {' and '.join(missing)} are worth; give more --budget-seconds."
         )
-    fields = {"node_worth": [asdict(one) for one in answer.node_worths]} if answer.node_worths else {}
-    return Remark(tuple(told), fields)
+    fields = {"node_worth": [asdict(worth) for worth in answer.node_worths]} if answer.node_worths else {}
+    return Remark(tuple(sentences), fields)
 
 
 def unlimited(candidate: Candidate) -> Remark:
@@ -79,7 +81,7 @@ def unlimited(candidate: Candidate) -> Remark:
     if free is None:
         return Remark()
     gain = 1 - free / candidate.estimate.iteration_seconds
-    told = "No faster plan was found without the limit to one trainer (--expressible-by any)."
+    sentence = "No faster plan was found without the limit to one trainer (--expressible-by any)."
     if gain >= SAME:
-        told = f"With --expressible-by any an iteration takes {seconds(free)}, {gain:.1%} less."
-    return Remark((told,), {"unlimited_seconds": free})
+        sentence = f"With --expressible-by any an iteration takes {seconds(free)}, {gain:.1%} less."
+    return Remark((sentence,), {"unlimited_seconds": free})

@@ -79,9 +79,11 @@ class TrialPosterior:
     def fit_probability(self) -> Vector:
         """`[plan]` probability that the plan fits into memory."""
         spread = zip(self.memory.means.tolist(), self.memory.deviations.tolist(), strict=True)
-        found = [normal_cdf(-mean / deviation) if deviation else float(mean <= 0) for mean, deviation in spread]
-        found = [1.0 if plan in self.measured else 0.0 if plan in self.failed else p for plan, p in enumerate(found)]
-        return np.array(found, dtype=np.float64)
+        probabilities = [normal_cdf(-mean / deviation) if deviation else float(mean <= 0) for mean, deviation in spread]
+        probabilities = [
+            1.0 if plan in self.measured else 0.0 if plan in self.failed else p for plan, p in enumerate(probabilities)
+        ]
+        return np.array(probabilities, dtype=np.float64)
 
     @property
     def best(self) -> int | None:
@@ -188,7 +190,7 @@ class Proposal:
 
 
 def propose(
-    known: TrialPosterior,
+    posterior: TrialPosterior,
     rule: Rule | None = None,
     costs: Sequence[float] | None = None,
     among: Collection[int] | None = None,
@@ -199,16 +201,16 @@ def propose(
     expected fastest: comparisons need one that ran.
     """
     rule = rule or Rule()
-    untried = [plan for plan in known.untried if among is None or plan in among]
+    untried = [plan for plan in posterior.untried if among is None or plan in among]
     if not untried:
-        return Proposal(StoppingDecision.ALL_TRIED, None, known.best, known.regret)
-    if not known.measured:
-        return Proposal(StoppingDecision.TRY, known.first_of(untried), known.best, known.regret)
-    if known.regret < rule.regret_below:
-        return Proposal(StoppingDecision.REGRET_IS_SMALL, None, known.best, known.regret)
-    gains = {plan: known.expected_gain(plan) for plan in untried}
+        return Proposal(StoppingDecision.ALL_TRIED, None, posterior.best, posterior.regret)
+    if not posterior.measured:
+        return Proposal(StoppingDecision.TRY, posterior.first_of(untried), posterior.best, posterior.regret)
+    if posterior.regret < rule.regret_below:
+        return Proposal(StoppingDecision.REGRET_IS_SMALL, None, posterior.best, posterior.regret)
+    gains = {plan: posterior.expected_gain(plan) for plan in untried}
     worth = [plan for plan in untried if gains[plan] >= max(rule.least_gain, _NOTHING)]
     if not worth:
-        return Proposal(StoppingDecision.NOTHING_IS_WORTH_IT, None, known.best, known.regret)
+        return Proposal(StoppingDecision.NOTHING_IS_WORTH_IT, None, posterior.best, posterior.regret)
     trial = max(worth, key=lambda plan: gains[plan] / (costs[plan] if costs else 1.0))
-    return Proposal(StoppingDecision.TRY, trial, known.best, known.regret, gains[trial])
+    return Proposal(StoppingDecision.TRY, trial, posterior.best, posterior.regret, gains[trial])

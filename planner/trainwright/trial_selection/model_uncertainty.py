@@ -96,23 +96,25 @@ def loadings_of(
     that changes of the critical path count. Parts weigh by their share of the estimate's breakdown.
     """
     seconds = [estimate.iteration_seconds for estimate in estimates]
-    found: list[tuple[str, float, list[float]]] = [("everything", doubts.whole, [doubts.whole] * len(plans))]
+    loadings: list[tuple[str, float, list[float]]] = [("everything", doubts.whole, [doubts.whole] * len(plans))]
     for name, (change, spread) in _changes(context, doubts).items():
         up, down = (replace(context, runtime=change(context.runtime, sign * spread)) for sign in (1, -1))
         moved = [(_log_seconds(plan, up) - _log_seconds(plan, down)) / 2 for plan in plans]
-        found.append((name, spread, moved))
+        loadings.append((name, spread, moved))
     for name, fields in _PARTS.items():
         shares = [_share(estimate.breakdown, fields) for estimate in estimates]
-        found.append((name, doubts.part, [doubts.part * share for share in shares]))
-    found.append(("a constant", doubts.constant, [doubts.constant * min(seconds) / one for one in seconds]))
-    names, spreads, columns = zip(*found, strict=True)
+        loadings.append((name, doubts.part, [doubts.part * share for share in shares]))
+    loadings.append(
+        ("a constant", doubts.constant, [doubts.constant * min(seconds) / plan_seconds for plan_seconds in seconds])
+    )
+    names, spreads, columns = zip(*loadings, strict=True)
     return FactorLoadings(names, np.array(spreads), np.array(columns, dtype=np.float64).T)
 
 
 def same_shape_matrix(plans: Sequence[Plan]) -> Vector:
     """Return `[plan, plan]`: 1 where two plans have the same shape (`plan_shape`), else 0."""
     shapes = [plan_shape(plan) for plan in plans]
-    return np.array([[float(one == other) for other in shapes] for one in shapes], dtype=np.float64)
+    return np.array([[float(shape == other) for other in shapes] for shape in shapes], dtype=np.float64)
 
 
 def _changes(context: CostContext, doubts: ModelUncertainty) -> dict[str, tuple[Change, float]]:

@@ -83,15 +83,15 @@ class TrialHistory:
             doubts,
         )
         number = {plan: index for index, plan in enumerate(plans)}
-        known = before
-        for one in failed:
-            if number[one.plan] not in known.failed:
-                known = known.after_failure(number[one.plan], out_of_memory=one.out_of_memory)
+        posterior = before
+        for failure in failed:
+            if number[failure.plan] not in posterior.failed:
+                posterior = posterior.after_failure(number[failure.plan], out_of_memory=failure.out_of_memory)
         for trial in ran:
             index = number[trial.plan]
             share = _memory_share(trial, estimates[index], context)
-            known = known.after_seconds(index, trial.iteration_seconds, memory_share=share)
-        return cls(plans, estimates, loadings, before, known)
+            posterior = posterior.after_seconds(index, trial.iteration_seconds, memory_share=share)
+        return cls(plans, estimates, loadings, before, posterior)
 
     @property
     def device_seconds(self) -> tuple[float, ...]:
@@ -118,19 +118,19 @@ class TrialHistory:
 
 def _estimate(plan: Plan, number: int, context: CostContext) -> Estimate:
     try:
-        found = estimate_with_context(plan, context)
+        estimate = estimate_with_context(plan, context)
     except ValueError as error:
         raise ValueError(f"plan {number + 1} ({plan.summary()}): {error}") from None
-    if not found.iteration_seconds or not found.peak_memory_bytes:
+    if not estimate.iteration_seconds or not estimate.peak_memory_bytes:
         raise ValueError(
             f"plan {number + 1} ({plan.summary()}) is predicted to take no time or no memory; check its profiles"
         )
-    return found
+    return estimate
 
 
 def _peak_memory_ratio(estimate: Estimate, context: CostContext) -> float:
     """Return the memory share of the fullest device."""
-    return max(held / context.memory_of_node[device.node] for device, held in estimate.memory_by_device)
+    return max(peak_bytes / context.memory_of_node[device.node] for device, peak_bytes in estimate.memory_by_device)
 
 
 def _memory_share(trial: Trial, estimate: Estimate, context: CostContext) -> float | None:
