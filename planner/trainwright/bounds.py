@@ -15,6 +15,8 @@ SHORTEST_SECONDS: Final = 1e-9
 """Minimum of an iteration's time: no clock measures less, and rates by it stay finite."""
 LONGEST_SECONDS: Final = 1e9
 MAX_ROWS: Final = 2**40
+MAX_LOSS: Final = 1e24
+"""Beyond it a loss counts as not finite."""
 
 OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 """Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
@@ -32,3 +34,5 @@ Position = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 IterationSeconds = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
+Loss = Annotated[float, Field(ge=0, le=MAX_LOSS)]
+"""Mean of absolute losses."""

@@ -7,17 +7,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from trainwright.bounds import MAX_LOSS
 from trainwright.cluster import Device
+from trainwright.families import Custom
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import (
     CheckedLayer,
+    FailureReason,
+    LossDependence,
     ProfilingTask,
     RankMemory,
     TrialReport,
@@ -34,9 +38,11 @@ from trainwright_worker.device import (
     synchronize,
 )
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.forward_observer import ForwardObserver
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
@@ -85,13 +91,24 @@ def measure_trial(
     watchdog.beat("making the plan's process groups and layers")
     executor = _make_executor(task, assignment, device, watchdog, groups)
     with _without_garbage_collection():
-        seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
+        iterations = _time_iterations(task, assignment, executor, device, watchdog)
     own = (executor.pacer.paced, executor.pacer.late, executor.skipped_updates) if executor else (0, 0, 0)
     paced, late, skipped = map(round, _sum_over_ranks([float(count) for count in own], device))
     skipped //= len(task.plan.devices)  # all of them skip the same updates
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
-    return TrialReport(tuple(seconds), tuple(losses), memory, paced, late, timeline, checked, skipped)
+    return TrialReport(
+        tuple(iterations.seconds),
+        tuple(loss if _is_finite(loss) else None for loss in iterations.losses),
+        memory,
+        paced,
+        late,
+        timeline,
+        checked,
+        skipped,
+        iterations.first.mean_absolute_row_loss,
+        iterations.first.depends_on,
+    )
 
 
 def _check_nodes(
@@ -153,12 +170,32 @@ def _make_executor(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstLoss:
+    """Findings from the forwards of the first iteration on all ranks."""
+
+    mean_absolute_row_loss: float
+    depends_on: LossDependence | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterations:
+    """Slowest rank's seconds of each measured iteration, and the mean loss of every iteration."""
+
+    seconds: list[float]
+    losses: list[float]
+    first: _FirstLoss
+
+
 def _time_iterations(
     task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device, watchdog: Watchdog
-) -> tuple[list[float], list[float]]:
-    """Return the slowest rank's seconds of each measured iteration, and the mean loss of every iteration."""
+) -> _Iterations:
+    """Run the iterations. Raises WorkerError if the first loss is none to train by."""
     seconds, losses = [], []
     total = task.warmup_iterations + task.iterations
+    observer = ForwardObserver(device)
+    if executor:
+        executor.passes.observer = observer
     for number in range(total):
         if executor and number == task.warmup_iterations:
             executor.pacer.reset_counts()
@@ -172,6 +209,10 @@ def _time_iterations(
         elapsed = time.perf_counter() - begin
         watchdog.beat(f"gathering the times of iteration {number}")
         losses += _sum_over_ranks([loss], device)
+        if number == 0:
+            first = _first_loss(task, observer, losses[0], device)
+            if executor:
+                executor.passes.observer = None
         slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if number >= task.warmup_iterations:
@@ -179,7 +220,42 @@ def _time_iterations(
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, total, "iterations")
             _inject_fault(task, watchdog)
-    return seconds, losses
+    return _Iterations(seconds, losses, first)
+
+
+def _first_loss(task: TrialTask, observer: ForwardObserver, loss: float, device: torch.device) -> _FirstLoss:
+    """Return what all ranks observed of the first loss. Raises WorkerError if it is not finite, or exactly 0.
+
+    No family's row losses are all 0; those of a user's model are where rows are compared with others that a plan has put
+    elsewhere, and would train nothing.
+    """
+    absolute = read_value(observer.absolute_loss) / task.plan.global_batch_size
+    own = [float(dependence in observer.dependences) for dependence in LossDependence]
+    mean_absolute, *counts = _sum_over_ranks([absolute, *own], device)
+    model = task.model
+    if not _is_finite(loss) or not _is_finite(mean_absolute):
+        layers = len(model.layers)
+        own_layer = observer.first_not_finite
+        first = torch.tensor(layers if own_layer is None else own_layer, device=device)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        layer = min(int(first), layers - 1)
+        raise WorkerError(
+            FailureReason.LOSS_INVALID,
+            f"the first loss (iteration 0, {model.dtype}) is {loss:g}, so nothing can be trained; layer {layer} "
+            f"({model.layers[layer]}) is the first whose output is not finite",
+        )
+    if mean_absolute == 0 and isinstance(model.family, Custom):
+        raise WorkerError(
+            FailureReason.LOSS_INVALID,
+            f"the first loss (iteration 0, {model.dtype}) is exactly 0 for every row, so nothing is trained; layer "
+            f"{len(model.layers) - 1} ({model.layers[-1]}) must return a loss for each row that needs no other row",
+        )
+    found = (dependence for dependence, count in zip(LossDependence, counts, strict=True) if count)
+    return _FirstLoss(mean_absolute, next(found, None))
+
+
+def _is_finite(loss: float) -> bool:
+    return abs(loss) <= MAX_LOSS  # false for NaN
 
 
 def _inject_fault(task: TrialTask, watchdog: Watchdog) -> None:

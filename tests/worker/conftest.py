@@ -131,7 +131,7 @@ class Worker:
 
 @pytest.fixture(scope="session")
 def warm_worker() -> Iterator[WarmWorker]:
-    warm = WarmWorker(BARE)
+    warm = WarmWorker({**BARE, "PYTHONPATH": str(Path(__file__).with_name("oracles"))})  # entry points of user models
     yield warm
     warm.close()
 

@@ -26,6 +26,8 @@ def test_permuted_placement_trains_like_one_device(worker, make) -> None:
     assert isinstance(report, TrialReport)
     assert report.losses == pytest.approx(alone.losses, rel=1e-5)
     assert len(report.losses) == 4
+    assert report.mean_absolute_row_loss == pytest.approx(report.losses[0], rel=1e-5)
+    assert report.loss_depends_on is None
     assert len(report.iteration_seconds) == 3
     assert min(report.iteration_seconds) > 0
     assert [p.done for p in outcome.progress] == [1, 2, 3, 4]

@@ -216,6 +216,7 @@ class Reason(StrEnum):
     HANG = "Hang"
     ORDER_INVALID = "OrderInvalid", "the worker cannot read its task; its image may be of another version: {what}"
     CRASHED = "Crashed"
+    LOSS_INVALID = "LossInvalid"
     TERMINATED = "Terminated", "{what}", Cause.CLUSTER
     EMULATION_TOO_SLOW = (
         "EmulationTooSlow",

@@ -20,6 +20,7 @@ class FailureReason(StrEnum):
     CRASHED = "Crashed"
     TERMINATED = "Terminated"
     EMULATION_TOO_SLOW = "EmulationTooSlow"
+    LOSS_INVALID = "LossInvalid"
 
 
 @document("Cause")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Ratio, Rows, Seconds, Slot
+from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Loss, Ratio, Rows, Seconds, Slot
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
 from trainwright.layer import Dtype, LayerKind
@@ -266,6 +267,13 @@ class RankMemory:
     peak_bytes: Bytes
 
 
+class LossDependence(StrEnum):
+    """Property of a model by which its first loss, on the same rows and weights, differs between plans."""
+
+    RANDOM_NUMBERS = "random_numbers"
+    BATCH_NORMALISATION = "batch_normalisation"
+
+
 @document("TrialReport")
 @dataclass(frozen=True, slots=True)
 class TrialReport:
@@ -273,7 +281,9 @@ class TrialReport:
 
     Attributes:
         iteration_seconds: slowest rank's, for each iteration after warm-up.
-        losses: mean of each iteration, warm-up included; training that works lowers it.
+        losses: mean of each iteration, warm-up included, None where it was not finite; training that works lowers it.
+        mean_absolute_row_loss: of the first iteration; None in reports of former versions and of users' jobs.
+        loss_depends_on: what a layer does by which the first loss depends on the plan; None if nothing is known.
         memory: by rank; empty if not tracked.
         paced_segments, late_segments: computations timed by emulation, and how many of them took longer than the
             emulated device would.
@@ -283,22 +293,30 @@ class TrialReport:
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     memory: tuple[RankMemory, ...] = ()
     paced_segments: Count = 0
     late_segments: Count = 0
     timeline: Timeline | None = None
     checked: Annotated[tuple[CheckedLayer, ...], OMITTED_DEFAULT] = ()
     skipped_updates: Annotated[Count, OMITTED_DEFAULT] = 0
+    mean_absolute_row_loss: Annotated[Loss | None, OMITTED_DEFAULT] = None
+    loss_depends_on: Annotated[LossDependence | None, OMITTED_DEFAULT] = None
     kind: Literal["trial"] = "trial"
 
     @property
     def remark(self) -> str:
-        """A sentence on updates that were skipped; empty if none was."""
-        if not self.skipped_updates:
-            return ""
-        counted = f"{self.skipped_updates} of {len(self.losses)} iterations updated no weights"
-        return f"{counted}, since float16 gradients overflowed; they took a little less time than the others."
+        """Sentences on losses that were not finite and on updates that were skipped; empty if there were none."""
+        remarks = []
+        if None in self.losses:
+            invalid = f"{self.losses.count(None)} of {len(self.losses)} iterations had a loss that is not finite"
+            remarks.append(f"{invalid}, iteration {self.losses.index(None)} the first.")
+        if self.skipped_updates:
+            counted = f"{self.skipped_updates} of {len(self.losses)} iterations updated no weights"
+            remarks.append(
+                f"{counted}, since float16 gradients overflowed; they took a little less time than the others."
+            )
+        return " ".join(remarks)
 
     @property
     def is_emulation_too_slow(self) -> bool:

@@ -22,6 +22,7 @@ from trainwright_worker.device import seed_random_numbers
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import RowRelayout
 from trainwright_worker.executor.emulated_pacing import needs_relayout
+from trainwright_worker.executor.forward_observer import ForwardObserver
 from trainwright_worker.executor.gradient_reduction import Reduction
 from trainwright_worker.executor.process_groups import ProcessGroups, Purpose
 from trainwright_worker.executor.recorder import Recorder
@@ -58,6 +59,7 @@ class LayerPasses:
 
     Attributes:
         loss: loss summed over this rank's rows so far; zero if another rank of the tensor group counts them.
+        observer: sees every layer's forward, if there is one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (different parts of the executor)
@@ -75,6 +77,7 @@ class LayerPasses:
         self._in_flight: dict[int, list[_StoredForward]] = {}
         self._last_reduction: Reduction | None = None
         self.loss = torch.zeros((), device=recorder.device)
+        self.observer: ForwardObserver | None = None
         self._forward_relayouts: dict[int, RowRelayout] = {}
         self._backward_relayouts: dict[int, RowRelayout] = {}
         for place in range(1, len(stage.runs)):
@@ -110,8 +113,11 @@ class LayerPasses:
         inputs = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in laid_out)
         with torch.set_grad_enabled(not layer.is_recomputed):
             output = self._compute(layer, inputs, rows)
-        if output.loss is not None and layer.run.position_of(self._rank).tensor == 0:
+        counts_loss = layer.run.position_of(self._rank).tensor == 0
+        if output.loss is not None and counts_loss:
             self.loss += output.loss.detach()
+        if self.observer is not None:
+            self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
         stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output))
         self._reshard_weights(layer, is_last_pass=False)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
@@ -153,7 +159,7 @@ class LayerPasses:
 
     def _compute(self, layer: RankLayer, inputs: Boundary, rows: MicroBatchRows) -> Output:
         if layer.module.draws_random_numbers:
-            seed_random_numbers(hash_seed(rows.seed, layer.number), self._recorder.device)
+            seed_random_numbers(_seed(layer, rows), self._recorder.device)
         output: Output = layer.module(inputs, {field: rows.fields[field] for field in layer.module.reads})
         return output
 
@@ -193,3 +199,8 @@ class LayerPasses:
         with self._recorder.action(action):
             yield
         self._pacer.resume()
+
+
+def _seed(layer: RankLayer, rows: MicroBatchRows) -> int:
+    """Return the seed of the random numbers of a layer's forward."""
+    return hash_seed(rows.seed, layer.number)

@@ -74,7 +74,7 @@ class CustomLayer(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         made = self.module(*boundary, *(data[field] for field in self.reads))
         if self.is_last:
-            return Output((), made.sum(dtype=torch.float32))
+            return Output((), made.sum(dtype=torch.float32), made.detach().abs().sum(dtype=torch.float32))
         return Output(made if isinstance(made, tuple) else (made,))
 
 

@@ -32,10 +32,12 @@ class Output(NamedTuple):
         boundary: input of the next layer; empty after the last one.
         loss: sum over the rows of each row's mean loss; None if the layer has no loss. A plain sum over rows does not depend
             on how a plan splits the batch; the executor divides it by the rows of the whole batch.
+        absolute_loss: the same sum of absolute values; None where no row's loss is negative, so that it is `loss`.
     """
 
     boundary: Boundary
     loss: Tensor | None = None
+    absolute_loss: Tensor | None = None
 
     def backward(self, gradients: Boundary, loss_gradient: float = 1.0) -> None:
         """Compute the gradients of all inputs and weights, given those of the boundary's tensors."""
@@ -63,7 +65,8 @@ class Layer(nn.Module, ABC):
         partial_gradients: replicated parameters of whose gradient each rank of a tensor group computes only one summand.
         split_sizes: full size of the split dimension, by parameter name, where the tensor degree need not divide it.
         shared_weights: model-wide name of each tied parameter.
-        draws_random_numbers: whether its forward draws from torch's default generators (dropout).
+        draws_random_numbers: whether its forward may draw from torch's default generators (dropout).
+        mixes_rows: whether a row's output depends on the rows that are computed with it (batch normalisation).
         supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
             width), every rank has its whole loss if it has one, and outside of `copy_to_tensor_group` …
             `reduce_from_tensor_group` every position is computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
@@ -75,6 +78,7 @@ class Layer(nn.Module, ABC):
     partial_gradients: ClassVar[frozenset[str]] = frozenset()
     shared_weights: ClassVar[Mapping[str, str]] = {}
     draws_random_numbers: ClassVar[bool] = False
+    mixes_rows: ClassVar[bool] = False
     supports_sequence_parallel: bool = False
     split_sizes: Mapping[str, int] = {}
     shard: TensorShard = TensorShard()

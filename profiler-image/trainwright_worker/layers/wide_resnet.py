@@ -27,6 +27,7 @@ class Stem(Layer):
     """Convolution and max-pooling of images (rows, channels, side, side) to (rows, base, side / 4, side / 4)."""
 
     reads = ("images",)
+    mixes_rows = True
 
     def __init__(self, channels: int, width: int, source: WeightSource) -> None:
         super().__init__()
@@ -53,6 +54,8 @@ class Bottleneck(Layer):
 
     A stage's first block projects its shortcut and, from the second stage on, halves the side in its 3 × 3.
     """
+
+    mixes_rows = True
 
     def __init__(self, widths: Widths, source: WeightSource, *, projects: bool, stride: int) -> None:
         super().__init__()

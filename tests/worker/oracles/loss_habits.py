@@ -1,0 +1,73 @@
+"""Entry points whose losses have a habit each, of linear layers of one width."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainwright_worker.layers.custom import CustomModel
+
+WIDTH = 8
+LATE = 2
+"""Iteration from which `late_rows` are not finite."""
+
+
+def rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    generators = [torch.Generator().manual_seed(1000 * iteration + first + row + seed) for row in range(count)]
+    return {
+        "inputs": torch.stack([torch.randn(WIDTH, generator=generator) for generator in generators]),
+        "targets": torch.stack([torch.randn(WIDTH, generator=generator) for generator in generators]),
+    }
+
+
+def late_rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    made = rows(seed, iteration, first, count)
+    return made if iteration < LATE else {**made, "inputs": torch.full((count, WIDTH), torch.nan)}
+
+
+class Distance(nn.Module):
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return (made - targets).square().mean(1)
+
+
+class Product(nn.Module):
+    """Loss of either sign."""
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return (made * targets).mean(1)
+
+
+class Contrast(nn.Module):
+    """Loss of each row against the other rows of its micro-batch; of one row alone it is exactly 0."""
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(made @ targets.T, torch.arange(len(made)), reduction="none")
+
+
+class Overflow(nn.Module):
+    def forward(self, made: Tensor) -> Tensor:
+        return made * 1e30 * 1e30
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(linear(), nn.Dropout(0.5))
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(linear(), nn.BatchNorm1d(WIDTH))
+
+
+plain = partial(CustomModel, [linear, linear, Distance], rows)
+overflowing = partial(CustomModel, [linear, Overflow, Distance], rows)
+contrasting = partial(CustomModel, [linear, linear, Contrast], rows)
+signed = partial(CustomModel, [linear, linear, Product], rows)
+late = partial(CustomModel, [linear, linear, Distance], late_rows)
+random = partial(CustomModel, [linear, dropping, Distance], rows)
+normalised = partial(CustomModel, [linear, normalising, Distance], rows)
