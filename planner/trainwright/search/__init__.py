@@ -94,14 +94,14 @@ def run(
         front = pareto(_search(planner, problem), problem, control, count, max_subclusters=max_subclusters)
         return subsampled(front, top)
     try:
-        found = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
+        candidates = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
     except NoFeasiblePlan:
         # The running plan, adapted to the devices, may be feasible although the search found nothing.
         if not (adapted := order_by_preference([], problem)):
             raise
         return _first(planner, adapted, problem, top)
     order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
-    return _first(planner, order(found, problem), problem, top)
+    return _first(planner, order(candidates, problem), problem, top)
 
 
 def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
@@ -122,20 +122,20 @@ def _run_search(
     if problem.limits.objective is Objective.COST:
         on_parts = on_growing_subclusters if planner in MAY_LEAVE_DEVICES_IDLE else on_subclusters
         return cheapest_first(on_parts(search, problem, control, count, max_subclusters=max_subclusters))
-    found = search(problem, control, count)
+    candidates = search(problem, control, count)
     return (
-        found
+        candidates
         if top is None or count is not None
-        else add_distinct_complexities(found, max(top, MIN_CANDIDATES), problem)
+        else add_distinct_complexities(candidates, max(top, MIN_CANDIDATES), problem)
     )
 
 
 def _search(planner: str, problem: Problem) -> Search:
     """Return the planner's search, among the plans of one trainer if the limits name it."""
-    wanted = problem.limits.expressible_by
-    if wanted is None or wanted.every_plan:
+    capabilities = problem.limits.expressible_by
+    if capabilities is None or capabilities.every_plan:
         return VariantSearch(SEARCHES[planner], fastest_variant)
-    return VariantSearch(ExpressibleSearch(SEARCHES[planner], wanted), without_runtime_choices)
+    return VariantSearch(ExpressibleSearch(SEARCHES[planner], capabilities), without_runtime_choices)
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:

@@ -67,9 +67,9 @@ class PartitionDescent:
             self.remaining_replays -= 1
             ends = tuple(neighbours[number].tolist())
             seen.add(ends)
-            found = fitting_candidate(self.plan_space.problem, self.plan_space.plan(stages.placement, rows, ends))
-            if found is not None and found.estimate.iteration_seconds < seconds:
-                return found
+            candidate = fitting_candidate(self.plan_space.problem, self.plan_space.plan(stages.placement, rows, ends))
+            if candidate is not None and candidate.estimate.iteration_seconds < seconds:
+                return candidate
         return None
 
 
@@ -81,7 +81,7 @@ def partition_neighbours(ends: Ends) -> list[Ends]:
     """Return all partitions that one move makes of this one; no stage becomes empty."""
     sizes = np.diff(ends, prepend=0)
     stages = len(ends)
-    found: list[Ends] = []
+    neighbours: list[Ends] = []
     count = 1
     while count <= MAX_MOVED_LAYERS:
         for source in range(stages):
@@ -91,9 +91,9 @@ def partition_neighbours(ends: Ends) -> list[Ends]:
                 if target != source:
                     step = -count if source < target else count
                     between = range(min(source, target), max(source, target))
-                    found.append(tuple(end + step if i in between else end for i, end in enumerate(ends)))
+                    neighbours.append(tuple(end + step if i in between else end for i, end in enumerate(ends)))
         count *= 2
-    return found
+    return neighbours
 
 
 MAX_ASSIGNMENTS = 640
@@ -164,22 +164,22 @@ class _Algorithm1:
 
     def lazy_candidates(self) -> list[LazyCandidate]:
         """Return the candidates of all choices in all orders; raise NoFeasiblePlan if there are none."""
-        found: list[LazyCandidate] = []
+        candidates: list[LazyCandidate] = []
         first_seconds: float | None = None
         total = len(self.plan_spaces) * self.choices
         for plan_space in self.plan_spaces:
             for stages, rows in plan_space.choices():
-                had_any = bool(found)
-                found += self._candidates_of_choice(plan_space, stages, rows)
-                if found and not had_any:
-                    first_seconds = self._exact_seconds(found[0])
+                had_any = bool(candidates)
+                candidates += self._candidates_of_choice(plan_space, stages, rows)
+                if candidates and not had_any:
+                    first_seconds = self._exact_seconds(candidates[0])
                 self.completed_steps += 1
                 self.control.report_progress(self.completed_steps, 2 * total + POLISHED_CHOICES, first_seconds)
-                if found and self.control.expired():
-                    return found
-        if not found:
+                if candidates and self.control.expired():
+                    return candidates
+        if not candidates:
             raise infeasibility_error(self.problem, self.plan_spaces[0].plans_ignoring_memory())
-        return found
+        return candidates
 
     def _candidates_of_choice(
         self, plan_space: UniformPlanSpace, stages: PlacedStages, rows: int

@@ -94,8 +94,8 @@ def candidate_if_feasible(problem: Problem, plan: Plan) -> Candidate | None:
 def _with_price(problem: Problem, plan: Plan, estimate: Estimate) -> Candidate:
     nodes = [device.node for device in plan.devices]
     price_of = {name: problem.cluster.accelerator_of(Device(name, 0)).price_per_hour for name in dict.fromkeys(nodes)}
-    known = [price for node in nodes if (price := price_of[node]) is not None]
-    return Candidate(plan, estimate, sum(known) if len(known) == len(nodes) else None)
+    prices = [price for node in nodes if (price := price_of[node]) is not None]
+    return Candidate(plan, estimate, sum(prices) if len(prices) == len(nodes) else None)
 
 
 def fastest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -186,7 +186,8 @@ def plan_shape(plan: Plan) -> Hashable:
 
 def _shape_without_savings(plan: Plan) -> Hashable:
     return plan.schedule, tuple(
-        (one.micro_batches, one.micro_batch_size, tuple(sorted(map(_degrees, one.stages)))) for one in plan.pipelines
+        (pipeline.micro_batches, pipeline.micro_batch_size, tuple(sorted(map(_degrees, pipeline.stages))))
+        for pipeline in plan.pipelines
     )
 
 
@@ -225,8 +226,8 @@ def drop_equivalent(candidates: Iterable[Candidate], tolerance: float) -> list[C
             _saves_nothing(candidate, other, tolerance) for other in others
         ):
             continue
-        beaten = {id(one) for one in others if _saves_nothing(one, candidate, 0.0)}
-        kept = [one for one in kept if one is kept[0] or id(one) not in beaten]
+        beaten = {id(other) for other in others if _saves_nothing(other, candidate, 0.0)}
+        kept = [member for member in kept if member is kept[0] or id(member) not in beaten]
         of_shape.append(seconds)
         others.append(candidate)
         kept.append(candidate)
@@ -258,10 +259,10 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
     for candidate in candidates:
         if candidate.estimate.iteration_seconds <= most:
             leaders.setdefault(plan_kind(candidate.plan), candidate)
-    others = [one for one in leaders.values() if one is not leaders[plan_kind(first.plan)]][: count // 2]
-    rest = [one for one in candidates if not any(one is other for other in others)][: count - len(others)]
-    chosen = {id(one) for one in (*others, *rest)}
-    return [one for one in candidates if id(one) in chosen]
+    others = [leader for leader in leaders.values() if leader is not leaders[plan_kind(first.plan)]][: count // 2]
+    rest = [each for each in candidates if not any(each is other for other in others)][: count - len(others)]
+    chosen = {id(member) for member in (*others, *rest)}
+    return [each for each in candidates if id(each) in chosen]
 
 
 def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | None:

@@ -35,23 +35,23 @@ def on_subclusters(
     """
     _check_prices(problem)
     largest, *others = subclusters(problem, max_subclusters)
-    subproblems = [largest, *sorted(others, key=lambda one: len(one.devices))]
-    found: list[Candidate] = []
+    subproblems = [largest, *sorted(others, key=lambda part: len(part.devices))]
+    candidates: list[Candidate] = []
     infeasible: NoFeasiblePlan | None = None
     for number, subproblem in enumerate(subproblems):
-        if found and control.expired():
+        if candidates and control.expired():
             break
-        least = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
+        least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
         share = control.part(2 if number == 0 else len(subproblems) - number)
         try:
-            found += search(
+            candidates += search(
                 subproblem, replace(share, report=_report_share(control, number, len(subproblems), least)), top
             )
         except NoFeasiblePlan as error:
             infeasible = infeasible or error
-    if infeasible is not None and not found:
+    if infeasible is not None and not candidates:
         raise infeasible
-    return found
+    return candidates
 
 
 def on_growing_subclusters(
@@ -68,39 +68,41 @@ def on_growing_subclusters(
     has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
-    every = [(one, _price_bound(one)) for one in subclusters(problem, max_subclusters)]
+    every = [(subcluster, _price_bound(subcluster)) for subcluster in subclusters(problem, max_subclusters)]
     every.sort(key=_promise)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     least: dict[frozenset[str], float] = {}
     paying: set[frozenset[str]] = set()
     infeasible: NoFeasiblePlan | None = None
     for number, (subproblem, bound) in enumerate(every):
-        if found and control.expired():
+        if candidates and control.expired():
             break
         nodes = frozenset(subproblem.nodes)
-        smaller = [other for other in (frozenset(one.nodes) for one, _ in every) if other < nodes]
-        below = [one for one in smaller if not any(one < other for other in smaller)]
+        smaller = [other for other in (frozenset(part.nodes) for part, _ in every) if other < nodes]
+        below = [node_set for node_set in smaller if not any(node_set < other for other in smaller)]
         if (below and not paying.intersection(below)) or bound >= min(least.values(), default=math.inf):
             continue
-        best_seconds = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
+        best_seconds = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
         report = _report_share(control, number, len(every), best_seconds)
         try:
             share = control.part(min(len(every) - number, 4))
             of_subcluster = search(subproblem, replace(share, report=report), top)
         except NoFeasiblePlan as error:
             of_subcluster, infeasible = [], error
-        found += of_subcluster
+        candidates += of_subcluster
         least[nodes] = min(map(_price, of_subcluster), default=math.inf)
-        if not of_subcluster or least[nodes] < min((least.get(one, math.inf) for one in below), default=math.inf):
+        if not of_subcluster or least[nodes] < min(
+            (least.get(node_set, math.inf) for node_set in below), default=math.inf
+        ):
             paying.add(nodes)
-    if infeasible is not None and not found:
+    if infeasible is not None and not candidates:
         raise infeasible
-    return found
+    return candidates
 
 
-def _promise(one: tuple[Problem, float]) -> tuple[int, float, float]:
+def _promise(subcluster: tuple[Problem, float]) -> tuple[int, float, float]:
     """Return the key by which subclusters are ordered: a part of another one is always before it."""
-    problem, bound = one
+    problem, bound = subcluster
     accelerators = {problem.cluster.node(name).accelerator for name in problem.nodes}
     devices = len(problem.devices)
     if len(accelerators) == 1:  # the bound is the same for any number of nodes, but for rounding
@@ -111,7 +113,7 @@ def _promise(one: tuple[Problem, float]) -> tuple[int, float, float]:
 def _price_bound(problem: Problem) -> float:
     """Return what a row costs at least of a plan that uses a device of each node; of a single accelerator, of every plan."""
     nodes = [problem.cluster.node(name) for name in problem.nodes]
-    prices = {one.name: one.price_per_hour or 0.0 for one in problem.cluster.accelerators}
+    prices = {accelerator.name: accelerator.price_per_hour or 0.0 for accelerator in problem.cluster.accelerators}
     is_single = len({node.accelerator for node in nodes}) == 1
     price_per_hour = sum(prices[node.accelerator] * (node.devices if is_single else 1) for node in nodes)
     seconds = work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size)
@@ -197,15 +199,15 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     The first of equals stays. Raises ValueError if a candidate has no price.
     """
-    found: list[Candidate] = []
+    front: list[Candidate] = []
     cheapest: float | None = None
     for seconds_and_price, candidate in sorted(
-        ((_seconds_and_price(candidate), candidate) for candidate in candidates), key=lambda one: one[0]
+        ((_seconds_and_price(candidate), candidate) for candidate in candidates), key=lambda item: item[0]
     ):
         if cheapest is None or seconds_and_price[1] < cheapest:
-            found.append(candidate)
+            front.append(candidate)
             cheapest = seconds_and_price[1]
-    return found
+    return front
 
 
 def _seconds_and_price(candidate: Candidate) -> tuple[float, float]:

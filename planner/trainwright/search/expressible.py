@@ -56,22 +56,22 @@ class ExpressibleSearch:
         plans = _starting_plans(unlimited, capabilities)
         with suppress(NoFeasiblePlan):
             plans += [candidate.plan for candidate in megatron(free, control, 1)]
-        found = expressible_candidates(free, plans, capabilities, control)
-        if not found:
+        candidates = expressible_candidates(free, plans, capabilities, control)
+        if not candidates:
             raise NoFeasiblePlan("no plan that the trainer supports fits into memory; allow other plans or trainers")
-        fastest = (fastest_variant(unlimited[0], free), found[0])
-        seconds = min(one.estimate.iteration_seconds for one in fastest)
-        return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
+        fastest = (fastest_variant(unlimited[0], free), candidates[0])
+        seconds = min(candidate.estimate.iteration_seconds for candidate in fastest)
+        return [replace(candidate, unlimited_seconds=seconds) for candidate in candidates[:top]]
 
 
 def _starting_plans(candidates: Sequence[Candidate], capabilities: Capabilities) -> list[Plan]:
     """Return the fastest plans that the trainer supports, and the fastest one of each number of stages."""
     plans = [candidate.plan for candidate in candidates]
-    told = [plan for plan in plans if is_expressible(plan, capabilities)]
+    expressible = [plan for plan in plans if is_expressible(plan, capabilities)]
     of_each_depth: dict[tuple[int, ...], Plan] = {}
     for plan in plans:
         of_each_depth.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
-    return list(dict.fromkeys([*[*of_each_depth.values()][:MAX_STARTING_PLANS], *told[:MAX_STARTING_PLANS]]))
+    return list(dict.fromkeys([*[*of_each_depth.values()][:MAX_STARTING_PLANS], *expressible[:MAX_STARTING_PLANS]]))
 
 
 def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) -> Candidate:
@@ -82,9 +82,9 @@ def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) 
     capabilities = capabilities.of(problem.model, problem.optimizer)
     if is_expressible(plan, capabilities):
         return candidate_of(problem, plan)
-    found = expressible_candidates(problem, [plan], capabilities, SearchControl())
-    if found:
-        return without_runtime_choices(found[0], problem)
+    candidates = expressible_candidates(problem, [plan], capabilities, SearchControl())
+    if candidates:
+        return without_runtime_choices(candidates[0], problem)
     return candidate_of(problem, nearest_shapes(plan, capabilities)[0].plan())
 
 
@@ -106,9 +106,9 @@ class _Descent:
             given = shape_of(plan) if is_expressible(plan, self.capabilities) else None
             shapes = nearest_shapes(plan, self.capabilities)[:STARTS]
             tried = map(self._cost_with_savings, (*([given] if given else []), *shapes))
-            found = sorted((shape for shape in tried if shape is not None), key=self._seconds)
-            starts += found
-            fastest_of_plans += found[:1]
+            best_shapes = sorted((shape for shape in tried if shape is not None), key=self._seconds)
+            starts += best_shapes
+            fastest_of_plans += best_shapes[:1]
         first = [*sorted(starts, key=self._seconds)[:DESCENTS], *sorted(fastest_of_plans, key=self._seconds)]
         for shape in dict.fromkeys(first):
             self._descend(shape)
@@ -123,12 +123,16 @@ class _Descent:
         """Cost a shape; if it does not fit, the first neighbour that does."""
         if self._cost(shape) is not None:
             return shape
-        return next((one for one in neighbours(shape, self.capabilities) if self._cost(one) is not None), None)
+        return next(
+            (neighbour for neighbour in neighbours(shape, self.capabilities) if self._cost(neighbour) is not None), None
+        )
 
     def _descend(self, shape: UniformShape) -> None:
         """Move to the fastest neighbour until none is faster."""
         while not self._is_over():
-            faster = [one for one in neighbours(shape, self.capabilities) if self._cost(one) is not None]
+            faster = [
+                neighbour for neighbour in neighbours(shape, self.capabilities) if self._cost(neighbour) is not None
+            ]
             best = min(faster, key=self._seconds, default=None)
             if best is None or self._seconds(best) >= self._seconds(shape) * (1 - MIN_GAIN_RATIO):
                 return

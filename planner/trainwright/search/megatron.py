@@ -75,16 +75,16 @@ def megatron_candidates(plan_space: UniformPlanSpace, control: SearchControl) ->
 
 
 def _smallest_that_fit(splits: EvenSplits, rows: int) -> list[Split]:
-    found: list[Split] = []
+    fitting: list[Split] = []
     smallest = 0
     for split in splits.with_rows(rows):
         product = split[0].tensor * split[0].pipeline
-        if found and product > smallest:
+        if fitting and product > smallest:
             break
         if splits.plan_space.fits(*split):
-            found.append(split)
+            fitting.append(split)
             smallest = product
-    return found
+    return fitting
 
 
 def _model_parallel_degree(degrees: Degrees) -> int:

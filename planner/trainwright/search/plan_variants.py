@@ -36,19 +36,20 @@ class VariantSearch:
             control.report_progress(progress.done, progress.total, progress.best_seconds)
 
         # As many as are changed, so that the first ones do not depend on `top`.
-        wanted = None if top is None else max(top, MAX_CANDIDATES)
-        found = self.search(problem, replace(control, report=report), wanted)
+        count = None if top is None else max(top, MAX_CANDIDATES)
+        candidates = self.search(problem, replace(control, report=report), count)
         fastest = [
-            candidate if control.expired() else self.fastest(candidate, problem) for candidate in found[:MAX_CANDIDATES]
+            candidate if control.expired() else self.fastest(candidate, problem)
+            for candidate in candidates[:MAX_CANDIDATES]
         ]
-        if all(new is old for new, old in zip(fastest, found, strict=False)):
-            return found[:top]
+        if all(new is old for new, old in zip(fastest, candidates, strict=False)):
+            return candidates[:top]
         # Plans that differ in their shardings alone may have become one.
         symmetry = DeviceSymmetry(problem.cluster)
-        distinct = {symmetry.canonical_key(one.plan): one for one in fastest}
-        found = fastest_first([*distinct.values(), *found[MAX_CANDIDATES:]])[:top]
-        control.report_progress(last.done, last.total, found[0].estimate.iteration_seconds)
-        return found
+        distinct = {symmetry.canonical_key(candidate.plan): candidate for candidate in fastest}
+        candidates = fastest_first([*distinct.values(), *candidates[MAX_CANDIDATES:]])[:top]
+        control.report_progress(last.done, last.total, candidates[0].estimate.iteration_seconds)
+        return candidates
 
 
 def fastest_variant(candidate: Candidate, problem: Problem) -> Candidate:
@@ -56,10 +57,10 @@ def fastest_variant(candidate: Candidate, problem: Problem) -> Candidate:
 
     Stages under ZeRO-1 and ZeRO-2 become ZeRO-3 for that, unless the candidate has shardings of operators.
     """
-    found = with_kept_weights(without_runtime_choices(candidate, problem), problem)
+    fastest = with_kept_weights(without_runtime_choices(candidate, problem), problem)
     if candidate.operators or not problem.runtime.keeps_gathered_weights:
-        return found
-    return _changed_where_faster(found, _sharded_and_kept, problem)
+        return fastest
+    return _changed_where_faster(fastest, _sharded_and_kept, problem)
 
 
 def with_kept_weights(candidate: Candidate, problem: Problem) -> Candidate:
@@ -146,7 +147,7 @@ def _changed_where_faster(candidate: Candidate, change: RunChange, problem: Prob
 
 def _faster(candidate: Candidate, change: RunChange, stages: Collection[StageNumber], problem: Problem) -> Candidate:
     """Return the candidate with these stages changed if it fits and is faster, else as it is."""
-    found = candidate_if_feasible(problem, _changed_plan(candidate.plan, change, stages))
-    if found is None or found.estimate.iteration_seconds >= candidate.estimate.iteration_seconds:
+    changed = candidate_if_feasible(problem, _changed_plan(candidate.plan, change, stages))
+    if changed is None or changed.estimate.iteration_seconds >= candidate.estimate.iteration_seconds:
         return candidate
-    return replace(candidate, plan=found.plan, estimate=found.estimate)
+    return replace(candidate, plan=changed.plan, estimate=changed.estimate)

@@ -67,17 +67,17 @@ class DegreeOptions:
         strategies = self._strategies(submesh, rows)
         if not strategies:
             return None
-        meshes = {one.tensor: self._mesh(submesh, one.tensor, rows, micro_batches) for one in strategies}
-        found = [meshes[one.tensor].costs(one) for one in strategies]
+        meshes = {each.tensor: self._mesh(submesh, each.tensor, rows, micro_batches) for each in strategies}
+        mesh_costs = [meshes[each.tensor].costs(each) for each in strategies]
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
             start, stop = self.spans.cuts[first], self.spans.cuts[end]
             chosen = strategies[option]
             return StageStrategy((LayerRun(start, stop - start, chosen, split_rows(rows, chosen.data)),))
 
-        seconds, iteration, state, activation = (np.stack(values) for values in zip(*found, strict=True))
+        seconds, iteration, state, activation = (np.stack(values) for values in zip(*mesh_costs, strict=True))
         is_split = self.problem.runtime.splits_boundaries
-        copies = np.array([1.0 if is_split else float(one.tensor) for one in strategies])
+        copies = np.array([1.0 if is_split else float(each.tensor) for each in strategies])
         return SubmeshOptions(
             self.spans.grid(seconds, np.inf),
             self.spans.grid(iteration, 0.0),
@@ -94,19 +94,19 @@ class DegreeOptions:
 
     def _strategies(self, submesh: Submesh, rows: int) -> list[Strategy]:
         problem, limits, size = self.problem, self.problem.limits, submesh.size
-        found = []
+        strategies = []
         for tensor in tensor_degrees(problem.model, size, limits.max_tensor_degree):
             data = size // tensor
             if data > min(rows, limits.max_data_degree or rows):
                 continue
             if is_profiled(problem.model, problem.profiles, submesh.accelerators, tensor):
                 shardings = SHARDINGS if data > 1 else (Sharding.NONE,)
-                found += [
+                strategies += [
                     Strategy(tensor, data, sharding=sharding, recompute=recompute)
                     for sharding in shardings
                     for recompute in (False, True)
                 ]
-        return found
+        return strategies
 
 
 @dataclass
@@ -141,8 +141,8 @@ class _MeshCosts:
         return self.stages.spans
 
     def _by_layer(self, by_kind: Array) -> Array:
-        found: Array = by_kind[self._context.kind_numbers]
-        return found
+        by_layer: Array = by_kind[self._context.kind_numbers]
+        return by_layer
 
     @cached_property
     def _terms(self) -> LayerTerms[Array]:

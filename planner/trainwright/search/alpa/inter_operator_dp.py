@@ -51,11 +51,11 @@ class StageBoundaryCosts:
         """Return all distinct message seconds that any placement of these stages can give, ascending."""
         there = np.unique(self.message_bytes[edges.first] * edges.message_copies)
         back = np.unique(self.message_bytes[edges.end] * edges.message_copies)
-        found = [
+        seconds_of_sides = [
             np.multiply.outer(sizes, np.unique(pace))
             for sizes, pace in zip((there, back), self.seconds_per_byte, strict=True)
         ]
-        return np.unique(np.concatenate([values.ravel() for values in found]))
+        return np.unique(np.concatenate([values.ravel() for values in seconds_of_sides]))
 
 
 def no_boundary_costs(clusters: int, devices: int) -> StageBoundaryCosts:
@@ -102,29 +102,31 @@ class ReachableStates:
 
     def max_devices_before(self, t_max: float) -> Indices:
         """Return `[boundary]` the most devices usable before it that leave enough for the stages after it."""
-        found = np.full(self.clusters + 1, UNREACHABLE, dtype=np.int64)
-        found[-1] = self.devices
+        device_counts = np.full(self.clusters + 1, UNREACHABLE, dtype=np.int64)
+        device_counts[-1] = self.devices
         for boundary in range(self.clusters - 1, -1, -1):
             here = slice(self._starts[boundary], self._starts[boundary + 1])
             edges = self.candidates
-            place = np.minimum(found[edges.end[here]] - edges.size[here], edges.max_devices_before[here])
+            place = np.minimum(device_counts[edges.end[here]] - edges.size[here], edges.max_devices_before[here])
             place = np.where(
                 (place >= edges.min_devices_before[here]) & (edges.seconds[here] <= t_max), place, UNREACHABLE
             )
-            found[boundary] = place.max(initial=UNREACHABLE)
-        return found
+            device_counts[boundary] = place.max(initial=UNREACHABLE)
+        return device_counts
 
     def min_devices_before(self, t_max: float) -> Indices:
         """Return `[boundary]` the fewest devices that the stages before it need."""
-        found = np.full(self.clusters + 1, -UNREACHABLE, dtype=np.int64)
-        found[0] = 0
+        device_counts = np.full(self.clusters + 1, -UNREACHABLE, dtype=np.int64)
+        device_counts[0] = 0
         for boundary in range(1, self.clusters + 1):
             here = self._by_end[self._ends[boundary] : self._ends[boundary + 1]]
             edges = self.candidates
-            place = np.maximum(found[edges.first[here]], edges.min_devices_before[here])
+            place = np.maximum(device_counts[edges.first[here]], edges.min_devices_before[here])
             open_here = (place <= edges.max_devices_before[here]) & (edges.seconds[here] <= t_max)
-            found[boundary] = np.where(open_here, place + edges.size[here], -UNREACHABLE).min(initial=-UNREACHABLE)
-        return found
+            device_counts[boundary] = np.where(open_here, place + edges.size[here], -UNREACHABLE).min(
+                initial=-UNREACHABLE
+            )
+        return device_counts
 
     def min_sum_seconds(self) -> float:
         """Return a lower bound on Σ t_i of the whole model that ignores device counts."""
@@ -319,17 +321,17 @@ class _StageTable:
         suffix_seconds = np.full(len(self.states), np.inf)
         suffix_seconds[-1] = 0.0
         self.tables = [suffix_seconds]
-        found = []
+        assignments = []
         for stages in range(1, self.programme.max_stages + 1):
             values = np.where(self.max_remaining_stages >= stages, self.seconds + suffix_seconds[self.target], np.inf)
             suffix_seconds = np.full(len(self.states), np.inf)
             suffix_seconds[self.source[self.starts]] = np.minimum.reduceat(values, self.starts)
             self.tables.append(suffix_seconds)
             if np.isfinite(suffix_seconds[0]) and suffix_seconds[0] <= limit * (1 + ROUNDING):
-                found.append(self._trace_back(stages))
+                assignments.append(self._trace_back(stages))
             elif not np.isfinite(suffix_seconds).any():
                 break
-        return found
+        return assignments
 
     def _trace_back(self, stages: int) -> StageAssignment:
         state, chosen = 0, []

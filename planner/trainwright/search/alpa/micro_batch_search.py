@@ -54,8 +54,8 @@ class MicroBatchSolution:
     @property
     def operators(self) -> tuple[SpanSpecs | None, ...]:
         """Return `[stage]` operator specs, None where degrees are exact; empty if they are exact for every stage."""
-        found = tuple(strategy.operators for _, strategy in self.stages)
-        return found if any(one is not None for one in found) else ()
+        operators = tuple(strategy.operators for _, strategy in self.stages)
+        return operators if any(specs is not None for specs in operators) else ()
 
     def plan(self, problem: Problem) -> Plan:
         """Build the plan on real devices with the nearest expressible degrees."""
@@ -101,7 +101,7 @@ class MicroBatchSearch:
         slicing = TMaxSearch(
             edges, crossings, self.micro_batches, self._max_stages, gap_ratio, keep_ratio, _EVENED_PIPELINES
         )
-        return [self._solution(line, berths, edges, found) for found in slicing.solve(limit_seconds)]
+        return [self._solution(line, berths, edges, assignment) for assignment in slicing.solve(limit_seconds)]
 
     def min_memory_solution(self, line: DeviceChain) -> MicroBatchSolution | None:
         """Return the pipeline whose largest stage needs the least memory with one micro-batch in flight."""
@@ -110,8 +110,8 @@ class MicroBatchSearch:
         if edges is None:
             return None
         crossings = no_boundary_costs(self.spans.piece_count, line.size)
-        found = TMaxSearch(edges, crossings, _LARGEST_STAGE_WEIGHT, self._max_stages, 1e-3).solve()
-        return self._solution(line, berths, edges, found[0]) if found else None
+        assignments = TMaxSearch(edges, crossings, _LARGEST_STAGE_WEIGHT, self._max_stages, 1e-3).solve()
+        return self._solution(line, berths, edges, assignments[0]) if assignments else None
 
     def combined_with(self, other: IntraOperatorPass) -> MicroBatchSearch:
         """Return a search whose submeshes also have the options of another intra-operator pass."""
@@ -128,12 +128,12 @@ class MicroBatchSearch:
     def _candidates_in(
         self, berths: Sequence[SubmeshSlot], edges_of_submesh: Callable[[Submesh], StageCandidates | None]
     ) -> StageCandidates | None:
-        found = []
+        candidates = []
         for number, berth in enumerate(berths):
             edges = edges_of_submesh(berth.submesh)
             if edges is not None:
-                found.append(edges.in_slot(berth.min_devices_before, berth.max_devices_before, number))
-        return concatenate_candidates(found) if found else None
+                candidates.append(edges.in_slot(berth.min_devices_before, berth.max_devices_before, number))
+        return concatenate_candidates(candidates) if candidates else None
 
     def options_of(self, submesh: Submesh) -> SubmeshOptions | None:
         if submesh not in self._options:
@@ -167,18 +167,18 @@ class MicroBatchSearch:
         )
 
     def _memory_bytes(self, submesh: Submesh) -> int:
-        accelerators = {one.name: one for one in self.problem.cost_context.cluster.accelerators}
+        accelerators = {accelerator.name: accelerator for accelerator in self.problem.cost_context.cluster.accelerators}
         return min(accelerators[name].memory_bytes for name in submesh.accelerators)
 
     def _solution(
-        self, line: DeviceChain, berths: Sequence[SubmeshSlot], edges: StageCandidates, found: StageAssignment
+        self, line: DeviceChain, berths: Sequence[SubmeshSlot], edges: StageCandidates, assignment: StageAssignment
     ) -> MicroBatchSolution:
         stages = []
-        for number in found.candidates:
+        for number in assignment.candidates:
             submesh = berths[edges.slot[number]].submesh
             place = int(edges.option[number]), int(edges.first[number]), int(edges.end[number])
             stages.append((submesh, self._strategies[submesh](*place)))
-        return MicroBatchSolution(found.seconds(self.micro_batches), line, self.rows, tuple(stages))
+        return MicroBatchSolution(assignment.seconds(self.micro_batches), line, self.rows, tuple(stages))
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,6 @@ class _CombinedPasses:
     other: IntraOperatorPass
 
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
-        found = (self.known.options_of(submesh), self.other.options(submesh, rows, micro_batches))
-        given = [one for one in found if one is not None]
+        both = (self.known.options_of(submesh), self.other.options(submesh, rows, micro_batches))
+        given = [options for options in both if options is not None]
         return concatenate_options(given) if given else None

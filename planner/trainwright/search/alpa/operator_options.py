@@ -45,12 +45,12 @@ class OperatorOptions:
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
         """Return the options of every logical mesh shape at every memory price."""
         del micro_batches  # the intra-operator pass derives it from `rows`
-        found = [
+        options_of_meshes = [
             self._submesh_options(costs, mesh, rows)
             for mesh in self.meshes(submesh)
             for costs in self._intra.options(mesh, rows)
         ]
-        return concatenate_options(found)
+        return concatenate_options(options_of_meshes)
 
     def meshes(self, submesh: Submesh) -> tuple[LogicalMesh, ...]:
         """Return logical shapes (n_l, m_l) whose second dimension divides the submesh's devices per node.
@@ -110,17 +110,20 @@ class OperatorOptions:
         if not open_here:
             return (), False
         tensors = self._nearest_tensor_degrees(degrees, open_here)
-        found: list[LayerRun] = []
-        for one, tensor in zip(degrees, tensors, strict=True):
+        runs: list[LayerRun] = []
+        for layer_degrees, tensor in zip(degrees, tensors, strict=True):
             data = mesh.devices // tensor
             run = LayerRun(
-                one.first, one.count, Strategy(tensor, data, one.order, one.sharding), split_rows(rows, data)
+                layer_degrees.first,
+                layer_degrees.count,
+                Strategy(tensor, data, layer_degrees.order, layer_degrees.sharding),
+                split_rows(rows, data),
             )
-            if found and replace(found[-1], first=run.first, count=run.count) == run:
-                before = found.pop()
+            if runs and replace(runs[-1], first=run.first, count=run.count) == run:
+                before = runs.pop()
                 run = replace(before, count=before.count + run.count)
-            found.append(run)
-        return tuple(found), tensors == [one.tensor for one in degrees]
+            runs.append(run)
+        return tuple(runs), tensors == [given.tensor for given in degrees]
 
     def _nearest_tensor_degrees(self, degrees: Sequence[NearestDegrees], open_here: Sequence[int]) -> list[int]:
         """Return the nearest allowed tensor degree of each run.
@@ -129,18 +132,18 @@ class OperatorOptions:
         rank, so they take a neighbour's degree.
         """
         nearest: list[int | None] = [
-            min(open_here, key=lambda degree: (abs(math.log(degree / one.tensor)), degree))
-            if self._is_divided(one)
+            min(open_here, key=lambda degree: (abs(math.log(degree / layer_degrees.tensor)), degree))
+            if self._is_divided(layer_degrees)
             else None
-            for one in degrees
+            for layer_degrees in degrees
         ]
-        known = [tensor for tensor in nearest if tensor is not None]
-        if not known:
+        open_degrees = [tensor for tensor in nearest if tensor is not None]
+        if not open_degrees:
             return [min(open_here)] * len(degrees)
-        found: list[int] = []
+        tensors: list[int] = []
         for tensor in nearest:
-            found.append(tensor if tensor is not None else found[-1] if found else known[0])
-        return found
+            tensors.append(tensor if tensor is not None else tensors[-1] if tensors else open_degrees[0])
+        return tensors
 
     def _is_divided(self, run: NearestDegrees) -> bool:
         counts = self.problem.cost_context.kind_counts(run.first, run.end)

@@ -112,25 +112,25 @@ class _Search:
 
     def _solutions(self, batch: MicroBatchSearch) -> list[MicroBatchSolution]:
         """Return the best pipelines over all block orders, plus the best few of each order; of fewer once the budget is spent."""
-        found: list[MicroBatchSolution] = []
+        solutions: list[MicroBatchSolution] = []
         each: list[MicroBatchSolution] = []
         for line in self._chains:
-            if (found or self.found) and self.control.expired():
+            if (solutions or self.found) and self.control.expired():
                 break
             limit = self.best_seconds * (1 + ALL_SIZES_SLACK_RATIO)
             solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=SAME_SIZE_SLACK_RATIO)
-            self.best_seconds = min([self.best_seconds, *(one.seconds for one in solved)])
-            runnable = [one for one in solved if one.can_run]
-            found += runnable
+            self.best_seconds = min([self.best_seconds, *(solution.seconds for solution in solved)])
+            runnable = [solution for solution in solved if solution.can_run]
+            solutions += runnable
             each += runnable[:EXACT_EVALUATIONS_PER_ORDER]
-        best = sorted(found, key=lambda one: one.seconds)[:EXACT_EVALUATIONS]
-        return [*best, *(one for one in each if one not in best)]
+        best = sorted(solutions, key=lambda solution: solution.seconds)[:EXACT_EVALUATIONS]
+        return [*best, *(solution for solution in each if solution not in best)]
 
     def _evaluate_exactly(self, solutions: list[MicroBatchSolution]) -> None:
         operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
-        for one in solutions:
-            plan = with_runtime_choices(one.plan(self.problem), self.problem.cost_context)
-            operators.setdefault(plan, one.operators)
+        for solution in solutions:
+            plan = with_runtime_choices(solution.plan(self.problem), self.problem.cost_context)
+            operators.setdefault(plan, solution.operators)
         drafts = [LazyCandidate(0.0, partial(_given, plan)) for plan in operators]
         silent = replace(self.control, report=None)
         for candidate in best_of(self.problem, drafts, silent, None):
@@ -147,9 +147,9 @@ class _Search:
     def _min_memory_plans(self) -> Iterator[Plan]:
         """Yield the plan of least memory for each block order, at one row per micro-batch, to explain why nothing fits."""
         for line in self._chains:
-            found = MicroBatchSearch(self.problem, self._degree_pass, 1, self.spans).min_memory_solution(line)
-            if found is not None:
-                yield found.plan(self.problem)
+            solution = MicroBatchSearch(self.problem, self._degree_pass, 1, self.spans).min_memory_solution(line)
+            if solution is not None:
+                yield solution.plan(self.problem)
 
 
 def _given(plan: Plan) -> Plan:

@@ -96,19 +96,19 @@ def pareto_candidates(
 
 def concatenate_candidates(several: Sequence[StageCandidates]) -> StageCandidates:
     """Join stage candidates, sorted by first boundary."""
-    found = StageCandidates(
-        np.concatenate([one.first for one in several]),
-        np.concatenate([one.end for one in several]),
-        np.concatenate([one.size for one in several]),
-        np.concatenate([one.min_devices_before for one in several]),
-        np.concatenate([one.max_devices_before for one in several]),
-        np.concatenate([one.seconds for one in several]),
-        np.concatenate([one.max_remaining_stages for one in several]),
-        np.concatenate([one.message_copies for one in several]),
-        np.concatenate([one.slot for one in several]),
-        np.concatenate([one.option for one in several]),
+    merged = StageCandidates(
+        np.concatenate([part.first for part in several]),
+        np.concatenate([part.end for part in several]),
+        np.concatenate([part.size for part in several]),
+        np.concatenate([part.min_devices_before for part in several]),
+        np.concatenate([part.max_devices_before for part in several]),
+        np.concatenate([part.seconds for part in several]),
+        np.concatenate([part.max_remaining_stages for part in several]),
+        np.concatenate([part.message_copies for part in several]),
+        np.concatenate([part.slot for part in several]),
+        np.concatenate([part.option for part in several]),
     )
-    return found[np.argsort(found.first, kind="stable")]
+    return merged[np.argsort(merged.first, kind="stable")]
 
 
 UNLIMITED_STAGES = 2**40
@@ -176,18 +176,18 @@ def concatenate_options(several: Sequence[SubmeshOptions]) -> SubmeshOptions:
     """Join the options of one submesh."""
     if len(several) == 1:
         return several[0]
-    counts = np.cumsum([0, *(len(one.seconds) for one in several)])
-    strategies = [one.strategy for one in several]  # so that the closure does not keep the tables alive
+    counts = np.cumsum([0, *(len(part.seconds) for part in several)])
+    strategies = [part.strategy for part in several]  # so that the closure does not keep the tables alive
 
     def strategy(option: int, first: int, end: int) -> StageStrategy:
         number = int(np.searchsorted(counts, option, side="right")) - 1
         return strategies[number](option - int(counts[number]), first, end)
 
     return SubmeshOptions(
-        np.concatenate([one.seconds for one in several]),
-        np.concatenate([one.iteration_seconds for one in several]),
-        np.concatenate([one.state_bytes for one in several]),
-        np.concatenate([one.activation_bytes for one in several]),
-        np.concatenate([one.message_copies for one in several]),
+        np.concatenate([part.seconds for part in several]),
+        np.concatenate([part.iteration_seconds for part in several]),
+        np.concatenate([part.state_bytes for part in several]),
+        np.concatenate([part.activation_bytes for part in several]),
+        np.concatenate([part.message_copies for part in several]),
         strategy,
     )

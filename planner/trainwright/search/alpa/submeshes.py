@@ -106,10 +106,10 @@ class DeviceChain:
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """Return `[block]` the devices before it, with the total as last entry."""
-        found = [0]
+        starts = [0]
         for block in self.blocks:
-            found.append(found[-1] + block.size)
-        return tuple(found)
+            starts.append(starts[-1] + block.size)
+        return tuple(starts)
 
     @property
     def size(self) -> int:
@@ -194,8 +194,8 @@ class RepresentativeDevices:
             nodes = tuple(device.node for device in self.devices_of(submesh))
             groups: tuple[Nodes, ...] = tuple(nodes[i : i + tensor] for i in range(0, len(nodes), tensor))
             across: tuple[Nodes, ...] = tuple(zip(*groups, strict=True))
-            found = self.problem.cost_context.collectives
-            self._collectives[key] = found.all_reduce(groups), found.all_reduce(across)
+            collectives = self.problem.cost_context.collectives
+            self._collectives[key] = collectives.all_reduce(groups), collectives.all_reduce(across)
         return self._collectives[key]
 
     def _representative(self, submesh: Submesh) -> tuple[Device, ...]:
@@ -244,7 +244,7 @@ def place_submeshes(line: DeviceChain, submeshes: Sequence[Submesh]) -> tuple[tu
     are then laid out by their first stage, so that neighbours in the pipeline are neighbours on the links. Mixed
     submeshes take the nodes at block boundaries.
     """
-    found: dict[int, list[Device]] = {number: [] for number in range(len(submeshes))}
+    devices_of: dict[int, list[Device]] = {number: [] for number in range(len(submeshes))}
     for index, block in enumerate(line.blocks):
         low, high = line.starts[index], line.starts[index + 1]
         free = list(block.nodes)
@@ -254,17 +254,17 @@ def place_submeshes(line: DeviceChain, submeshes: Sequence[Submesh]) -> tuple[tu
                 count = dict(submesh.parts).get(block, 0)
                 # A mixed submesh that starts before the block takes its first nodes, else its last.
                 taken = free[:count] if devices_before <= low else free[len(free) - count :]
-                found[number] += [Device(name, slot) for name in taken for slot in range(block.width)]
+                devices_of[number] += [Device(name, slot) for name in taken for slot in range(block.width)]
                 free = [name for name in free if name not in taken]
             elif low <= devices_before < high:
                 inside.append(number)
             devices_before += submesh.size
-        _place_in_block(block, free, {number: submeshes[number] for number in inside}, found)
-    return tuple(tuple(found[number]) for number in range(len(submeshes)))
+        _place_in_block(block, free, {number: submeshes[number] for number in inside}, devices_of)
+    return tuple(tuple(devices_of[number]) for number in range(len(submeshes)))
 
 
 def _place_in_block(
-    block: Block, free: Sequence[str], inside: dict[int, Submesh], found: dict[int, list[Device]]
+    block: Block, free: Sequence[str], inside: dict[int, Submesh], devices_of: dict[int, list[Device]]
 ) -> None:
     """Assign the remaining nodes of one block to the submeshes inside it."""
     units = _pack_nodes(block, {number: mesh.width for number, mesh in inside.items() if mesh.width})
@@ -274,12 +274,12 @@ def _place_in_block(
         first = unit.stages[0]
         if not inside[first].width:
             count = inside[first].nodes
-            found[first] = [Device(name, slot) for name in nodes[:count] for slot in range(block.width)]
+            devices_of[first] = [Device(name, slot) for name in nodes[:count] for slot in range(block.width)]
         else:
             count, slot = 1, 0
             for number in unit.stages:
                 width = inside[number].width
-                found[number] = [Device(nodes[0], slot + extra) for extra in range(width)]
+                devices_of[number] = [Device(nodes[0], slot + extra) for extra in range(width)]
                 slot += width
         nodes = nodes[count:]
 
@@ -288,7 +288,7 @@ def _pack_nodes(block: Block, widths: dict[int, int]) -> list[_SharedNode]:
     """Pack submeshes into shared nodes, widest first, each into the first node with enough free devices."""
     nodes: list[_SharedNode] = []
     for number in sorted(widths, key=lambda number: (-widths[number], number)):
-        node = next((one for one in nodes if one.used + widths[number] <= block.width), None)
+        node = next((shared for shared in nodes if shared.used + widths[number] <= block.width), None)
         if node is None:
             node = _SharedNode(block, [])
             nodes.append(node)

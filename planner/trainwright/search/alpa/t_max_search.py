@@ -59,16 +59,25 @@ class TMaxSearch:
         if math.isinf(shortest) or least_sum + self._later_micro_batches * shortest > limit_seconds:
             return []
         self._search(programme, shortest, least_sum)
-        found = sorted(self._best.values(), key=lambda one: (one.seconds(self.micro_batches), len(one.candidates)))
+        assignments = sorted(
+            self._best.values(),
+            key=lambda assignment: (assignment.seconds(self.micro_batches), len(assignment.candidates)),
+        )
         worst = self._limit * (1 + self.keep_ratio)
-        found = [one for one in found if one.seconds(self.micro_batches) <= worst]
-        even = [more for one in found[: self.evened_pipelines] for more in self._most_even_variants(programme, one)]
-        return [*found, *(one for one in dict.fromkeys(even) if one not in found)]
+        assignments = [assignment for assignment in assignments if assignment.seconds(self.micro_batches) <= worst]
+        even = [
+            more
+            for assignment in assignments[: self.evened_pipelines]
+            for more in self._most_even_variants(programme, assignment)
+        ]
+        return [*assignments, *(assignment for assignment in dict.fromkeys(even) if assignment not in assignments)]
 
-    def _most_even_variants(self, programme: InterOperatorDP, one: StageAssignment) -> Iterator[StageAssignment]:
-        relaxed = programme.relaxation(one.longest_seconds, _UNEVENNESS)
-        limit = one.sum_seconds + _UNEVENNESS * one.longest_seconds * len(one.candidates)
-        yield from (more for more in relaxed.best_assignments(limit) if len(more.candidates) == len(one.candidates))
+    def _most_even_variants(self, programme: InterOperatorDP, assignment: StageAssignment) -> Iterator[StageAssignment]:
+        relaxed = programme.relaxation(assignment.longest_seconds, _UNEVENNESS)
+        limit = assignment.sum_seconds + _UNEVENNESS * assignment.longest_seconds * len(assignment.candidates)
+        yield from (
+            more for more in relaxed.best_assignments(limit) if len(more.candidates) == len(assignment.candidates)
+        )
 
     @property
     def _later_micro_batches(self) -> int:
@@ -122,10 +131,12 @@ class TMaxSearch:
         if not self._may_be_better(shortest, relaxed.sum_seconds):
             return relaxed.sum_seconds
         room = self._limit * (1 + self.keep_ratio) - self._later_micro_batches * shortest
-        found = relaxed.best_assignments(room)
-        for one in found:
-            known = self._best.get(len(one.candidates))
-            if known is None or one.seconds(self.micro_batches) < known.seconds(self.micro_batches):
-                self._best[len(one.candidates)] = one
-            self._limit = min(self._limit, one.seconds(self.micro_batches))
-        return min((one.sum_seconds for one in found), default=math.inf)
+        assignments = relaxed.best_assignments(room)
+        for assignment in assignments:
+            shortest_assignment = self._best.get(len(assignment.candidates))
+            if shortest_assignment is None or assignment.seconds(self.micro_batches) < shortest_assignment.seconds(
+                self.micro_batches
+            ):
+                self._best[len(assignment.candidates)] = assignment
+            self._limit = min(self._limit, assignment.seconds(self.micro_batches))
+        return min((each.sum_seconds for each in assignments), default=math.inf)

@@ -84,8 +84,8 @@ class _GroupTables:
 
     def resident_bytes(self, in_flight: float) -> Array:
         """Return [layer + 1] bytes with `in_flight` micro-batches."""
-        found: Array = self.state_bytes + in_flight * self.input_bytes
-        return found
+        resident_bytes: Array = self.state_bytes + in_flight * self.input_bytes
+        return resident_bytes
 
     def max_end(self, first: int, seconds: float, in_flight: float, extra_bytes: float) -> int:
         """Return the largest end of a stage from `first` within the seconds and memory."""
@@ -110,24 +110,24 @@ class _BottleneckSearch:
 
     def fastest_split(self) -> _LayerSplit | None:
         """Return the split with the smallest stage time; None if memory never suffices."""
-        low, high = 0.0, max((float(one.pass_seconds[-1]) for one in self.group_tables), default=0.0)
+        low, high = 0.0, max((float(table.pass_seconds[-1]) for table in self.group_tables), default=0.0)
         best = self._split_within(high)
         for _ in range(_BISECTION_STEPS if best is not None else 0):
             middle = (low + high) / 2
-            found = self._split_within(middle)
-            low, high = (middle, high) if found is None else (low, middle)
-            best = found or best
+            layer_split = self._split_within(middle)
+            low, high = (middle, high) if layer_split is None else (low, middle)
+            best = layer_split or best
         return best
 
     def expected_bytes(self, groups: Sequence[Group], ends: Sequence[int]) -> list[float]:
         """Return each group's estimated layer bytes."""
-        sizes = {(one.name, one.degree): one for one in self.group_tables}
-        found = []
+        sizes = {(table.name, table.degree): table for table in self.group_tables}
+        group_bytes = []
         for number, (group, first, end) in enumerate(zip(groups, (0, *ends), ends, strict=False)):
             size = sizes[self.problem.cluster.node(group[0].node).accelerator, len(group)]
-            held = size.resident_bytes(self._in_flight(number))
-            found.append(float(held[end] - held[first]))
-        return found
+            resident_bytes = size.resident_bytes(self._in_flight(number))
+            group_bytes.append(float(resident_bytes[end] - resident_bytes[first]))
+        return group_bytes
 
     def _in_flight(self, number: int) -> float:
         """Return in-flight micro-batches of a stage; those beyond the expected number count as the last."""
@@ -137,13 +137,15 @@ class _BottleneckSearch:
     def _split_within(self, seconds: float) -> _LayerSplit | None:
         """Fill groups with layers in order; return None if some layers are left."""
         chosen: dict[str, _GroupTables] = {}
-        for one in self.group_tables:
-            known = chosen.get(one.name)
-            if self._layers_per_device(one, seconds) > (self._layers_per_device(known, seconds) if known else 0.0):
-                chosen[one.name] = one
+        for table in self.group_tables:
+            best_table = chosen.get(table.name)
+            if self._layers_per_device(table, seconds) > (
+                self._layers_per_device(best_table, seconds) if best_table else 0.0
+            ):
+                chosen[table.name] = table
         groups, ends = list[Group](), [0]
         for group in (
-            form_tensor_groups(self.problem, {name: one.degree for name, one in chosen.items()}) if chosen else ()
+            form_tensor_groups(self.problem, {name: best.degree for name, best in chosen.items()}) if chosen else ()
         ):
             size = chosen[self.problem.cluster.node(group[0].node).accelerator]
             end = size.max_end(ends[-1], seconds, self._in_flight(len(groups)), self.extra_bytes.get(group, 0.0))
@@ -167,16 +169,19 @@ class _BottleneckSearch:
 
 def _build_group_tables(problem: Problem) -> list[_GroupTables]:
     """Build tables of all formable groups, smallest degrees first."""
-    found = []
+    tables = []
     for name, degrees in tensor_degrees_by_accelerator(problem).items():
         for degree in degrees:
             groups = form_tensor_groups(problem, {name: degree})
             if groups:
                 state, inputs = state_and_input_bytes(problem, degree)
                 memory = max(problem.cost_context.memory_of_node[group[0].node] for group in groups)
-                sums = [prefix_sums(one) for one in (state, inputs, _layer_pass_seconds(problem, groups[0]))]
-                found.append(_GroupTables(name, degree, sums[0], sums[1], sums[2], float(memory)))
-    return found
+                sums = [
+                    prefix_sums(layer_values)
+                    for layer_values in (state, inputs, _layer_pass_seconds(problem, groups[0]))
+                ]
+                tables.append(_GroupTables(name, degree, sums[0], sums[1], sums[2], float(memory)))
+    return tables
 
 
 def _layer_pass_seconds(problem: Problem, group: Group) -> Array:

@@ -52,7 +52,7 @@ class ComputeEstimate:
 def _rates_by_rows(problem: Problem, replica_tables: ReplicaTables, group: TensorGroupClass) -> Iterable[float]:
     """Yield rows per second at each profiled row count; extrapolated times could reach 0."""
     profiled = {layer.rows for layer in problem.profiles.layers if layer.accelerator in group.accelerators}
-    for rows in {1, *(one for one in profiled if one <= min(problem.global_batch_size, _MAX_ROWS))}:
+    for rows in {1, *(count for count in profiled if count <= min(problem.global_batch_size, _MAX_ROWS))}:
         seconds = replica_tables.total_seconds(group, rows)
         yield rows / seconds if seconds > 0 else np.inf
 

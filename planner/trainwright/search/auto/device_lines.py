@@ -75,15 +75,15 @@ def device_lines(
     orders = list(_in_sampled_orders(blocks_by_kind, max_orders))
     if len(kinds) > 1:
         orders.append(_interleave(blocks_by_kind))
-    found = [_build_line(order) for order in orders]
+    lines = [_build_line(order) for order in orders]
     if max_striped_lines and is_slower_inside_nodes(problem):
         striped = [_striped(blocks) for blocks in blocks_by_kind]
         if striped != blocks_by_kind:
-            found += [_build_line(order) for order in _in_sampled_orders(striped, max_striped_lines)]
+            lines += [_build_line(order) for order in _in_sampled_orders(striped, max_striped_lines)]
     if problem.model.owners == (0, len(problem.model.layers) - 1):
         shared = (line for order in orders if (line := _with_shared_ends(order)) is not None)
-        found += islice(shared, max_shared_end_lines)
-    return found
+        lines += islice(shared, max_shared_end_lines)
+    return lines
 
 
 def _with_shared_ends(order: Sequence[_Block]) -> DeviceLine | None:
@@ -99,7 +99,7 @@ def _with_shared_ends(order: Sequence[_Block]) -> DeviceLine | None:
         [(number, tuple(part[start : start + size])) for start in range(0, len(part), size)]
         for part in (node_devices[half:], node_devices[:half])
     )
-    others = ((kind, tuple(one for one in block if one.node != node)) for kind, block in order)
+    others = ((kind, tuple(device for device in block if device.node != node)) for kind, block in order)
     return _build_line([*first, *((kind, block) for kind, block in others if block), *last], (len(first), len(last)))
 
 
@@ -159,7 +159,7 @@ def _blocks_of_kind(problem: Problem, number: int, nodes: Sequence[str], max_blo
 
 def _striped(blocks: Sequence[_Block]) -> list[_Block]:
     """Return blocks of the same sizes and kind that take the first device of every node, then the second, and so on."""
-    devices = iter(sorted((device for _, block in blocks for device in block), key=lambda one: one.slot))
+    devices = iter(sorted((device for _, block in blocks for device in block), key=lambda device: device.slot))
     return [(number, tuple(islice(devices, len(block)))) for number, block in blocks]
 
 
@@ -170,7 +170,7 @@ def _interleave(blocks_by_kind: Sequence[Sequence[_Block]]) -> list[_Block]:
         for number, some in enumerate(blocks_by_kind)
         for index, block in enumerate(some)
     ]
-    return [block for _, _, block in sorted(placed, key=lambda one: one[:2])]
+    return [block for _, _, block in sorted(placed, key=lambda item: item[:2])]
 
 
 def _build_line(blocks: Sequence[_Block], shared_ends: tuple[int, int] | None = None) -> DeviceLine:

@@ -62,7 +62,7 @@ def best_of_each_shape(candidates: list[Candidate]) -> list[Candidate]:
     shapes: dict[object, Candidate] = {}
     for candidate in fastest_first(candidates):
         pipelines = candidate.plan.pipelines
-        shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
+        shapes.setdefault(tuple((len(pipeline.stages), pipeline.micro_batch_size) for pipeline in pipelines), candidate)
     best = list(shapes.values())
     max_devices = max((len(candidate.plan.devices) for candidate in best), default=0)
     count_before: Counter[bool] = Counter()

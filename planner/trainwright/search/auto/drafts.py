@@ -107,7 +107,7 @@ class MultiPipelineDrafts:
     def drafts(self) -> list[tuple[float, Plan]]:
         """Return the best (DP seconds, plan) pairs, fastest first."""
         problem = self.replica_tables.problem
-        found: list[tuple[float, int, tuple[BatchShare, ...], list[int]]] = []
+        ranked: list[tuple[float, int, tuple[BatchShare, ...], list[int]]] = []
         shares_by_kinds: dict[frozenset[int], list[BatchShare]] = {}
         for groups in set_partitions(sorted(set(self.line.kind_numbers))):
             if len(groups) == 1:
@@ -119,21 +119,21 @@ class MultiPipelineDrafts:
                 counts = balance_micro_batches(combination, problem.global_batch_size)
                 if counts is not None:
                     seconds = max(part.seconds(count) for part, count in zip(combination, counts, strict=True))
-                    found.append((seconds, len(found), combination, counts))
-        found.sort(key=lambda one: one[:2])
-        return [(seconds, self._plan(parts, counts)) for seconds, _, parts, counts in found[:MAX_SEQUENCES_EACH]]
+                    ranked.append((seconds, len(ranked), combination, counts))
+        ranked.sort(key=lambda item: item[:2])
+        return [(seconds, self._plan(parts, counts)) for seconds, _, parts, counts in ranked[:MAX_SEQUENCES_EACH]]
 
     def _shares_of_kinds(self, group: frozenset[int]) -> list[BatchShare]:
         """Return the fastest stage sequences on these node kinds, one per micro-batch size."""
         batch = self.replica_tables.problem.global_batch_size
         sites = StageSites(self.replica_tables, self.line.with_kinds(group))
-        found = []
+        shares = []
         for rows in divisors(batch):
             if rows <= batch // 2:
                 (tables,) = LineOptions.for_lines([sites], rows, max(batch // rows // 2, 1))
-                found += [BatchShare(chain, tables) for chain in LayerDeviceDP(tables).sequences()[:1]]
+                shares += [BatchShare(chain, tables) for chain in LayerDeviceDP(tables).sequences()[:1]]
         # The pipeline's share is not known yet: half of the batch stands for it.
-        return sorted(found, key=lambda part: part.seconds(max(batch // 2 // part.line_options.rows, 1)))[
+        return sorted(shares, key=lambda part: part.seconds(max(batch // 2 // part.line_options.rows, 1)))[
             :MAX_SEQUENCES_EACH
         ]
 
@@ -231,10 +231,10 @@ class DraftGenerator:
                 order = iter(sorted({*nearby_sizes, len(sizes) - 1}))
             for index in order:
                 (line_options,) = self._line_options([sites], sizes[index])
-                found = self._drafts(line_options, is_coarse=True)
-                best_by_size[index] = found[0][0] if found else float("inf")
-                coarse_results += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
-                yield found, number / len(coarse_lines)
+                drafts = self._drafts(line_options, is_coarse=True)
+                best_by_size[index] = drafts[0][0] if drafts else float("inf")
+                coarse_results += [(seconds, number, sizes[index]) for seconds, _ in drafts[:1]]
+                yield drafts, number / len(coarse_lines)
             best = min(best_by_size, key=lambda index: best_by_size[index])
             nearby_sizes = nearby_sizes or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
         if self.includes_multi_pipeline and len(set(coarse_lines[0].kind_numbers)) > 1:
@@ -248,18 +248,18 @@ class DraftGenerator:
         self, replica_tables: ReplicaTables, fine: Resolution, chosen: Sequence[tuple[int, int]]
     ) -> Iterator[LineOptions]:
         """Yield tables of the chosen (line number, rows) pairs; lines with equal rows share theirs."""
-        found = dict(enumerate(self._lines(fine)))
-        chosen = [(number, rows) for number, rows in chosen if number in found]
+        line_of = dict(enumerate(self._lines(fine)))
+        chosen = [(number, rows) for number, rows in chosen if number in line_of]
         sites = {
-            number: StageSites(replica_tables, found[number], self.budget.max_tensor_degree) for number, _ in chosen
+            number: StageSites(replica_tables, line_of[number], self.budget.max_tensor_degree) for number, _ in chosen
         }
-        known: dict[tuple[int, int], LineOptions] = {}
+        options_of: dict[tuple[int, int], LineOptions] = {}
         for number, rows in chosen:
-            if (number, rows) not in known:
+            if (number, rows) not in options_of:
                 same_size = [other for other, size in chosen if size == rows]
                 tables = self._line_options([sites[other] for other in same_size], rows)
-                known.update(zip(((other, rows) for other in same_size), tables, strict=True))
-            yield known[number, rows]
+                options_of.update(zip(((other, rows) for other in same_size), tables, strict=True))
+            yield options_of[number, rows]
 
     def _lines(self, resolution: Resolution) -> list[DeviceLine]:
         return device_lines(
@@ -284,12 +284,12 @@ class DraftGenerator:
 
     def _drafts(self, line_options: LineOptions, *, is_coarse: bool = False) -> list[Draft]:
         problem, micro_batches = self.problem, line_options.micro_batches
-        found = []
+        drafts = []
         for sequence in LayerDeviceDP(line_options, is_coarse).sequences():
             pipeline = pipeline_of(sequence, line_options, micro_batches)
             plan = Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
-            found.append((sequence.seconds(micro_batches), plan))
-        return found
+            drafts.append((sequence.seconds(micro_batches), plan))
+        return drafts
 
 
 def _middle_out(best_by_size: dict[int, float], count: int, patience: int, *, from_first: bool) -> Iterator[int]:

@@ -113,8 +113,8 @@ class _PossibleStages:
 
     def least(self, by_stage: Array) -> Array:
         """Return [..., start] minimum of [..., stage] values."""
-        found: Array = np.minimum.reduceat(by_stage, self.numbers, axis=-1) if len(self.starts) else by_stage
-        return found
+        least: Array = np.minimum.reduceat(by_stage, self.numbers, axis=-1) if len(self.starts) else by_stage
+        return least
 
     def first_least(self, by_stage: Array) -> NDArray[np.intp]:
         """Return the [..., start] number of the first stage with the minimum of [..., stage] values."""
@@ -122,8 +122,8 @@ class _PossibleStages:
             return np.zeros(by_stage.shape, dtype=np.intp)
         has_least = by_stage == np.repeat(self.least(by_stage), self._counts, axis=-1)
         numbers = np.where(has_least, np.arange(len(self.ends)), len(self.ends))
-        found: NDArray[np.intp] = np.minimum.reduceat(numbers, self.numbers, axis=-1)
-        return found
+        first_least: NDArray[np.intp] = np.minimum.reduceat(numbers, self.numbers, axis=-1)
+        return first_least
 
 
 @dataclass
@@ -138,8 +138,8 @@ class LayerDeviceDP:
         """Return the distinct stage sequences over all slacks, fastest first."""
         if self.line_options.is_empty:
             return []
-        found = {chain.intervals: chain for chain in (*self._multi_stage_sequences(), *self._single_stages())}
-        return sorted(found.values(), key=lambda chain: chain.seconds(self.line_options.micro_batches))
+        sequence_of = {chain.intervals: chain for chain in (*self._multi_stage_sequences(), *self._single_stages())}
+        return sorted(sequence_of.values(), key=lambda chain: chain.seconds(self.line_options.micro_batches))
 
     def _multi_stage_sequences(self) -> Iterator[StageSequence]:
         min_bottleneck = self._even_split_seconds() if self.is_coarse else self._min_bottleneck_seconds()
@@ -242,21 +242,21 @@ class LayerDeviceDP:
         stage before had as many nodes.
         """
         sites, block_count = self.line_options.sites, self._block_count
-        found = np.zeros((2, block_count + 1, block_count + 1, self._cut_count))
+        message_seconds = np.zeros((2, block_count + 1, block_count + 1, self._cut_count))
         row_bytes = self.line_options.rows * sites.replica_tables.stage_tables.row_bytes
         for first in range(block_count):
             for end in range(first + 1, block_count + 1):
                 number = sites.site_numbers[first, end]
                 nodes = sites.sites[number].node_count if number >= 0 else 1
                 for side, block in enumerate((first, end)):
-                    found[side, first, end] = row_bytes * sites.boundary_seconds_per_byte[block] / nodes
-        return found
+                    message_seconds[side, first, end] = row_bytes * sites.boundary_seconds_per_byte[block] / nodes
+        return message_seconds
 
     def _terminal_seconds(self, count: int) -> Array:
         """Return [limit, block, cut] values: 0 if no layer is left, else infinite."""
-        found = np.full((count, self._block_count + 1, self._cut_count), np.inf)
-        found[:, :, -1] = 0.0
-        return found
+        terminal_seconds = np.full((count, self._block_count + 1, self._cut_count), np.inf)
+        terminal_seconds[:, :, -1] = 0.0
+        return terminal_seconds
 
     def _even_split_seconds(self) -> float:
         """Return micro-batch seconds if layers were split perfectly evenly over the blocks."""
@@ -312,26 +312,26 @@ class LayerDeviceDP:
     def _level_before(self, source: _Level, stages: _PossibleStages, limits: Array) -> _Level:
         """Return the values with one more stage before those of `source`, or with any number if that does not matter."""
         shape, cuts = source.path_seconds.shape, self._cut_count
-        found = _Level(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1, dtype=np.intp))
+        level = _Level(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1, dtype=np.intp))
         if self._level_count == 1:
-            found.path_seconds[:, :, -1] = 0.0
+            level.path_seconds[:, :, -1] = 0.0
         else:
-            self._put_best(found, source, stages, limits)
+            self._put_best(level, source, stages, limits)
         for block in range(self._block_count - 1, -1, -1):
             if self._level_count == 1:
-                self._put_best(found, found, stages.between(block * cuts, (block + 1) * cuts), limits)
-            path, tail = found.path_seconds[:, block], found.tail_seconds[:, block]
-            next_path, next_tail = found.path_seconds[:, block + 1], found.tail_seconds[:, block + 1]
+                self._put_best(level, level, stages.between(block * cuts, (block + 1) * cuts), limits)
+            path, tail = level.path_seconds[:, block], level.tail_seconds[:, block]
+            next_path, next_tail = level.path_seconds[:, block + 1], level.tail_seconds[:, block + 1]
             is_left_out = ~(path + tail < next_path + next_tail)
             np.copyto(path, next_path, where=is_left_out)
             np.copyto(tail, next_tail, where=is_left_out)
-            np.copyto(found.choice[:, block], -1, where=is_left_out)
+            np.copyto(level.choice[:, block], -1, where=is_left_out)
             if self._level_count == 1:
                 path[:, -1] = tail[:, -1] = 0.0
-        return found
+        return level
 
     @staticmethod
-    def _put_best(found: _Level, source: _Level, stages: _PossibleStages, limits: Array) -> None:
+    def _put_best(level: _Level, source: _Level, stages: _PossibleStages, limits: Array) -> None:
         """Put the values of the best stage that begins at each start, which precedes those of `source`."""
         count = len(limits)
         path = stages.seconds + source.path_seconds.reshape(count, -1)[:, stages.ends]
@@ -340,9 +340,9 @@ class LayerDeviceDP:
         np.maximum(tail, stages.tail, out=tail)
         chosen = stages.first_least(path + tail)
         row = np.arange(count)[:, None]
-        found.path_seconds.reshape(count, -1)[:, stages.starts] = path[row, chosen]
-        found.tail_seconds.reshape(count, -1)[:, stages.starts] = tail[row, chosen]
-        found.choice.reshape(count, -1)[:, stages.starts] = stages.ends[chosen]
+        level.path_seconds.reshape(count, -1)[:, stages.starts] = path[row, chosen]
+        level.tail_seconds.reshape(count, -1)[:, stages.starts] = tail[row, chosen]
+        level.choice.reshape(count, -1)[:, stages.starts] = stages.ends[chosen]
 
     def _backtrack(self, levels: list[_Level], number: int) -> StageSequence | None:
         total_seconds = [float(level.path_seconds[number, 0, 0] + level.tail_seconds[number, 0, 0]) for level in levels]

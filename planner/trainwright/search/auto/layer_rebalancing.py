@@ -82,7 +82,9 @@ class StageConfig:
         """Apply `change` to the layers at these stage-relative indices."""
         return replace(
             self,
-            layers=tuple(change(one) if number in layer_numbers else one for number, one in enumerate(self.layers)),
+            layers=tuple(
+                change(strategy) if number in layer_numbers else strategy for number, strategy in enumerate(self.layers)
+            ),
         )
 
     def with_rows(self, rows: int) -> StageConfig:
@@ -167,15 +169,15 @@ def scale_rows(rows: Sequence[int], total: int) -> tuple[int, ...]:
     if total < len(rows):
         raise ValueError(f"cannot split {total} rows over {len(rows)} replicas: each needs at least one row")
     whole = sum(rows)
-    found = [max(one * total // whole, 1) for one in rows]
+    scaled = [max(count * total // whole, 1) for count in rows]
     order = sorted(range(len(rows)), key=lambda replica: (-(rows[replica] * total % whole), replica))
     position = 0
-    while sum(found) < total:
-        found[order[position % len(rows)]] += 1
+    while sum(scaled) < total:
+        scaled[order[position % len(rows)]] += 1
         position += 1
-    while sum(found) > total:
-        found[found.index(max(found))] -= 1
-    return tuple(found)
+    while sum(scaled) > total:
+        scaled[scaled.index(max(scaled))] -= 1
+    return tuple(scaled)
 
 
 _CACHE_BYTES, _MIN_CACHED_TABLES = 2**26, 16
@@ -231,9 +233,9 @@ class LayerRebalancer:
             [(self._replica_tables.tensor_group(group), rows) for group, rows in groups]
         )
         passes = (1 + recompute_ratio) * forward + backward
-        found: Array = span_sums(passes).max(axis=0)
-        found[np.tril_indices(len(found))] = np.inf
-        return found
+        seconds: Array = span_sums(passes).max(axis=0)
+        seconds[np.tril_indices(len(seconds))] = np.inf
+        return seconds
 
     def _boundary_seconds(self, stages: tuple[StageConfig, ...], rows: int) -> Array:
         """Return [stage, end] seconds of both messages between a stage's last device and the next one's first."""
@@ -249,10 +251,10 @@ class LayerRebalancer:
 
 def _with_ends(stages: tuple[StageConfig, ...], ends: tuple[int, ...]) -> list[StageConfig]:
     """Move the stages' layer ends."""
-    found, first, start = [], 0, 0
+    configs, first, start = [], 0, 0
     for stage, end in zip(stages, ends, strict=True):
         size = len(stage.layers)
         layers = tuple(stage.layers[min(max(layer - first, 0), size - 1)] for layer in range(start, end))
-        found.append(StageConfig(stage.devices, layers))
+        configs.append(StageConfig(stage.devices, layers))
         first, start = first + size, end
-    return found
+    return configs

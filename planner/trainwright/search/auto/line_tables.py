@@ -51,7 +51,7 @@ class LineOptions:
     @classmethod
     def for_lines(cls, sites_of_lines: Sequence[StageSites], rows: int, micro_batches: int) -> list[LineOptions]:
         """Build the tables of several lines, sharing their options."""
-        replica_sets = dict.fromkeys(one for sites in sites_of_lines for one in sites.replica_sets)
+        replica_sets = dict.fromkeys(replica_set for sites in sites_of_lines for replica_set in sites.replica_sets)
         stage_options = StageOptions(sites_of_lines[0].replica_tables, replica_sets, rows, micro_batches)
         return [cls(sites, stage_options) for sites in sites_of_lines]
 
@@ -69,7 +69,8 @@ class LineOptions:
         """Return [site, index] option numbers, padded with the number of options."""
         option_numbers = self.stage_options.option_numbers
         by_site = [
-            [option_numbers[one] for one in site.replica_sets if one in option_numbers] for site in self.sites.sites
+            [option_numbers[replica_set] for replica_set in site.replica_sets if replica_set in option_numbers]
+            for site in self.sites.sites
         ]
         table = np.full((len(by_site), max(1, *map(len, by_site))), len(option_numbers), dtype=np.intp)
         for index, numbers in enumerate(by_site):
@@ -103,14 +104,14 @@ class LineOptions:
             chosen = (by_site[site, :, span] == least[site, span][:, None]).argmax(axis=1)
             sharding_number, number = np.divmod(chosen, table.shape[1])
             option = table[site, number]
-            tensor = np.array([float(one.strategy.tensor) for one in stage_options.options])
+            tensor = np.array([float(each.strategy.tensor) for each in stage_options.options])
             columns = (
                 costs.seconds[sharding_number, option, span],
                 stage_options.tail_seconds[sharding_number, option, span],
                 stage_options.backward_seconds[option, span],
                 tensor[option],
             )
-            self._best[in_flight] = BestOptions(*(self._by_cuts(site, span, one) for one in columns))
+            self._best[in_flight] = BestOptions(*(self._by_cuts(site, span, column) for column in columns))
         return self._best[in_flight]
 
     def _by_cuts(self, site: NDArray[np.intp], span: NDArray[np.intp], column: Array) -> Array:

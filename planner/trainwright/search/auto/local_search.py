@@ -75,7 +75,9 @@ class _StageMemoryLimit:
             mixed_sharding_layers=self.plan_layout.mixed_sharding_layers,
         )
         memory = context.memory_of_node
-        return all(part.total_bytes <= memory[one.node] for one, part in zip(stage.devices, memory_parts, strict=True))
+        return all(
+            part.total_bytes <= memory[device.node] for device, part in zip(stage.devices, memory_parts, strict=True)
+        )
 
     def repair(self, config: StageConfig) -> StageConfig | None:
         stored_layers = [number for number, layer in enumerate(config.layers) if not layer.strategy.recompute]
@@ -133,11 +135,11 @@ class CandidateEvaluator:
         if key in self.evaluated or self.remaining_evaluations <= 0 or not self._is_within_limits(plan):
             return None
         try:
-            found = self.evaluated[key] = fitting_candidate(self.problem, plan)
+            candidate = self.evaluated[key] = fitting_candidate(self.problem, plan)
         except ValueError:  # a layer without a profile at this degree on these devices
-            found = self.evaluated[key] = None
-        self.remaining_evaluations -= _FITTING_COST if found is not None else _OVERSIZED_COST
-        return found
+            candidate = self.evaluated[key] = None
+        self.remaining_evaluations -= _FITTING_COST if candidate is not None else _OVERSIZED_COST
+        return candidate
 
     def evaluate_repaired(self, plan: Plan) -> Candidate | None:
         """Evaluate the plan or, if memory is short, its repair with more recompute."""
@@ -145,14 +147,14 @@ class CandidateEvaluator:
         key = self._symmetry.canonical_key(plan)
         if key in self.evaluated:
             return None
-        found = self._evaluate(key, plan)
-        if found is None and key in self.evaluated:
+        candidate = self._evaluate(key, plan)
+        if candidate is None and key in self.evaluated:
             try:
                 repaired = repair_memory(plan, self.problem.cost_context)
             except ValueError:  # a layer without a profile
                 return None
-            found = None if repaired is None else self.evaluate(repaired)
-        return found
+            candidate = None if repaired is None else self.evaluate(repaired)
+        return candidate
 
     def rebalanced(self, plan: Plan) -> Plan | None:
         """Return the plan with rebalanced layers; None if it was rebalanced before."""
@@ -221,9 +223,9 @@ def _first_better(
             if evaluator.remaining_evaluations <= stop_at or evaluator.is_exhausted:
                 return None
             plan = evaluator.rebalanced(moved) if rebalances else moved
-            found = None if plan is None else evaluator.evaluate_repaired(plan)
-            if found is not None and found.estimate.iteration_seconds < target_seconds:
-                return found
+            candidate = None if plan is None else evaluator.evaluate_repaired(plan)
+            if candidate is not None and candidate.estimate.iteration_seconds < target_seconds:
+                return candidate
     return None
 
 
@@ -255,7 +257,7 @@ class IteratedLocalSearch:
             )
             failed_steps = failed_steps + 1 if perturbed is None else 0
             if perturbed is not None:
-                found = local_search(
+                candidate = local_search(
                     perturbed,
                     evaluator,
                     min(_MAX_EVALUATIONS, max(evaluator.remaining_evaluations / 3, _MIN_EVALUATIONS)),
@@ -263,8 +265,8 @@ class IteratedLocalSearch:
                 max_slowdown = (
                     _MAX_SLOWDOWN * evaluator.remaining_evaluations / initial_evaluations * self._random.random()
                 )
-                if found.estimate.iteration_seconds < incumbent.estimate.iteration_seconds * (1 + max_slowdown):
-                    incumbent = found
+                if candidate.estimate.iteration_seconds < incumbent.estimate.iteration_seconds * (1 + max_slowdown):
+                    incumbent = candidate
             yield
 
     def _perturb(self, incumbent: Candidate) -> Candidate | None:
@@ -281,7 +283,7 @@ class IteratedLocalSearch:
                         plan = self._random.choice(moves)()
             except ValueError:  # a replica without rows, or a degree without a profile
                 continue
-            found = self.evaluator.evaluate_repaired(plan)
-            if found is not None:
-                return found
+            candidate = self.evaluator.evaluate_repaired(plan)
+            if candidate is not None:
+                return candidate
         return None

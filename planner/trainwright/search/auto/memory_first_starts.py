@@ -26,7 +26,10 @@ def memory_balanced_plans(problem: Problem) -> Iterator[Plan]:
     """Yield those of `least_memory_plans` that fit."""
     context = problem.cost_context
     for plan in least_memory_plans(problem):
-        if all(held <= context.memory_of_node[device.node] for device, held in memory_by_device(plan, context)):
+        if all(
+            device_bytes <= context.memory_of_node[device.node]
+            for device, device_bytes in memory_by_device(plan, context)
+        ):
             yield plan
 
 
@@ -42,10 +45,12 @@ def least_memory_plans(problem: Problem) -> Iterator[Plan]:
         group_memory = tensor * _max_memory(problem, largest)
         uniform = {name: tensor for name, degrees in by_accelerator.items() if tensor in degrees}
         memory_matched = {
-            name: next((one for one in degrees if one * _max_memory(problem, name) >= group_memory), degrees[-1])
+            name: next(
+                (degree for degree in degrees if degree * _max_memory(problem, name) >= group_memory), degrees[-1]
+            )
             for name, degrees in by_accelerator.items()
         }
-        degree_choices += [one for one in (uniform, memory_matched) if one not in degree_choices]
+        degree_choices += [choice for choice in (uniform, memory_matched) if choice not in degree_choices]
     for degree_of in degree_choices:
         yield from _balance_memory(problem, degree_of)
 
@@ -55,7 +60,7 @@ def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
     most = min(len(problem.devices), problem.limits.max_tensor_degree or len(problem.devices))
     allowed = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
     return {
-        name: [one for one in allowed if is_profiled(problem.model, problem.profiles, (name,), one)] or [1]
+        name: [degree for degree in allowed if is_profiled(problem.model, problem.profiles, (name,), degree)] or [1]
         for name in problem.accelerators
     }
 
@@ -91,13 +96,13 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
     chunks = problem.cost_context.chunks_of_equal_stages(batch, count)
     in_flight = [in_flight_micro_batches(schedule, batch, stage, count, chunks) for stage in range(count)]
     resident = {size: state_and_input_bytes(problem, size) for size in set(map(len, groups))}
-    found: Array = np.array(
+    layer_bytes: Array = np.array(
         [
             resident[len(group)][0] + count * resident[len(group)][1]
             for group, count in zip(groups, in_flight, strict=True)
         ]
     )
-    return found
+    return layer_bytes
 
 
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:

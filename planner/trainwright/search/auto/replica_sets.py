@@ -81,11 +81,11 @@ def balance_rows(
 def rows_by_replica(groups: Sequence[TensorGroupClass], splits: Mapping[TensorGroupClass, RowSplit]) -> tuple[int, ...]:
     """Return each replica's rows; the first of equal groups take the extra ones."""
     larger_left = {group: share.larger_groups for group, share in splits.items()}
-    found = []
+    row_counts = []
     for group in groups:
-        found.append(splits[group].rows + (larger_left[group] > 0))
+        row_counts.append(splits[group].rows + (larger_left[group] > 0))
         larger_left[group] -= larger_left[group] > 0
-    return tuple(found)
+    return tuple(row_counts)
 
 
 GroupCounts = tuple[tuple[TensorGroupClass, int], ...]
@@ -126,17 +126,17 @@ class Rings:
         """Return hierarchical all-reduce seconds per byte of a rank's gradients, all tensor ranks in parallel."""
         if devices == tensor:
             return 0.0
-        found = 0.0
+        slowest = 0.0
         local_replicas = max(self.devices_per_node // tensor, 1)
         if local_replicas > 1:
-            found += ring_bytes_ratio(local_replicas) / self.intra_node_bandwidth
+            slowest += ring_bytes_ratio(local_replicas) / self.intra_node_bandwidth
         if self.node_count > 1:
             node_ring_size = max(self.node_count * self.devices_per_node // max(tensor, self.devices_per_node), 2)
             shards = min(tensor, self.devices_per_node)
-            found += ring_bytes_ratio(node_ring_size) * max(
+            slowest += ring_bytes_ratio(node_ring_size) * max(
                 shards / self.inter_node_bandwidth, 1 / (local_replicas * self.single_ring_bandwidth)
             )
-        return found
+        return slowest
 
 
 @dataclass(frozen=True, eq=False)

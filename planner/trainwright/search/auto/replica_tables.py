@@ -47,23 +47,23 @@ class ReplicaTables:
 
         One node stands for interchangeable ones in groups inside a node.
         """
-        found = self._groups.get(nodes)
-        if found is None:
+        group_class = self._groups.get(nodes)
+        if group_class is None:
             context = self.problem.cost_context
             names = tuple(sorted({context.accelerator_of_node[node] for node in nodes}))
             ring = NO_COMMUNICATION if len(nodes) == 1 else context.collectives.all_reduce((nodes,))
             key = names, len(nodes), ring
-            found = self._groups[nodes] = self._equal_groups.setdefault(key, TensorGroupClass(*key))
-            self.nodes_of_group.setdefault(found, nodes)
-        return found
+            group_class = self._groups[nodes] = self._equal_groups.setdefault(key, TensorGroupClass(*key))
+            self.nodes_of_group.setdefault(group_class, nodes)
+        return group_class
 
     def replica_set(self, counts: GroupCounts, ring_seconds: float, ratios: CollectiveRatios) -> ReplicaSet:
         """Return the interned replica set."""
         key = (counts, ring_seconds, ratios)
-        found = self._replica_sets.get(key)
-        if found is None:
-            found = self._replica_sets[key] = ReplicaSet(counts, ring_seconds, ratios)
-        return found
+        replica_set = self._replica_sets.get(key)
+        if replica_set is None:
+            replica_set = self._replica_sets[key] = ReplicaSet(counts, ring_seconds, ratios)
+        return replica_set
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class ReplicaTables:
             return tuple(range(layers + 1))
         total = prefix_sums(self._layer_seconds)
         even_cuts = np.linspace(0, total[-1], self.max_cuts - 2)
-        chosen = {int(np.argmin(np.abs(total - one))) for one in even_cuts} | {0, 1, layers - 1, layers}
+        chosen = {int(np.argmin(np.abs(total - cut))) for cut in even_cuts} | {0, 1, layers - 1, layers}
         return tuple(sorted(chosen))
 
     @cached_property
@@ -95,13 +95,16 @@ class ReplicaTables:
         """Return each accelerator's memory bytes, without the runtime's constant part."""
         context = self.problem.cost_context
         constant_bytes_of = context.runtime.constant_bytes_of
-        return {one.name: one.memory_bytes - constant_bytes_of(one.name) for one in context.cluster.accelerators}
+        return {
+            accelerator.name: accelerator.memory_bytes - constant_bytes_of(accelerator.name)
+            for accelerator in context.cluster.accelerators
+        }
 
     def prefix_sums(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
         """Return [forward | backward | update seconds | stored bytes, index, cut] of a micro-batch before each cut."""
         columns = np.stack([self._kind_costs(group, rows) for group, rows in group_rows], axis=1)
-        found: Array = prefix_sums(columns[:, :, self.problem.cost_context.kind_numbers])[:, :, list(self.cuts)]
-        return found
+        sums: Array = prefix_sums(columns[:, :, self.problem.cost_context.kind_numbers])[:, :, list(self.cuts)]
+        return sums
 
     def total_seconds(self, group: TensorGroupClass, rows: int) -> float:
         """Return seconds of a micro-batch through the whole model."""
@@ -146,8 +149,8 @@ class ReplicaTables:
 
     def largest_stored_bytes(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
         """Return [index] stored bytes of the largest layer, per (group, rows)."""
-        found: Array = np.stack([self._kind_costs(group, rows)[3] for group, rows in group_rows]).max(axis=1)
-        return found
+        largest: Array = np.stack([self._kind_costs(group, rows)[3] for group, rows in group_rows]).max(axis=1)
+        return largest
 
     def max_gathered_bytes(self, tensor: int) -> int:
         """Return the bytes of gathered weights on a rank with all layers."""

@@ -120,10 +120,10 @@ def draft_plans(state: SearchState) -> None:
 
 def collect_drafts(state: SearchState, generator: DraftGenerator, sizes: Sequence[int]) -> None:
     """Collect drafts until all lines and sizes are searched or time is up."""
-    for found, share in generator.steps(sizes):
-        if found and state.has_no_plan:
-            state.evaluator.evaluate(found[0][1])
-        state.drafts += found
+    for drafts, share in generator.steps(sizes):
+        if drafts and state.has_no_plan:
+            state.evaluator.evaluate(drafts[0][1])
+        state.drafts += drafts
         state.report_progress(int(PHASE_STEPS * share / 2))
         if state.is_out_of_time:
             break
@@ -162,7 +162,7 @@ def closest_draft_error(state: SearchState) -> NoFeasiblePlan:
 
 
 def _drafts_best_first(state: SearchState) -> list[Plan]:
-    return [plan for _, plan in sorted(state.drafts, key=lambda one: one[0])]
+    return [plan for _, plan in sorted(state.drafts, key=lambda draft: draft[0])]
 
 
 def _budgets(state: SearchState) -> Iterator[SearchBudget]:
@@ -184,12 +184,12 @@ def refine_stage_count(state: SearchState) -> None:
         return
     max_seconds = state.best_seconds * NEAR_BEST_RATIO
     many_stage_pipelines = [
-        one.plan.pipelines[0]
-        for one in best_of_each_shape(state.evaluator.feasible())[
+        candidate.plan.pipelines[0]
+        for candidate in best_of_each_shape(state.evaluator.feasible())[
             : MAX_SHAPES if len(state.problem.devices) <= MEDIUM_CLUSTER_DEVICES else 1
         ]
-        if one.estimate.iteration_seconds <= max_seconds
-        and len(one.plan.pipelines[0].stages) > MEDIUM_CLUSTER.coarse.blocks // 2
+        if candidate.estimate.iteration_seconds <= max_seconds
+        and len(candidate.plan.pipelines[0].stages) > MEDIUM_CLUSTER.coarse.blocks // 2
     ]
     if many_stage_pipelines:
         sizes = divisors(state.problem.global_batch_size)
@@ -248,7 +248,7 @@ def _draft_subcluster(state: SearchState, subproblem: Problem) -> Sequence[LineD
 def _evaluate_best_draft(state: SearchState, drafts: Sequence[LineDraft]) -> None:
     """Evaluate the best draft, with and without ZeRO-2."""
     if drafts:
-        _, best = min(drafts, key=lambda one: one[0])
+        _, best = min(drafts, key=lambda draft: draft[0])
         with state.with_extra_evaluations(COSTED_PER_PART):
             for plan in (best, with_sharding(best, Sharding.ZERO2)):
                 state.evaluator.evaluate_repaired(plan)
@@ -273,7 +273,7 @@ def add_alternatives(state: SearchState) -> None:
     """Evaluate the incumbent at each uniform tensor degree."""
     max_tensor_degree = max((node.devices for node in state.problem.cluster.nodes), default=1)
     best = fastest_first(state.evaluator.feasible())[:1]
-    others = [other for one in best for other in with_tensor_degree(one.plan, max_tensor_degree)]
+    others = [other for candidate in best for other in with_tensor_degree(candidate.plan, max_tensor_degree)]
     state.evaluator.remaining_evaluations = max(state.evaluator.remaining_evaluations, len(others))
     for plan in others:
         state.evaluator.evaluate(plan)
@@ -281,7 +281,7 @@ def add_alternatives(state: SearchState) -> None:
 
 def best_in_other_schedules(state: SearchState) -> list[Plan]:
     """Return the best plans of distinct shapes, each in the schedules it does not use."""
-    best = [one.plan for one in fastest_first(state.evaluator.feasible())[:MAX_SHAPES]]
+    best = [candidate.plan for candidate in fastest_first(state.evaluator.feasible())[:MAX_SHAPES]]
     return [replace(plan, schedule=other) for plan in best for other in other_schedules(plan)]
 
 

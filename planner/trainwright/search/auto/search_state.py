@@ -71,7 +71,7 @@ class SearchState:
     @property
     def best_seconds(self) -> float:
         """Return the best iteration seconds, or 0 without a feasible plan."""
-        return min((one.estimate.iteration_seconds for one in self.feasible_candidates), default=0.0)
+        return min((candidate.estimate.iteration_seconds for candidate in self.feasible_candidates), default=0.0)
 
     @property
     def compute_estimate_ratio(self) -> float:
@@ -109,5 +109,7 @@ class SearchState:
         """Report progress with the best seconds so far, or `best_seconds` before any plan is feasible."""
         # Each draft generator counts from zero; reported progress must not go back.
         self.completed_steps = completed_steps = max(completed_steps, self.completed_steps)
-        best = min((one.estimate.iteration_seconds for one in self.feasible_candidates), default=best_seconds)
+        best = min(
+            (candidate.estimate.iteration_seconds for candidate in self.feasible_candidates), default=best_seconds
+        )
         self.control.report_progress(completed_steps, 2 * PHASE_STEPS, best)

@@ -75,8 +75,11 @@ class StageOptions:
 
     @cached_property
     def options(self) -> list[StageOption]:
-        splits = ((one, self.replica_tables.row_splits(one.counts, self.rows)) for one in self.replica_sets)
-        return [StageOption(one, split) for one, split in splits if split is not None]
+        splits = (
+            (replica_set, self.replica_tables.row_splits(replica_set.counts, self.rows))
+            for replica_set in self.replica_sets
+        )
+        return [StageOption(replica_set, split) for replica_set, split in splits if split is not None]
 
     @property
     def _stage_tables(self) -> StageTables:
@@ -92,8 +95,8 @@ class StageOptions:
         kind_of: dict[tuple[TensorGroupClass, int], int] = {}
         option: list[int] = []
         kind: list[int] = []
-        for number, one in enumerate(self.options):
-            for cell, share in one.row_splits.items():
+        for number, stage_option in enumerate(self.options):
+            for cell, share in stage_option.row_splits.items():
                 option.append(number)
                 kind.append(kind_of.setdefault((cell, share.largest), len(kind_of)))
         return _OptionCells(
@@ -113,14 +116,14 @@ class StageOptions:
     def _slowest(self, totals: Array) -> Array:
         """Return [option, span] values of the slowest cell from prefix sums [kind, cut]."""
         members, by_kind = self._option_cells, span_sums(totals, self.spans)
-        found: Array = by_kind[members.kind_numbers[members.first_members]]
+        slowest: Array = by_kind[members.kind_numbers[members.first_members]]
         counts = np.diff(members.first_members, append=len(members.kind_numbers))
         for further in range(1, int(counts.max())):
             longer = np.flatnonzero(counts > further)
-            found[longer] = np.maximum(
-                found[longer], by_kind[members.kind_numbers[members.first_members[longer] + further]]
+            slowest[longer] = np.maximum(
+                slowest[longer], by_kind[members.kind_numbers[members.first_members[longer] + further]]
             )
-        return found
+        return slowest
 
     @cached_property
     def backward_seconds(self) -> Array:
@@ -156,9 +159,9 @@ class StageOptions:
         reduced = base + self._reduction_overhead() if Sharding.ZERO2 in self.shardings else base
         gathered = reduced + self._all_gather_overhead(base)
         by_sharding = {Sharding.ZERO2: reduced, Sharding.ZERO3: gathered}
-        found = np.stack([by_sharding.get(one, base) for one in self.shardings])
-        found[1:, self._data_degrees[:, 0] == 1] = np.inf
-        return found
+        base_seconds = np.stack([by_sharding.get(sharding, base) for sharding in self.shardings])
+        base_seconds[1:, self._data_degrees[:, 0] == 1] = np.inf
+        return base_seconds
 
     def _all_gather_overhead(self, forward_backward: Array) -> Array:
         """Return [option, span] seconds that ZeRO-3 all-gathers add to a micro-batch.
@@ -226,17 +229,17 @@ class StageOptions:
         free = (by_kind - members.loss_bytes)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
-        gathered = np.array([self.replica_tables.max_gathered_bytes(one.strategy.tensor) for one in self.options])[
-            members.option_numbers
-        ]
-        found = np.empty((len(self.shardings), *free.shape))
+        gathered = np.array(
+            [self.replica_tables.max_gathered_bytes(option.strategy.tensor) for option in self.options]
+        )[members.option_numbers]
+        free_bytes = np.empty((len(self.shardings), *free.shape))
         for index, sharding in enumerate(self.shardings):
             accumulates = context.keeps_whole_gradients(self.micro_batches)
             state = state_bytes(one_value, one_value / data, sharding, context.value_bytes, accumulates=accumulates)
-            np.subtract(free, resident * state.total, out=found[index])
+            np.subtract(free, resident * state.total, out=free_bytes[index])
             if sharding is Sharding.ZERO3:
-                found[index] -= gathered[:, None]
-        return found
+                free_bytes[index] -= gathered[:, None]
+        return free_bytes
 
     @cached_property
     def _in_flight_bytes(self) -> tuple[Array, Array, Array]:
@@ -255,10 +258,10 @@ class StageOptions:
     def _max_in_flight(self) -> Array:
         """Return [sharding, member] in-flight counts up to which every span fits."""
         in_flight_bytes = self._in_flight_bytes[0]
-        found: Array = (self._free_bytes / np.maximum(in_flight_bytes, 1.0)[self._option_cells.kind_numbers]).min(
+        in_flight: Array = (self._free_bytes / np.maximum(in_flight_bytes, 1.0)[self._option_cells.kind_numbers]).min(
             axis=2
         )
-        return found
+        return in_flight
 
     def costs(self, in_flight: int) -> StageCosts:
         """Return the costs with `in_flight` micro-batches."""

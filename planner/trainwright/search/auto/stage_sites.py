@@ -112,11 +112,11 @@ class StageSites:
         )
         max_degree = min(problem.limits.max_tensor_degree or largest, largest)
         powers = [2**power for power in range(max_degree.bit_length()) if 2**power <= max_degree]
-        found = sorted(
+        degrees = sorted(
             {degree for size in {*powers, max_degree} for degree in tensor_degrees(problem.model, size, max_degree)}
         )
         names = tuple(dict.fromkeys(problem.cluster.node(device.node).accelerator for device in self.line.devices))
-        return tuple(degree for degree in found if is_profiled(problem.model, problem.profiles, names, degree))
+        return tuple(degree for degree in degrees if is_profiled(problem.model, problem.profiles, names, degree))
 
     @cached_property
     def site_numbers(self) -> NDArray[np.intp]:
@@ -142,7 +142,7 @@ class StageSites:
     @property
     def replica_sets(self) -> dict[ReplicaSet, None]:
         """Return the distinct replica sets of all sites."""
-        return dict.fromkeys(one for site in self.sites for one in site.replica_sets)
+        return dict.fromkeys(replica_set for site in self.sites for replica_set in site.replica_sets)
 
     def _sites_from(self, first: int) -> Iterator[StageSite]:
         """Yield the sites that start at block `first`, each one block longer."""
@@ -161,7 +161,9 @@ class StageSites:
                     counts[tensor].update(self._groups_by_start(tensor)[counted_until[tensor] : end : tensor])
                     counted_until[tensor] = end
                     seconds = ring.seconds_per_byte(tensor, end - start)
-                    in_order = sorted(counts[tensor].items(), key=lambda one: (one[0].accelerators, nodes_of[one[0]]))
+                    in_order = sorted(
+                        counts[tensor].items(), key=lambda item: (item[0].accelerators, nodes_of[item[0]])
+                    )
                     replica_sets.append(
                         self.replica_tables.replica_set(
                             tuple(in_order), seconds, ratios if ring.node_count > 1 else IDEAL_RINGS
@@ -192,10 +194,10 @@ class StageSites:
 
     @cached_property
     def _first_of_kind(self) -> dict[int, str]:
-        found: dict[int, str] = {}
+        first_of_kind: dict[int, str] = {}
         for node, kind in zip(self._nodes, self.line.kind_numbers, strict=True):
-            found.setdefault(kind, node)
-        return found
+            first_of_kind.setdefault(kind, node)
+        return first_of_kind
 
     @cached_property
     def _nodes_of_blocks(self) -> tuple[tuple[int, ...], ...]:
@@ -235,7 +237,11 @@ class StageSites:
         context, cuts = self.replica_tables.problem.cost_context, self.replica_tables.cuts
         model = context.model
         layers = [layer for layer in model.owners if model.kind_of(layer).shared_weight == name]
-        owners = [one for one in intervals if any(cuts[one.first] <= layer < cuts[one.end] for layer in layers)]
+        owners = [
+            interval
+            for interval in intervals
+            if any(cuts[interval.first] <= layer < cuts[interval.end] for layer in layers)
+        ]
         if len(owners) < 2:
             return 0.0
         nodes: dict[int, None] = {}

@@ -138,21 +138,21 @@ def _longest(tables: PartitionTables, ends: tuple[int, ...]) -> float:
 
 def layer_moves(ends: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return partitions in which one stage gains a layer and another loses one; stages between shift by one layer."""
-    found = []
+    moves = []
     for giver, taker in permutations(range(len(ends)), 2):
         between, step = range(min(giver, taker), max(giver, taker)), 1 if giver > taker else -1
         shifted = tuple(end + step if place in between else end for place, end in enumerate(ends))
         if all(a < b for a, b in zip((0, *shifted), shifted, strict=False)):
-            found.append(shifted)
-    return found
+            moves.append(shifted)
+    return moves
 
 
 def neighbours(ends: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return partitions in which one boundary moves by one layer."""
-    found = []
+    moves = []
     for place in range(len(ends) - 1):
         for step in (-1, 1):
             moved = (*ends[:place], ends[place] + step, *ends[place + 1 :])
             if all(a < b for a, b in zip((0, *moved), moved, strict=False)):
-                found.append(moved)
-    return found
+                moves.append(moved)
+    return moves

@@ -91,7 +91,7 @@ def layer_sequence(model: Model) -> LayerSequence:
     """Return the model's distinct layer ranges, numbered."""
     layers = len(model.layers)
     classes: dict[tuple[str, int, int, bool], int] = {}
-    found: list[LayerClass] = []
+    layer_classes: list[LayerClass] = []
     node = np.full((layers + 1, layers + 1), -1, dtype=np.int64)
     children: dict[tuple[int, int], int] = {}
     levels: list[list[tuple[int, int, int]]] = [[] for _ in range(layers)]
@@ -109,8 +109,8 @@ def layer_sequence(model: Model) -> LayerSequence:
             seen |= {kind.shared_weight} if kind.shared_weight is not None else set()
             key = (kind.name, entering, leaving, holds)
             if key not in classes:
-                classes[key] = len(found)
-                found.append(LayerClass(kind, entering, leaving, holds))
+                classes[key] = len(layer_classes)
+                layer_classes.append(LayerClass(kind, entering, leaving, holds))
             number = classes[key]
             if (at, number) not in children:
                 fresh = len(children)
@@ -122,7 +122,7 @@ def layer_sequence(model: Model) -> LayerSequence:
             path = (*path, number)
             node[first, layer + 1] = at
             members[first, layer + 1] = path
-    return LayerSequence(tuple(found), tuple(_level(level) for level in levels), node, members)
+    return LayerSequence(tuple(layer_classes), tuple(_level(level) for level in levels), node, members)
 
 
 def _level(entries: list[tuple[int, int, int]]) -> RunLengthLevel:
@@ -164,13 +164,13 @@ def decision_trees(devices: int, *, mixing_data_and_sharded: bool = False) -> tu
     Degrees are any divisors above 1; on powers of two they are the paper's {2, 4, 8, …}. Trees with both DP and SDP,
     which takeaway #3 excludes, are included only on request.
     """
-    found: list[tuple[TreeLevel, ...]] = []
+    trees: list[tuple[TreeLevel, ...]] = []
     for height in range(len(Paradigm) + 1):
         for paradigms in permutations(Paradigm, height):
             if not mixing_data_and_sharded and {Paradigm.DATA, Paradigm.SHARDED} <= set(paradigms):
                 continue
-            found += [tuple(zip(paradigms, degrees, strict=True)) for degrees in _factors(devices, height)]
-    return tuple(found)
+            trees += [tuple(zip(paradigms, degrees, strict=True)) for degrees in _factors(devices, height)]
+    return tuple(trees)
 
 
 def strategies(devices: int, *, recompute: bool = True, mixing_data_and_sharded: bool = False) -> tuple[Strategy, ...]:

@@ -138,8 +138,8 @@ class SplitTables:
     @cached_property
     def lower_bound(self) -> float:
         """Return a lower bound on Eq. 8 of the split, from every stage's least steady and least last seconds."""
-        found = best_partition(self._partition_tables(_LAST, _FIRST), self.split.micro_batches)
-        return found.seconds if found else np.inf
+        partition = best_partition(self._partition_tables(_LAST, _FIRST), self.split.micro_batches)
+        return partition.seconds if partition else np.inf
 
     def best(self) -> Partition | None:
         """Return the partition of least Eq. 8."""
@@ -168,8 +168,10 @@ def memory_balanced_partition(cut: PipelineSplit) -> StageEnds | None:
     members = np.array(cut.cache.sequence.range_classes(0, layers))
     shares = []
     for stage in cut.stages:
-        held = span_sums(prefix_sums(stage.forward_bytes[members, 0]) / stage.group.budget_bytes)
-        shares.append(np.where(np.arange(layers + 1)[None, :] > np.arange(layers + 1)[:, None], held, np.inf))
+        shares_of_budget = span_sums(prefix_sums(stage.forward_bytes[members, 0]) / stage.group.budget_bytes)
+        shares.append(
+            np.where(np.arange(layers + 1)[None, :] > np.arange(layers + 1)[:, None], shares_of_budget, np.inf)
+        )
     return min_max_partition(np.stack(shares))
 
 
@@ -209,6 +211,6 @@ def _partition_tables_of(
     for stage in cut.stages:
         tables, place = padded[id(stage.group)], places[id(stage.group)][stage.in_flight]
         place = min(place, len(tables[0]) - 1)
-        for found, table in zip((steady, last), tables, strict=True):
-            found.append(table[place][numbers])
+        for tables_of_stages, table in zip((steady, last), tables, strict=True):
+            tables_of_stages.append(table[place][numbers])
     return PartitionTables(np.stack(steady), np.stack(last), cut.exchange_seconds)

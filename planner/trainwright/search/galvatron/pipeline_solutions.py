@@ -86,12 +86,12 @@ class GroupTablesCache:
         Equivalent nodes are taken in list order, so nodes are first sorted canonically by their links.
         """
         problem = replace(self.problem, cluster=canonical_node_order(self.problem.cluster))
-        found = [order.devices for order in device_orders(problem, MAX_ORDERS)]
+        orders = [order.devices for order in device_orders(problem, MAX_ORDERS)]
         order = device_order(problem)
         for places in islice(permutations(range(len(order.accelerator_names))), MAX_ORDERS):
             sequence = np.argsort([places[number] for number in order.accelerator_numbers], kind="stable")
-            found.append(tuple(order.devices[index] for index in sequence))
-        return list(dict.fromkeys(found))
+            orders.append(tuple(order.devices[index] for index in sequence))
+        return list(dict.fromkeys(orders))
 
     def group(self, devices: tuple[Device, ...], micro_batch_size: int) -> GroupTables:
         """Return the tables of a stage's devices, shared by equivalent groups."""
@@ -147,30 +147,32 @@ def _solve_within_memory(stage: StageTable, first: int, end: int, steady_weight:
     """
     budget = stage.group.budget_bytes
     for _ in range(CORRECTIONS):
-        found = assign_strategies(stage.choices(first, end, steady_weight, budget))
-        if found is None:
+        assignment = assign_strategies(stage.choices(first, end, steady_weight, budget))
+        if assignment is None:
             break
-        solution, lack = _check_memory(stage, first, end, found)
+        solution, lack = _check_memory(stage, first, end, assignment)
         if lack <= 0:
             return solution
-        budget = min(budget, found.bytes) - lack - 1
+        budget = min(budget, assignment.bytes) - lack - 1
     if budget == stage.group.budget_bytes:
         return None
     best: tuple[float, StageSolution] | None = None
     for limit in stage.gathered_limits(first, end):
-        found = assign_strategies(
+        assignment = assign_strategies(
             stage.choices(first, end, steady_weight, stage.group.budget_bytes, gathered_bytes=limit)
         )
-        if found is not None and (best is None or found.seconds < best[0]):
-            solution, lack = _check_memory(stage, first, end, found)
-            best = (found.seconds, solution) if lack <= 0 else best
+        if assignment is not None and (best is None or assignment.seconds < best[0]):
+            solution, lack = _check_memory(stage, first, end, assignment)
+            best = (assignment.seconds, solution) if lack <= 0 else best
     return best[1] if best else None
 
 
-def _check_memory(stage: StageTable, first: int, end: int, found: StrategyAssignment) -> tuple[StageSolution, float]:
+def _check_memory(
+    stage: StageTable, first: int, end: int, assignment: StrategyAssignment
+) -> tuple[StageSolution, float]:
     """Return the solution, and the bytes missing by the exact memory model."""
-    held, lack = stage.exact_bytes(first, found.strategies)
-    return StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), held), lack
+    peak_bytes, lack = stage.exact_bytes(first, assignment.strategies)
+    return StageSolution(assignment.strategies, *stage.seconds(first, end, assignment.strategies), peak_bytes), lack
 
 
 @dataclass
@@ -210,8 +212,8 @@ class PipelineSplit:
         sizes = [self.micro_batch_size * model.output_bytes_per_row(layer) for layer in range(len(model.layers))]
         rates = [boundary_alpha_beta(a, b, self.cache.problem.cost_context) for a, b in pairwise(self.devices)]
         latency, per_byte = np.array(rates).reshape(-1, 2).T
-        found: Array = latency[:, None] + per_byte[:, None] * np.array([0.0, *sizes])[None, :]
-        return found
+        seconds: Array = latency[:, None] + per_byte[:, None] * np.array([0.0, *sizes])[None, :]
+        return seconds
 
     @cached_property
     def steady_weights(self) -> tuple[float, ...]:
@@ -239,9 +241,9 @@ class PipelineSplit:
             if not all(within):
                 continue
             chosen = tuple(min(stage, key=lambda s: s.last_seconds) for stage in within)
-            found = self._combine(ends, chosen)
-            if best is None or found.seconds < best.seconds:
-                best = found
+            combined = self._combine(ends, chosen)
+            if best is None or combined.seconds < best.seconds:
+                best = combined
         return best
 
     def _combine(self, ends: StageEnds, stages: tuple[StageSolution, ...]) -> PipelineSolution:
@@ -264,10 +266,10 @@ class PipelineSplit:
     def _stage_solutions(self, stage: StageTable, first: int, end: int) -> list[StageSolution]:
         """Solve the stage at every weight; one solution for the least and largest weight is optimal between them too."""
         least, *between, largest = self.steady_weights if len(self.steady_weights) > 1 else self.steady_weights * 2
-        found = [self.cache.solve(stage, first, end, weight) for weight in (least, largest)]
-        if found[0] != found[1]:
-            found += [self.cache.solve(stage, first, end, weight) for weight in between]
-        return [solution for solution in found if solution is not None]
+        solutions = [self.cache.solve(stage, first, end, weight) for weight in (least, largest)]
+        if solutions[0] != solutions[1]:
+            solutions += [self.cache.solve(stage, first, end, weight) for weight in between]
+        return [solution for solution in solutions if solution is not None]
 
     def plan(self, solution: PipelineSolution) -> Plan:
         """Build the plan of a solution; adjacent layers with equal strategies become one run."""

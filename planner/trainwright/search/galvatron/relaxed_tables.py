@@ -172,10 +172,12 @@ class _RangeDP:
         total = state.priced + self.price[:, None] * leaving
         layout = total.argmin(axis=-1)[..., None]
         folded = (*total.shape[:2], *self.shape)
-        held = state.parts[_FORWARD] + leaving + state.parts[_PEAK]
-        steady, last, held = (_at(part, layout).reshape(folded) for part in (state.parts[0], state.parts[1], held))
+        resident_bytes = state.parts[_FORWARD] + leaving + state.parts[_PEAK]
+        steady, last, resident_bytes = (
+            _at(part, layout).reshape(folded) for part in (state.parts[0], state.parts[1], resident_bytes)
+        )
         if limited:
-            steady, last = _interpolate_prices(steady, last, held, self.group.budget_bytes)
+            steady, last = _interpolate_prices(steady, last, resident_bytes, self.group.budget_bytes)
         else:
             steady, last = steady[..., 0, :], last[..., 0, :]
         weights = self.weight.reshape(self.shape)[:, 0, 0]
@@ -198,15 +200,15 @@ def _least_reached(priced: Array, moves: Array) -> tuple[Array, Indices]:
     return least, source
 
 
-def _interpolate_prices(steady: Array, last: Array, held: Array, budget: float) -> tuple[Array, Array]:
+def _interpolate_prices(steady: Array, last: Array, resident_bytes: Array, budget: float) -> tuple[Array, Array]:
     """Mix costs at the first price that fits with those at the previous price.
 
     It reduces `[…, weight, price, recomputation]` to `[…, weight, recomputation]`.
     """
-    fits = held <= budget
+    fits = resident_bytes <= budget
     first = fits.argmax(axis=-2)[..., None, :]
     before = np.maximum(first - 1, 0)
-    held_after, held_before = (np.take_along_axis(held, at, axis=-2) for at in (first, before))
+    held_after, held_before = (np.take_along_axis(resident_bytes, at, axis=-2) for at in (first, before))
     gap = held_before - held_after
     share = np.where(gap > 0, np.clip((budget - held_after) / np.where(gap > 0, gap, 1.0), 0.0, 1.0), 0.0)
     nothing = ~fits.any(axis=-2, keepdims=True)

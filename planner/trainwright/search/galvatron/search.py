@@ -184,8 +184,8 @@ def improve_partitions(pool: SolutionPool) -> None:
             improves = True
             while improves and len(pool.found) < most and not pool.control.expired():
                 within = takewhile(lambda _: not pool.control.expired(), neighbourhood(best.solution.ends))
-                found = [_evaluate(pool, best, ends) for ends in within]
-                fastest = min((item for item in found if item), key=attrgetter("exact_seconds"), default=best)
+                solutions = [_evaluate(pool, best, ends) for ends in within]
+                fastest = min((item for item in solutions if item), key=attrgetter("exact_seconds"), default=best)
                 improves = fastest.exact_seconds < best.exact_seconds * (1 - _ROUNDING)
                 best = fastest if improves else best
 
@@ -230,9 +230,11 @@ def _min_memory_plans(problem: Problem) -> Iterator[Plan]:
             continue
         chosen = []
         for stage, first, end in zip(cut.stages, (0, *ends), ends, strict=False):
-            held = stage.forward_bytes + stage.peak_bytes
+            resident_bytes = stage.forward_bytes + stage.peak_bytes
             members = bench.sequence.range_classes(0, layers)[first:end]
-            chosen.append(StageSolution(tuple(int(held[member].argmin()) for member in members), 0.0, 0.0, 0.0))
+            chosen.append(
+                StageSolution(tuple(int(resident_bytes[member].argmin()) for member in members), 0.0, 0.0, 0.0)
+            )
         yield cut.plan(PipelineSolution(ends, tuple(chosen), 0.0))
 
 
@@ -280,24 +282,24 @@ def galvatron_bmw(problem: Problem, control: SearchControl, top: int | None) -> 
 def adjusted_solutions(tables: SplitTables, limit_seconds: float) -> Iterator[PipelineSolution]:
     """Yield the solutions of Galvatron-Base, those of the paper's queue, and better ones found from tables."""
     cut = tables.split
-    found = list(balanced_solutions(tables, limit_seconds))
+    solutions = list(balanced_solutions(tables, limit_seconds))
     if len(cut.devices) > 1 and tables.lower_bound <= limit_seconds:
-        found += _improved_solutions(tables, limit_seconds, found)
-    yield from {solution.ends: solution for solution in found}.values()
+        solutions += _improved_solutions(tables, limit_seconds, solutions)
+    yield from {solution.ends: solution for solution in solutions}.values()
 
 
 def _improved_solutions(
-    tables: SplitTables, limit_seconds: float, known: list[PipelineSolution]
+    tables: SplitTables, limit_seconds: float, solutions: list[PipelineSolution]
 ) -> list[PipelineSolution]:
     cut = tables.split
     free, fitting = tables.best(), fitting_partition(cut)
     if fitting is not None and fitting.seconds > limit_seconds:
         return []
     tried = (cut.solution(partition.ends) for partition in (free, fitting) if partition is not None)
-    found = [solution for solution in tried if solution is not None]
+    improved = [solution for solution in tried if solution is not None]
     start = memory_balanced_partition(cut)
     if start is not None:
-        found += adjust_partitions(cut, start, tables.time_balanced())
-    if known or found:
-        found.append(descend_partitions(cut, min([*known, *found], key=attrgetter("seconds")), DESCENTS))
-    return found
+        improved += adjust_partitions(cut, start, tables.time_balanced())
+    if solutions or improved:
+        improved.append(descend_partitions(cut, min([*solutions, *improved], key=attrgetter("seconds")), DESCENTS))
+    return improved

@@ -85,15 +85,15 @@ def assign_strategies(choices: StageChoices) -> StrategyAssignment | None:
     it cannot fit, or if its bound (objective so far plus the priced relaxation of later layers) cannot beat the
     incumbent.
     """
-    found = suffix_bounds(choices)
-    if found is None:
+    bounds = suffix_bounds(choices)
+    if bounds is None:
         return None
-    if found.is_tight:
-        return _assignment_of(choices, found.incumbent)
-    best = _search(choices, found)
+    if bounds.is_tight:
+        return _assignment_of(choices, bounds.incumbent)
+    best = _search(choices, bounds)
     if best is not None:
         return _assignment_of(choices, best)
-    return _assignment_of(choices, found.incumbent) if found.incumbent else None
+    return _assignment_of(choices, bounds.incumbent) if bounds.incumbent else None
 
 
 def _assignment_of(choices: StageChoices, path: tuple[int, ...]) -> StrategyAssignment:

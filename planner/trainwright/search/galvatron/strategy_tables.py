@@ -51,7 +51,7 @@ class GroupTables:
 
     def __post_init__(self) -> None:
         open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
-        runs = (LayerRun(0, 1, one, split_rows(self.micro_batch_size, one.data)) for one in open_here)
+        runs = (LayerRun(0, 1, strategy, split_rows(self.micro_batch_size, strategy.data)) for strategy in open_here)
         self.runs = tuple(run_with_runtime_choices(run, self.problem.cost_context) for run in runs)
 
     def _is_allowed(self, strategy: Strategy) -> bool:
@@ -68,7 +68,9 @@ class GroupTables:
         """Return E, the memory of the smallest device after the runtime's constant part."""
         cluster, runtime = self.problem.cost_context.cluster, self.problem.runtime
         accelerators = {cluster.accelerator_of(device) for device in self.costs.devices}
-        return min(one.memory_bytes - runtime.constant_bytes_of(one.name) for one in accelerators)
+        return min(
+            accelerator.memory_bytes - runtime.constant_bytes_of(accelerator.name) for accelerator in accelerators
+        )
 
     def layer_runs(self, first: int, chosen: tuple[int, ...]) -> tuple[LayerRun, ...]:
         """Return the layers from `first` on with their strategies, merging adjacent layers of equal strategies."""
@@ -96,9 +98,9 @@ class GroupTables:
     @cached_property
     def seconds(self) -> tuple[Array, Array]:
         """Return `[class, strategy]` c(l, s) of a steady and of the last micro-batch."""
-        found = [[self.costs.seconds(layer.kind, run) for run in self.runs] for layer in self.sequence.classes]
-        steady = np.array([[cost.micro_batch_seconds for cost in row] for row in found])
-        return steady, np.array([[cost.last_micro_batch_seconds for cost in row] for row in found])
+        costs = [[self.costs.seconds(layer.kind, run) for run in self.runs] for layer in self.sequence.classes]
+        steady = np.array([[cost.micro_batch_seconds for cost in row] for row in costs])
+        return steady, np.array([[cost.last_micro_batch_seconds for cost in row] for row in costs])
 
     @cached_property
     def transformation_seconds(self) -> Array:
@@ -117,13 +119,13 @@ class GroupTables:
     @cached_property
     def bytes(self) -> ClassBytes:
         """Return bytes on the accelerator that needs the most."""
-        found = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
-        return ClassBytes(*np.moveaxis(found, 2, 0))
+        bytes_of_classes = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
+        return ClassBytes(*np.moveaxis(bytes_of_classes, 2, 0))
 
     def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float, float]:
         most = (0.0, 0.0, 0.0, 0.0)
         for accelerator in dict.fromkeys(self.costs.accelerators):
-            held = layer_bytes(
+            strategy_bytes = layer_bytes(
                 layer.kind,
                 run,
                 accelerator,
@@ -132,10 +134,14 @@ class GroupTables:
                 parameters=layer.parameters_at(run.strategy.tensor, self.problem.cost_context),
                 micro_batches=self.micro_batches,
             )
-            state = held.state_bytes
+            state = strategy_bytes.state_bytes
             if layer.is_last:
                 state += memory.loss_bytes(self.problem.cost_context, run.strategy.tensor, max(run.rows))
-            most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
+            most = max(
+                most,
+                (strategy_bytes.kept_bytes, state, strategy_bytes.recomputed_bytes, strategy_bytes.gathered_bytes),
+                key=sum,
+            )
         return most
 
 
@@ -149,14 +155,14 @@ class StageTable:
     @cached_property
     def forward_bytes(self) -> Array:
         """Return `[class, strategy]` O_f + O_ms."""
-        held = self.group.bytes
-        return self.in_flight * held.stored + held.state
+        class_bytes = self.group.bytes
+        return self.in_flight * class_bytes.stored + class_bytes.state
 
     @cached_property
     def peak_bytes(self) -> Array:
         """Return `[class, strategy]` O_b, assuming that the layer gathered ahead gathers the same number of bytes."""
-        held = self.group.bytes
-        return held.recomputed + 2 * held.gathered
+        class_bytes = self.group.bytes
+        return class_bytes.recomputed + 2 * class_bytes.gathered
 
     @cached_property
     def entering_bytes(self) -> Array:
@@ -228,6 +234,6 @@ class StageTable:
             micro_batches=group.micro_batches,
         )
         sizes = group.problem.cost_context.memory_of_node
-        held = [part.total_bytes for part in parts]
-        lacks = [size - sizes[device.node] for size, device in zip(held, stage.devices, strict=True)]
-        return float(max(held)), float(max(lacks))
+        sizes_held = [part.total_bytes for part in parts]
+        lacks = [size - sizes[device.node] for size, device in zip(sizes_held, stage.devices, strict=True)]
+        return float(max(sizes_held)), float(max(lacks))

@@ -52,13 +52,13 @@ def in_search_order(problem: Problem) -> Problem:
 
 def add_distinct_complexities(candidates: Sequence[Candidate], count: int, problem: Problem) -> list[Candidate]:
     """Return the first `count` candidates, and of the later ones the first of each new complexity."""
-    found = list(candidates[:count])
-    seen = {Complexity.of(one.plan, problem.cluster) for one in found}
+    chosen = list(candidates[:count])
+    seen = {Complexity.of(member.plan, problem.cluster) for member in chosen}
     for candidate in candidates[count:]:
         if (complexity := Complexity.of(candidate.plan, problem.cluster)) not in seen:
             seen.add(complexity)
-            found.append(candidate)
-    return found
+            chosen.append(candidate)
+    return chosen
 
 
 def order_by_preference(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
@@ -80,15 +80,17 @@ def order_by_preference(candidates: Sequence[Candidate], problem: Problem) -> li
     if preference.tolerance > 0:
         least = min(map(measure, pool.candidates))
         within_tolerance = [
-            one for one in sorted(pool.candidates, key=measure) if measure(one) <= least * (1 + preference.tolerance)
+            candidate
+            for candidate in sorted(pool.candidates, key=measure)
+            if measure(candidate) <= least * (1 + preference.tolerance)
         ]
         pool.add_plans(with_even_rows(candidate.plan) for candidate in within_tolerance[:MAX_EVEN_ROW_CANDIDATES])
-    measured = [(measure(one), one) for one in pool.candidates]
+    measured = [(measure(candidate), candidate) for candidate in pool.candidates]
     if preference.keep is not None:
         measured = order_by_migration(pool.candidates, preference, problem, measure)
-    value = {id(one): seconds for seconds, one in measured}
+    value = {id(candidate): seconds for seconds, candidate in measured}
     order, _ = order_by_complexity(
-        [one for _, one in measured],
+        [candidate for _, candidate in measured],
         preference.tolerance,
         problem.cluster,
         lambda candidate: value[id(candidate)],
@@ -115,18 +117,18 @@ class _CandidatePool:
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
         """Add the plans that fit into memory and are expressible by the trainer of the limits, if there is one."""
-        told = self.problem.capabilities
-        allowed = (plan for plan in plans if told is None or is_expressible(plan, told))
+        capabilities = self.problem.capabilities
+        allowed = (plan for plan in plans if capabilities is None or is_expressible(plan, capabilities))
         costed = (self._costed(plan) for plan in allowed if self._is_new(plan))
         self.candidates += [candidate for candidate in costed if candidate is not None]
 
     def _costed(self, plan: Plan) -> Candidate | None:
         """Return the plan's candidate, with weights that stay gathered only where they fit; None if it does not fit so either."""
-        found = fitting_candidate(self.problem, plan)
-        if found is None and (fewer := gathering_in_every_pass(plan)) != plan:
-            found = fitting_candidate(self.problem, fewer)
-            found = None if found is None else with_kept_weights(found, self.problem)
-        return None if found is None else without_runtime_choices(found, self.problem)
+        candidate = fitting_candidate(self.problem, plan)
+        if candidate is None and (fewer := gathering_in_every_pass(plan)) != plan:
+            candidate = fitting_candidate(self.problem, fewer)
+            candidate = None if candidate is None else with_kept_weights(candidate, self.problem)
+        return None if candidate is None else without_runtime_choices(candidate, self.problem)
 
     def _is_new(self, plan: Plan) -> bool:
         key = self.symmetry.canonical_key(with_runtime_choices(plan, self.problem.cost_context))

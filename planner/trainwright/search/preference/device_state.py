@@ -34,14 +34,14 @@ IsSplit = Callable[[int], bool]
 
 def device_states(plan: Plan) -> dict[Device, DeviceState]:
     """Return the state of every device of the plan."""
-    found: dict[Device, DeviceState] = {}
+    states: dict[Device, DeviceState] = {}
     for stage in plan.stages:
         runs = [(run, RankLayout.of(stage.devices, run)) for run in stage.layers]
         for index, device in enumerate(stage.devices):
-            found[device] = tuple(
+            states[device] = tuple(
                 RunState(run.first, run.end, layout.shard(index, run.strategy.sharding)) for run, layout in runs
             )
-    return found
+    return states
 
 
 @dataclass
@@ -99,12 +99,12 @@ class MigrationCost:
         return total
 
     def _tied_weight_owners(self, device_state: DeviceState) -> dict[str, tuple[LayerKind, StateShard]]:
-        found: dict[str, tuple[LayerKind, StateShard]] = {}
+        owners: dict[str, tuple[LayerKind, StateShard]] = {}
         for run in device_state:
             for kind, _ in self.context.kind_counts(run.first, run.end):
                 if kind.shared_weight is not None:
-                    found.setdefault(kind.shared_weight, (kind, run.shard))
-        return found
+                    owners.setdefault(kind.shared_weight, (kind, run.shard))
+        return owners
 
     def _missing_bytes_per_value(self, resident: StateShard | None, required: StateShard, is_split: IsSplit) -> float:
         """Return the bytes that are required but not resident, per parameter of a layer."""
@@ -140,7 +140,7 @@ def missing_bytes_by_node(old: Plan, new: Plan, context: CostContext) -> dict[st
             f"the plan to keep is for a model of {old.model_layers} layers, but this one has {new.model_layers}"
         )
     migration_cost, old_states = MigrationCost(context), device_states(old)
-    found: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
     for device, device_state in device_states(new).items():
-        found[device.node] += migration_cost.missing_bytes(old_states.get(device, ()), device_state)
-    return found
+        missing[device.node] += migration_cost.missing_bytes(old_states.get(device, ()), device_state)
+    return missing

@@ -42,7 +42,7 @@ def order_over_band(candidates: Sequence[Candidate], problem: Problem) -> list[C
         return list(candidates)
     seconds = _seconds_over_band(candidates, problem)
     rivals = candidates[: len(seconds)]
-    order, _ = order_by_complexity(rivals, TOLERANCE, problem.cluster, lambda one: seconds[id(one)])
+    order, _ = order_by_complexity(rivals, TOLERANCE, problem.cluster, lambda candidate: seconds[id(candidate)])
     first = _describe_trade_off(order[0], min(rivals, key=iteration_seconds), seconds, problem)
     return [first, *order[1:], *candidates[len(seconds) :]]
 
@@ -50,16 +50,16 @@ def order_over_band(candidates: Sequence[Candidate], problem: Problem) -> list[C
 def _seconds_over_band(candidates: Sequence[Candidate], problem: Problem) -> dict[int, float]:
     """Return the seconds over the band, by identity, of the candidates that may be among the best; the first of the list."""
     cautious = replace(problem, runtime=replace(problem.runtime, overlap_slowdown_ratio=NOTHING_HIDDEN)).cost_context
-    found: dict[int, float] = {}
+    seconds_of: dict[int, float] = {}
     limit = math.inf
     for candidate in candidates:
         estimated = candidate.estimate.iteration_seconds
         if estimated > limit:
             break
         unhidden = estimate_with_context(candidate.plan, cautious).iteration_seconds
-        found[id(candidate)] = math.sqrt(estimated * unhidden)
-        limit = min(limit, found[id(candidate)] * (1 + TOLERANCE))
-    return found
+        seconds_of[id(candidate)] = math.sqrt(estimated * unhidden)
+        limit = min(limit, seconds_of[id(candidate)] * (1 + TOLERANCE))
+    return seconds_of
 
 
 def _describe_trade_off(

@@ -44,7 +44,7 @@ def snap_links(cluster: Cluster, tolerance: float) -> Cluster:
             bandwidth_bytes_per_second=bandwidth[outside](_BANDWIDTH(end)),
         )
 
-    found = replace(
+    snapped_cluster = replace(
         cluster,
         nodes=tuple(
             replace(
@@ -56,7 +56,7 @@ def snap_links(cluster: Cluster, tolerance: float) -> Cluster:
         ),
         links=tuple(snapped(link, outside=link.source != link.target) for link in cluster.links),
     )
-    return cluster if found == cluster else found
+    return cluster if snapped_cluster == cluster else snapped_cluster
 
 
 def _snap_values(values: Iterable[float], tolerance: float) -> Callable[[float], float]:

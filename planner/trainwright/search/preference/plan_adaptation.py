@@ -94,8 +94,8 @@ def split_in_proportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     # Proportional share beyond the 1 that every part gets.
     ideal_beyond_one = [max(total * share / weight - 1, 0.0) if weight else 1.0 for share in shares]
     scale = spare / sum(ideal_beyond_one) if sum(ideal_beyond_one) else 0.0
-    exact = [one * scale for one in ideal_beyond_one]
-    parts = [int(one) for one in exact]
+    exact = [share * scale for share in ideal_beyond_one]
+    parts = [int(share) for share in exact]
     largest_remainder_first = sorted(range(len(parts)), key=lambda number: (parts[number] - exact[number], number))
     for number in range(spare - sum(parts)):
         parts[largest_remainder_first[number % len(parts)]] += 1
@@ -146,18 +146,20 @@ def rescale_micro_batches(pipelines: Sequence[Pipeline], rows: int) -> tuple[Pip
 
     None if no numbers near the proportion add up to them.
     """
-    taken = sum(one.micro_batches * one.micro_batch_size for one in pipelines)
+    taken = sum(pipeline.micro_batches * pipeline.micro_batch_size for pipeline in pipelines)
     if taken == rows:
         return tuple(pipelines)
-    counts = [max(one.micro_batches * rows // taken, 1) for one in pipelines]
-    remaining_rows = rows - sum(count * one.micro_batch_size for count, one in zip(counts, pipelines, strict=True))
+    counts = [max(pipeline.micro_batches * rows // taken, 1) for pipeline in pipelines]
+    remaining_rows = rows - sum(
+        count * pipeline.micro_batch_size for count, pipeline in zip(counts, pipelines, strict=True)
+    )
     for number in sorted(range(len(pipelines)), key=lambda n: -pipelines[n].micro_batch_size):
         added = remaining_rows // pipelines[number].micro_batch_size if remaining_rows > 0 else 0
         counts[number] += added
         remaining_rows -= added * pipelines[number].micro_batch_size
     if remaining_rows != 0:
         return None
-    return tuple(replace(one, micro_batches=count) for one, count in zip(pipelines, counts, strict=True))
+    return tuple(replace(pipeline, micro_batches=count) for pipeline, count in zip(pipelines, counts, strict=True))
 
 
 MAX_POSITIONS = 8
@@ -175,24 +177,24 @@ def adapt_plan(old: Plan, problem: Problem) -> list[Plan]:
     """
     if old.model_layers != len(problem.model.layers):
         return []
-    found: dict[tuple[Pipeline, ...], Plan] = {}
+    adapted: dict[tuple[Pipeline, ...], Plan] = {}
     for pipelines in _variants(old, problem):
         pipelines_of_batch = rescale_micro_batches(pipelines, problem.global_batch_size) if pipelines else None
-        if pipelines_of_batch is None or pipelines_of_batch in found:
+        if pipelines_of_batch is None or pipelines_of_batch in adapted:
             continue
         plan = replace(old, pipelines=pipelines_of_batch, global_batch_size=problem.global_batch_size)
         if _is_allowed(plan, problem):
-            found[pipelines_of_batch] = plan
-    return list(found.values())
+            adapted[pipelines_of_batch] = plan
+    return list(adapted.values())
 
 
 def _variants(old: Plan, problem: Problem) -> Iterator[tuple[Pipeline, ...]]:
     available = frozenset(problem.devices)
     scaled_down = _with_stages(old, lambda stage: shrink_to_devices(stage, available))
     yield scaled_down
-    yield tuple(_rebalance_layers(one, old) for one in scaled_down)
+    yield tuple(_rebalance_layers(pipeline, old) for pipeline in scaled_down)
     yield _with_stages(old, lambda stage: stage if available.issuperset(stage.devices) else None)
-    yield tuple(one for one in old.pipelines if available.issuperset(one.devices))
+    yield tuple(pipeline for pipeline in old.pipelines if available.issuperset(pipeline.devices))
     yield from _use_new_devices(scaled_down, _unused_devices(scaled_down, problem), problem)
 
 
@@ -218,11 +220,11 @@ def _rebalance_layers(pipeline: Pipeline, old: Plan) -> Pipeline:
 def _unused_devices(pipelines: Sequence[Pipeline], problem: Problem) -> dict[str, list[Device]]:
     """Return the unused devices, by accelerator."""
     used = {device for pipeline in pipelines for device in pipeline.devices}
-    found: dict[str, list[Device]] = {}
+    unused: dict[str, list[Device]] = {}
     for device in problem.devices:
         if device not in used:
-            found.setdefault(problem.cluster.node(device.node).accelerator, []).append(device)
-    return found
+            unused.setdefault(problem.cluster.node(device.node).accelerator, []).append(device)
+    return unused
 
 
 def _use_new_devices(
@@ -232,7 +234,7 @@ def _use_new_devices(
         for index, pipeline in enumerate(pipelines):
             for scaled_up in _scale_up(pipeline, accelerator, devices, problem):
                 yield (*pipelines[:index], scaled_up, *pipelines[index + 1 :])
-        template = next((one for one in pipelines if len(one.devices) == len(devices)), None)
+        template = next((other for other in pipelines if len(other.devices) == len(devices)), None)
         if template is not None:
             rest = iter(devices)
             stages = (replace(stage, devices=tuple(islice(rest, len(stage.devices)))) for stage in template.stages)
@@ -253,11 +255,11 @@ def _scale_up(pipeline: Pipeline, accelerator: str, devices: Sequence[Device], p
             yield replace(pipeline, stages=(*stages[:number], scaled_up, *stages[number + 1 :]))
     share = len(devices) // len(stages)
     all_scaled_up = [
-        add_replicas(one, devices[number * share : (number + 1) * share]) for number, one in enumerate(stages)
+        add_replicas(stage, devices[number * share : (number + 1) * share]) for number, stage in enumerate(stages)
     ]
-    found = tuple(stage for stage in all_scaled_up if stage is not None)
-    if len(found) == len(stages):
-        yield replace(pipeline, stages=found)
+    new_stages = tuple(stage for stage in all_scaled_up if stage is not None)
+    if len(new_stages) == len(stages):
+        yield replace(pipeline, stages=new_stages)
     positions = {0, len(stages), *same_accelerator, *(number + 1 for number in same_accelerator)}
     for position in sorted(positions)[:MAX_POSITIONS]:
         stage = _single_layer_stage(stages[min(position, len(stages) - 1)], devices)
@@ -294,7 +296,7 @@ def _is_allowed(plan: Plan, problem: Problem) -> bool:
     check_plan(plan, problem.cost_context)
     return (
         set(plan.devices) <= set(problem.devices)
-        and all(len(one.stages) <= (limits.max_pipeline_degree or math.inf) for one in plan.pipelines)
+        and all(len(pipeline.stages) <= (limits.max_pipeline_degree or math.inf) for pipeline in plan.pipelines)
         and all(_is_run_allowed(run, stage, problem) for stage in plan.stages for run in stage.layers)
     )
 

@@ -31,21 +31,21 @@ class RunningPlan:
         if plan is None:
             return None
         for devices, what in ((problem.cluster.devices, "gone"), (problem.devices, "excluded")):
-            known = set(devices)
-            missing = [device for device in plan.devices if device not in known]
+            plan_devices = set(devices)
+            missing = [device for device in plan.devices if device not in plan_devices]
             if missing:
                 are = f"{'is' if len(missing) == 1 else 'are'} {what}"
                 return cls(
                     plan, None, f"{len(missing)} of its {len(plan.devices)} devices {are} (the first is {missing[0]})"
                 )
         try:
-            found = candidate_of(problem, plan).estimate
+            estimate = candidate_of(problem, plan).estimate
         except ValueError as error:
             return cls(plan, None, str(error))
-        if found.reason is not None:
+        if estimate.reason is not None:
             kept = problem.limits.headroom_words
-            return cls(plan, found.iteration_seconds, f"it does not fit into memory{kept}: {found.reason}")
-        return cls(plan, found.iteration_seconds)
+            return cls(plan, estimate.iteration_seconds, f"it does not fit into memory{kept}: {estimate.reason}")
+        return cls(plan, estimate.iteration_seconds)
 
 
 @dataclass(frozen=True, slots=True)

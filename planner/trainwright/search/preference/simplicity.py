@@ -146,8 +146,8 @@ def order_by_complexity(
     limit = measure(best_first[0]) * (1 + tolerance)
     within_tolerance = [candidate for candidate in best_first if measure(candidate) <= limit]
     order = {
-        id(one): (is_running is None or not is_running(one.plan), Complexity.of(one.plan, cluster))
-        for one in within_tolerance
+        id(candidate): (is_running is None or not is_running(candidate.plan), Complexity.of(candidate.plan, cluster))
+        for candidate in within_tolerance
     }
     chosen = sorted(within_tolerance, key=lambda candidate: order[id(candidate)])
     return [*chosen, *best_first[len(within_tolerance) :]], trade_off(chosen[0], best_first[0], cluster, measure)

@@ -48,13 +48,13 @@ class _DeviceMatching:
         nodes_by_class: dict[int, list[str]] = {}
         for name in self.problem.nodes:
             nodes_by_class.setdefault(class_of[name], []).append(name)
-        found: dict[Device, Device] = {}
+        device_of: dict[Device, Device] = {}
         for number, nodes in nodes_by_class.items():
             roles = [name for name in self.devices_by_role if class_of[name] == number]
             for role, node in self._match_nodes(roles, nodes) if roles else ():
-                found |= self._match_slots(role, node)
+                device_of |= self._match_slots(role, node)
         # A plan made for another problem may have nodes that this one does not allow: they stay.
-        return {device: found.get(device, device) for device in self.new_states}
+        return {device: device_of.get(device, device) for device in self.new_states}
 
     def _match_nodes(self, roles: list[str], nodes: list[str]) -> list[tuple[str, str]]:
         """Return pairs of a role (a node of the new plan) and the node that takes it."""
@@ -66,12 +66,12 @@ class _DeviceMatching:
         )
         table = np.array(
             [
-                [_min_cost_assignment(self._bytes_to_move(needed, held))[0] for held in distinct_resident]
+                [_min_cost_assignment(self._bytes_to_move(needed, resident))[0] for resident in distinct_resident]
                 for needed in distinct_required
             ]
         )
-        rows = [distinct_required.index(one) for one in required_states]
-        columns = [distinct_resident.index(one) for one in resident_states]
+        rows = [distinct_required.index(state) for state in required_states]
+        columns = [distinct_resident.index(state) for state in resident_states]
         # Half a byte breaks ties in favour of a node's own role.
         is_own_role = np.array([[role == node for node in nodes] for role in roles])
         chosen = _min_cost_assignment(table[np.ix_(rows, columns)] - 0.5 * is_own_role)[1]
@@ -85,7 +85,7 @@ class _DeviceMatching:
         resident_states = [tuple(sorted(self._resident_states(node))) for node in nodes]
         if len(set(required_states)) * len(set(resident_states)) > MAX_PAIRS:
             required_states, resident_states = (
-                [tuple(map(_without_sharding, one)) for one in many] for many in (required_states, resident_states)
+                [tuple(map(_without_sharding, state)) for state in many] for many in (required_states, resident_states)
             )
         return required_states, resident_states
 
@@ -106,7 +106,7 @@ class _DeviceMatching:
     def _bytes_to_move(self, required: Sequence[DeviceState], resident: Sequence[DeviceState]) -> NDArray[np.float64]:
         """Return `[required, resident]` bytes to move."""
         missing_bytes = self.migration_cost.missing_bytes
-        return np.array([[missing_bytes(held, needed) for held in resident] for needed in required], dtype=float)
+        return np.array([[missing_bytes(state, needed) for state in resident] for needed in required], dtype=float)
 
 
 def _min_cost_assignment(cost: NDArray[np.float64]) -> tuple[float, list[int]]:
@@ -175,7 +175,7 @@ def order_by_migration(
         value = measured * (1 + weighted_migration / seconds) if seconds > 0 else measured
         least = min(least, value)
         with_migration.append((value, moved))
-    return [*sorted(with_migration, key=lambda one: one[0]), *too_slow]
+    return [*sorted(with_migration, key=lambda item: item[0]), *too_slow]
 
 
 def _rename_devices(candidate: Candidate, plan: Plan) -> Candidate:
@@ -190,6 +190,6 @@ def _rename_devices(candidate: Candidate, plan: Plan) -> Candidate:
         estimate=replace(
             estimate,
             critical_device=name[estimate.critical_device],
-            memory_by_device=tuple((name[device], held) for device, held in estimate.memory_by_device),
+            memory_by_device=tuple((name[device], device_bytes) for device, device_bytes in estimate.memory_by_device),
         ),
     )

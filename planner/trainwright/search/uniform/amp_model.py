@@ -98,13 +98,13 @@ class _AmpModel:
     def replica_seconds(self, stage: Stage) -> Array:
         """Return `[replica]` t_i: seconds of one micro-batch, forward and backward."""
         run = stage.layers[0]
-        found: dict[tuple[object, ...], float] = {}
+        seconds_of: dict[tuple[object, ...], float] = {}
         seconds = []
         for group, rows in zip(run.strategy.tensor_groups(stage.devices), run.rows, strict=True):
             key = (rows, *(device.node for device in group))
-            if key not in found:
-                found[key] = self._group_seconds(run, group, rows)
-            seconds.append(found[key])
+            if key not in seconds_of:
+                seconds_of[key] = self._group_seconds(run, group, rows)
+            seconds.append(seconds_of[key])
         return np.array(seconds)
 
     def _group_seconds(self, run: LayerRun, group: tuple[Device, ...], rows: int) -> float:

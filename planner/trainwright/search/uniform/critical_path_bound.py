@@ -108,7 +108,7 @@ class CriticalPathBound:
                 slices = self._shared_nics.boundaries(nodes, is_divided=True)
             signatures = [
                 stages.class_numbers,
-                *(part.reshape(-1, count) for one in (whole, slices) for part in one.terms),
+                *(part.reshape(-1, count) for terms in (whole, slices) for part in terms.terms),
             ]
             replicas = np.zeros(1, dtype=np.intp)
             if count > 1:
@@ -116,9 +116,10 @@ class CriticalPathBound:
             is_used = (whole.nic_seconds_per_byte + slices.nic_seconds_per_byte).any(axis=0)
             whole, slices = (
                 PlacedBoundaries(
-                    BoundaryTerms(*(part[:, :, replicas] for part in one.terms)), one.nic_seconds_per_byte[:, is_used]
+                    BoundaryTerms(*(part[:, :, replicas] for part in terms.terms)),
+                    terms.nic_seconds_per_byte[:, is_used],
                 )
-                for one in (whole, slices)
+                for terms in (whole, slices)
             )
             self._replicas_by_placement[stages] = whole, slices, stages.class_numbers[:, replicas]
         return self._replicas_by_placement[stages]

@@ -155,10 +155,10 @@ def _cheapest_ends(times: Array, boundary_seconds: Array, limits: Array) -> tupl
     choices: list[tuple[int, ...]] = []
     sums: list[float] = []
     for start in range(0, len(limits), step):
-        found, totals = _cheapest_ends_of_chunk(
+        ends_of_limits, totals = _cheapest_ends_of_chunk(
             times, boundary_seconds, limits[start : start + step] * (1 + _TOLERANCE)
         )
-        choices += found
+        choices += ends_of_limits
         sums += totals
     return choices, sums
 

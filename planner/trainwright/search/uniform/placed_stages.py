@@ -140,10 +140,10 @@ class PlacementTables:
         bandwidth, latency = self.links.slowest_flow(nodes)
         ring_bandwidth, spanned = self.links.slowest_crossing(nodes)
         keys = np.stack([accelerators, spanned, bandwidth, latency, ring_bandwidth], axis=2).reshape(-1, 5)
-        found, numbers = np.unique(keys, axis=0, return_inverse=True)
+        distinct, numbers = np.unique(keys, axis=0, return_inverse=True)
         groups = tuple(
             self._group(self._names(int(mask)), placement.shape[2], int(count), *rest)
-            for mask, count, *rest in found.tolist()
+            for mask, count, *rest in distinct.tolist()
         )
         boundaries = boundary_terms(nodes[:-1], nodes[1:], self.problem.cost_context).slowest()
         return PlacedStages(placement, groups, numbers.reshape(accelerators.shape), boundaries)

@@ -82,8 +82,8 @@ class LayerCompute:
         if not self.kind.is_tensor_parallel:
             return 1
         profiles = self.context.profiles
-        found = [set(profiles.tensor_degrees(name, self.kind.name)) for name in self.accelerators]
-        return min(set[int].intersection(*found), default=1)
+        degrees = [set(profiles.tensor_degrees(name, self.kind.name)) for name in self.accelerators]
+        return min(set[int].intersection(*degrees), default=1)
 
     def _cost(self, accelerator: str, degree: int, rows: int) -> LayerCost:
         return self.context.layer_cost(accelerator, self.kind, TensorSplit(degree), rows)
@@ -106,8 +106,8 @@ class LayerCompute:
             dtype = self.context.model.dtype
             weights = []
             for operation in self.operations:
-                held = operation.weight.elements if operation.weight is not None else 0.0
-                moved = (operation.moved_per_row * rows + held) * dtype.num_bytes
+                weight_elements = operation.weight.elements if operation.weight is not None else 0.0
+                moved = (operation.moved_per_row * rows + weight_elements) * dtype.num_bytes
                 weight = max(operation.flops_per_row * rows, moved * FLOPS_PER_BYTE[dtype])
                 weights.append(weight / (degree if operation.tensor_parallel_loops else 1))
             total = sum(weights) or 1.0
@@ -193,8 +193,8 @@ class MeshCosts:
         return self._by_bits(reduce_scatter)
 
     def _by_bits(self, collective: Callable[[LogicalMesh, tuple[int, ...]], LinearSeconds]) -> tuple[Array, Array]:
-        found = [collective(self.mesh, dimensions) for dimensions in _BITS]
-        return np.array([one.fixed_seconds for one in found]), np.array([one.seconds_per_byte for one in found])
+        seconds = [collective(self.mesh, dimensions) for dimensions in _BITS]
+        return np.array([line.fixed_seconds for line in seconds]), np.array([line.seconds_per_byte for line in seconds])
 
     @staticmethod
     def _seconds(prices: tuple[Array, Array], sums: Indices, size_bytes: Array) -> Array:
@@ -218,17 +218,20 @@ class LayerIlpCosts:
         edges: dict[tuple[int, int], Array] = {}
         for read in graph.operand_edges:
             source, target = graph.node_of[read.source], graph.node_of[read.operation]
-            held, wanted = self.algorithms.output_layouts(read.source), self.algorithms.operators[read.operation]
+            source_layouts, algorithms = (
+                self.algorithms.output_layouts(read.source),
+                self.algorithms.operators[read.operation],
+            )
             size = graph.operations[read.operation].operands[read.operand].elements * self._unit_bytes
-            layouts = wanted.operand_layouts[read.operand]
+            layouts = algorithms.operand_layouts[read.operand]
             if source == target:
-                inside[source] += self.mesh_costs.resharding.seconds(held, layouts, size)
+                inside[source] += self.mesh_costs.resharding.seconds(source_layouts, layouts, size)
             else:
-                seconds = self.mesh_costs.resharding.seconds(held[:, None], layouts[None, :], size)
+                seconds = self.mesh_costs.resharding.seconds(source_layouts[:, None], layouts[None, :], size)
                 edges[source, target] = edges.get((source, target), 0.0) + seconds
         nodes = tuple(self._choices(number, extra) for number, extra in enumerate(inside))
         return IntegerProgram(
-            nodes, tuple(EdgeCosts(source, target, found) for (source, target), found in edges.items())
+            nodes, tuple(EdgeCosts(source, target, costs) for (source, target), costs in edges.items())
         )
 
     def state_of(self, values: int) -> tuple[int, Array] | None:
@@ -255,13 +258,15 @@ class LayerIlpCosts:
         node = self.algorithms.graph.nodes[number]
         scattered = self._scattered_share(node)
         for index in node.operations:
-            operation, found = self.algorithms.graph.operations[index], self.algorithms.operators[index]
+            operation, algorithms = self.algorithms.graph.operations[index], self.algorithms.operators[index]
             share = 1.0 if index == node.leader else scattered
-            costs[0] += self._compute_seconds(index, found) * share + self._all_reduce_seconds(operation, found)
-            costs[3] += self._activation_bytes(operation, found) * share
+            costs[0] += self._compute_seconds(index, algorithms) * share + self._all_reduce_seconds(
+                operation, algorithms
+            )
+            costs[3] += self._activation_bytes(operation, algorithms) * share
             if operation.weight is not None:
-                costs += self._weight_costs(operation, found)
-                gathers = np.maximum(gathers, found.weight_sums if found.weight_sums is not None else 0)
+                costs += self._weight_costs(operation, algorithms)
+                gathers = np.maximum(gathers, algorithms.weight_sums if algorithms.weight_sums is not None else 0)
         costs[0, 1, gathers == 0] = np.inf
         return NodeChoices(costs[0], costs[1], costs[2], costs[3])
 
@@ -271,9 +276,9 @@ class LayerIlpCosts:
             return 1.0
         return scattered_share(self.algorithms.operators[node.leader].output_sums, self.mesh_costs.replica_counts)
 
-    def _compute_seconds(self, index: int, found: OperatorAlgorithms) -> Array:
-        seconds = {mapping: self._mapped_seconds(index, mapping) for mapping in set(found.mappings)}
-        return np.array([seconds[mapping] for mapping in found.mappings])
+    def _compute_seconds(self, index: int, algorithms: OperatorAlgorithms) -> Array:
+        seconds = {mapping: self._mapped_seconds(index, mapping) for mapping in set(algorithms.mappings)}
+        return np.array([seconds[mapping] for mapping in algorithms.mappings])
 
     def _mapped_seconds(self, index: int, mapping: LoopMapping) -> float:
         rows, parts = self.rows, 1
@@ -284,38 +289,40 @@ class LayerIlpCosts:
                 parts *= size
         return self.compute.seconds(index, rows, parts)
 
-    def _all_reduce_seconds(self, operation: Operation, found: OperatorAlgorithms) -> Array:
+    def _all_reduce_seconds(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         """Return all-reduce seconds of one micro-batch: partial outputs forward, partial gradients of operands backward."""
         prices, size = self.mesh_costs, self._unit_bytes
-        held = prices.shares[found.output_layouts] * operation.output.elements * size
-        seconds = prices.all_reduce(found.output_sums, held)
-        for operand, layouts, sums in zip(operation.operands, found.operand_layouts, found.operand_sums, strict=True):
+        output_elements = prices.shares[algorithms.output_layouts] * operation.output.elements * size
+        seconds = prices.all_reduce(algorithms.output_sums, output_elements)
+        for operand, layouts, sums in zip(
+            operation.operands, algorithms.operand_layouts, algorithms.operand_sums, strict=True
+        ):
             seconds = seconds + prices.all_reduce(sums, prices.shares[layouts] * operand.elements * size)
         if (
             operation.internal_sums is not None
-            and found.internal_layouts is not None
-            and found.internal_sums is not None
+            and algorithms.internal_layouts is not None
+            and algorithms.internal_sums is not None
         ):
-            own = prices.shares[found.internal_layouts] * operation.internal_sums[0].elements * self.rows * 4
-            seconds = seconds + 2 * prices.all_reduce(found.internal_sums, own)
+            own = prices.shares[algorithms.internal_layouts] * operation.internal_sums[0].elements * self.rows * 4
+            seconds = seconds + 2 * prices.all_reduce(algorithms.internal_sums, own)
         return seconds
 
-    def _activation_bytes(self, operation: Operation, found: OperatorAlgorithms) -> Array:
-        layouts = found.operand_layouts[0] if found.operand_layouts else found.output_layouts
+    def _activation_bytes(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
+        layouts = algorithms.operand_layouts[0] if algorithms.operand_layouts else algorithms.output_layouts
         saved = operation.saved_elements_per_row * self._unit_bytes + operation.saved_bytes_per_row * self.rows
         return self.mesh_costs.shares[layouts] * saved * self._activation_ratio
 
-    def _weight_costs(self, operation: Operation, found: OperatorAlgorithms) -> Array:
+    def _weight_costs(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         """Return `[cost term, weight mode, algorithm]` costs of a weight, with terms ordered as in `NodeChoices`.
 
         In weight mode 0, gradients are reduce-scattered, then gradients (or, rewritten, updated weights) are
         all-gathered. In mode 1 the weight itself stays sharded and is gathered twice per micro-batch instead.
         """
         assert operation.weight is not None
-        assert found.weight_layouts is not None
-        assert found.weight_sums is not None
-        prices, sizes, sums = self.mesh_costs, self.mesh_costs.context.value_bytes, found.weight_sums
-        values = prices.shares[found.weight_layouts] * operation.weight.elements
+        assert algorithms.weight_layouts is not None
+        assert algorithms.weight_sums is not None
+        prices, sizes, sums = self.mesh_costs, self.mesh_costs.context.value_bytes, algorithms.weight_sums
+        values = prices.shares[algorithms.weight_layouts] * operation.weight.elements
         costs = np.zeros((4, 2, len(values)))
         costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.weight, pays_latency=not operation.is_trivial)
         scattered = prices.reduce_scatter(sums, values * sizes.gradient, pays_latency=False)
@@ -324,9 +331,9 @@ class LayerIlpCosts:
         costs[1] = whole, scattered
         update = self.compute.update_seconds_per_value()
         shard = values / prices.replica_counts[sums]
-        for held, sharding in enumerate(
+        for mode, sharding in enumerate(
             (Sharding.ZERO2 if prices.rewriting.gradients else Sharding.NONE, Sharding.ZERO3)
         ):
-            costs[1, held] += update * (values if sharding is Sharding.NONE else shard)
-            costs[2, held] = state_bytes(values, shard, sharding, sizes).total
+            costs[1, mode] += update * (values if sharding is Sharding.NONE else shard)
+            costs[2, mode] = state_bytes(values, shard, sharding, sizes).total
         return costs

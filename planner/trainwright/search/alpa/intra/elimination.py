@@ -74,7 +74,7 @@ class _Elimination:
             self.tables.append(_CostTable(nodes, batches * seconds[None]))
         remaining = set(range(len(self.programme.nodes))) - set(self.kept_nodes)
         while remaining:
-            smallest = min(remaining, key=lambda one: (self._size_without(one), one))
+            smallest = min(remaining, key=lambda number: (self._size_without(number), number))
             self._eliminate(smallest)
             remaining.remove(smallest)
         order = tuple(sorted(self.kept_nodes))
@@ -83,12 +83,12 @@ class _Elimination:
         return self._trace_back(np.broadcast_to(objective, shape), order)
 
     def _neighbours(self, node: int) -> tuple[int, ...]:
-        return tuple(sorted({one for table in self.tables if node in table.nodes for one in table.nodes}))
+        return tuple(sorted({neighbour for table in self.tables if node in table.nodes for neighbour in table.nodes}))
 
     def _size_without(self, node: int) -> int:
         size = 1
-        for one in self._neighbours(node):
-            size *= self.programme.nodes[one].seconds.shape[1]
+        for neighbour in self._neighbours(node):
+            size *= self.programme.nodes[neighbour].seconds.shape[1]
         return size
 
     def _eliminate(self, node: int) -> None:
@@ -96,7 +96,7 @@ class _Elimination:
         touching = [table for table in self.tables if node in table.nodes]
         joint = self._sum(touching, nodes)
         axis = 1 + nodes.index(node)
-        others = tuple(one for one in nodes if one != node)
+        others = tuple(other for other in nodes if other != node)
         best = joint.argmin(axis=axis)
         self.steps.append((node, others, best))
         self.tables = [table for table in self.tables if node not in table.nodes]
@@ -117,6 +117,6 @@ class _Elimination:
             axes[1 + position] = objective.shape[1 + position]
             chosen[node] = np.broadcast_to(np.arange(objective.shape[1 + position]).reshape(axes), objective.shape)
         for node, others, best in reversed(self.steps):
-            chosen[node] = np.broadcast_to(best[(goals, *(chosen[one] for one in others))], objective.shape)
+            chosen[node] = np.broadcast_to(best[(goals, *(chosen[other] for other in others))], objective.shape)
         algorithms = tuple(chosen[node] for node in range(len(self.programme.nodes)))
         return EliminationResult(objective, algorithms, tuple(self.weight_modes))

@@ -69,8 +69,8 @@ class NodeChoices:
 
     def objective(self, goal: WeightedObjective) -> Array:
         """Return the weighted objective, `[weight mode, algorithm]`."""
-        held = self.state_bytes + goal.in_flight * self.activation_bytes
-        return goal.micro_batches * self.seconds + self.iteration_seconds + goal.memory_price * held
+        resident_bytes = self.state_bytes + goal.in_flight * self.activation_bytes
+        return goal.micro_batches * self.seconds + self.iteration_seconds + goal.memory_price * resident_bytes
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,18 @@ def solve_ilp(
     if np.isfinite(memory_bytes):
         constraints.append(LinearConstraint(rows.memory[None] / memory_bytes, -np.inf, 1.0))
     scale = max(float(np.abs(rows.costs[rows.is_allowed]).max(initial=0.0)), 1e-300)
-    found = milp(
+    solution = milp(
         np.where(rows.is_allowed, rows.costs, 0.0) / scale,
         integrality=rows.integral,
         bounds=Bounds(0.0, rows.is_allowed.astype(np.float64)),
         constraints=constraints,
         options={"time_limit": limit_seconds, "mip_rel_gap": 0.0},
     )
-    if found.status == 2:  # HiGHS: infeasible
+    if solution.status == 2:  # HiGHS: infeasible
         return None
-    if found.x is None or found.status != 0:
-        raise ValueError(f"the integer program was not solved within {limit_seconds} s: {found.message}")
-    assignment = rows.assignment(found.x)
+    if solution.x is None or solution.status != 0:
+        raise ValueError(f"the integer program was not solved within {limit_seconds} s: {solution.message}")
+    assignment = rows.assignment(solution.x)
     totals = programme.assignment_cost(assignment)
     return IlpSolution(assignment, totals)
 
@@ -154,13 +154,15 @@ class _MilpModel:
         self.programme = programme
         batches = goal.micro_batches
         nodes = [node.objective(goal).ravel() for node in programme.nodes]
-        held = [(node.state_bytes + goal.in_flight * node.activation_bytes).ravel() for node in programme.nodes]
+        resident_bytes = [
+            (node.state_bytes + goal.in_flight * node.activation_bytes).ravel() for node in programme.nodes
+        ]
         edges = [batches * edge.seconds.ravel() for edge in programme.edges]
         self.node_at = np.concatenate([[0], np.cumsum([len(costs) for costs in nodes])]).astype(int)
         self.edge_at = self.node_at[-1] + np.concatenate([[0], np.cumsum([len(costs) for costs in edges])]).astype(int)
         self.costs: Array = np.concatenate([*nodes, *edges])
         self.is_allowed = np.isfinite(self.costs)
-        sizes: Array = np.concatenate([*held, *(np.zeros(len(costs)) for costs in edges)])
+        sizes: Array = np.concatenate([*resident_bytes, *(np.zeros(len(costs)) for costs in edges)])
         self.memory: Array = np.where(self.is_allowed, sizes, 0.0)
         self.integral = np.concatenate([np.ones(self.node_at[-1]), np.zeros(len(self.costs) - self.node_at[-1])])
         pairs = [edge.seconds.shape for edge in programme.edges]
@@ -191,9 +193,9 @@ class _MilpModel:
 
     def assignment(self, solved: Array) -> tuple[tuple[int, int], ...]:
         """Return (weight mode, algorithm) of every node."""
-        found: list[tuple[int, int]] = []
+        choices: list[tuple[int, int]] = []
         for number, node in enumerate(self.programme.nodes):
             best = int(solved[self.node_at[number] : self.node_at[number + 1]].argmax())
-            held, algorithm = divmod(best, node.seconds.shape[1])
-            found.append((held, algorithm))
-        return tuple(found)
+            mode, algorithm = divmod(best, node.seconds.shape[1])
+            choices.append((mode, algorithm))
+        return tuple(choices)

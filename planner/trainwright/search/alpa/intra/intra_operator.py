@@ -74,12 +74,12 @@ class SpanIlp:
         self, goal: WeightedObjective, memory_bytes: float = np.inf, limit_seconds: float = 60.0
     ) -> tuple[tuple[tuple[tuple[int, int], ...], ...], AssignmentCost] | None:
         """Return (weight mode, algorithm) of every layer's nodes with their cost, None if memory never suffices."""
-        found = solve_ilp(self.programme, goal, memory_bytes=memory_bytes, limit_seconds=limit_seconds)
-        if found is None:
+        solution = solve_ilp(self.programme, goal, memory_bytes=memory_bytes, limit_seconds=limit_seconds)
+        if solution is None:
             return None
-        ends = (*self.starts[1:], len(found.assignment))
-        layers = tuple(found.assignment[start:end] for start, end in zip(self.starts, ends, strict=True))
-        return layers, found.totals
+        ends = (*self.starts[1:], len(solution.assignment))
+        layers = tuple(solution.assignment[start:end] for start, end in zip(self.starts, ends, strict=True))
+        return layers, solution.totals
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class IntraOperator:
         """
         goals = [self.goal(mesh, rows, ratio, count) for count in IN_FLIGHT_COUNTS for ratio in PRICE_RATIOS]
         tables = self._tables(mesh, rows, goals)
-        found = memory_prices([tables[name] for name in self.problem.model.layers])
-        kept = list(dict.fromkeys(number for ladder in found for number in ladder))
-        steps = dict.fromkeys(step for ladder in found for step in pairwise(ladder))
+        ladders = memory_prices([tables[name] for name in self.problem.model.layers])
+        kept = list(dict.fromkeys(number for ladder in ladders for number in ladder))
+        steps = dict.fromkeys(step for ladder in ladders for step in pairwise(ladder))
         runs = self._runs(mesh, rows, {name: table.for_goals(kept) for name, table in tables.items()})
-        return runs.with_mixtures([(kept.index(one), kept.index(other)) for one, other in steps], MIXED_SHARES)
+        return runs.with_mixtures([(kept.index(price), kept.index(other)) for price, other in steps], MIXED_SHARES)
 
     def goal(
         self, mesh: LogicalMesh, rows: int, memory_price_ratio: float = 0.0, in_flight: int = 1
@@ -189,8 +189,8 @@ class IntraOperator:
             ValueError: The solver does not finish in time.
         """
         run = SpanIlp.of([self.pricing(layer, mesh, rows) for layer in range(first, end)])
-        found = run.solve(goal, memory_bytes)
-        return None if found is None else (self.describe(mesh, rows, first, found[0]), found[1])
+        run_solution = run.solve(goal, memory_bytes)
+        return None if run_solution is None else (self.describe(mesh, rows, first, run_solution[0]), run_solution[1])
 
     def pricing(self, layer: int, mesh: LogicalMesh, rows: int) -> LayerIlpCosts:
         """Return the costs of one layer's integer program."""
@@ -229,22 +229,25 @@ class IntraOperator:
     @cached_property
     def _entering_width(self) -> dict[str, int]:
         """Return by layer kind the common divisor of the last axis of all tensors that enter such a layer."""
-        model, found = self.problem.model, dict.fromkeys(self.problem.model.layers, 0)
+        model, widths = self.problem.model, dict.fromkeys(self.problem.model.layers, 0)
         for before, name in zip(model.layers, model.layers[1:], strict=False):
             last = model.kind(before).operators[-1]
-            found[name] = math.gcd(found[name], round(last.output_elements_per_row / last.positions_per_row))
-        return found
+            widths[name] = math.gcd(widths[name], round(last.output_elements_per_row / last.positions_per_row))
+        return widths
 
     def _memory_bytes(self, accelerator: str) -> int:
-        found = self.problem.cost_context.cluster.accelerators
-        return next(one.memory_bytes for one in found if one.name == accelerator)
+        accelerators = self.problem.cost_context.cluster.accelerators
+        return next(each.memory_bytes for each in accelerators if each.name == accelerator)
 
     def _balanced_compute_seconds(self, mesh: LogicalMesh, rows: int) -> float:
         """Return compute seconds of a micro-batch if all devices shared it evenly."""
         computes = [self._compute(name, mesh.accelerators) for name in self.problem.model.layers]
         # A layer profiled only at higher degrees scales by its degree, precisely enough for a price.
         return (
-            sum(one.layer_seconds(rows, one.min_profiled_degree) * one.min_profiled_degree for one in computes)
+            sum(
+                compute.layer_seconds(rows, compute.min_profiled_degree) * compute.min_profiled_degree
+                for compute in computes
+            )
             / mesh.devices
         )
 
@@ -267,5 +270,5 @@ class IntraOperator:
         shared = [model.kind(name).shared_weight for name in model.layers]
         owns = [name is not None and name == self._shared_weight for name in shared]
         counts = span_sums(prefix_sums(np.array(owns, dtype=np.float64)))
-        found: Array = 1 - 1 / np.maximum(counts[:-1], 1)
-        return found
+        overcount: Array = 1 - 1 / np.maximum(counts[:-1], 1)
+        return overcount

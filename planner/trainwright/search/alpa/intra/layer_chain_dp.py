@@ -66,8 +66,8 @@ class SpecChain:
             self.endings.append(ending)
             best = ending.objective.argmin(axis=2)
             self._final_states.append(best.astype(np.int16))
-            found = np.take_along_axis(ending.parts, best[None, ..., None], axis=3)[..., 0]
-            self.parts[:, :, :end, end] = found
+            least = np.take_along_axis(ending.parts, best[None, ..., None], axis=3)[..., 0]
+            self.parts[:, :, :end, end] = least
 
     def _append_layer(self, table: LayerCostTable, ending: RunsEndingAt) -> RunsEndingAt:
         """Extend all runs, including an empty one that starts here, by one layer."""
@@ -79,23 +79,23 @@ class SpecChain:
         previous_parts[:, :, :-1] = ending.parts
         joint = before.reshape(goals, starts, through, entering, 1) + table.objective[:, None]
         best = joint.argmin(axis=3)
-        found = joint.min(axis=3)
+        least = joint.min(axis=3)
         goal = np.arange(goals).reshape(-1, 1, 1, 1)
         start = np.arange(starts).reshape(-1, 1, 1)
         passed = np.arange(through).reshape(-1, 1)
         kept = previous_parts.reshape(COST_TERMS, goals, starts, through, entering)[:, goal, start, passed, best]
         kept += table.parts[:, goal, passed, best, np.arange(leaving)]
         self._predecessors.append(best.reshape(goals, starts, through * leaving).astype(np.int16))
-        return RunsEndingAt(found.reshape(goals, starts, -1), kept.reshape(COST_TERMS, goals, starts, -1))
+        return RunsEndingAt(least.reshape(goals, starts, -1), kept.reshape(COST_TERMS, goals, starts, -1))
 
     def states(self, goal: int, first: int, end: int, last: int | None = None) -> list[int]:
         """Return the states at the boundaries `first … end` of the best run, which ends in state `last` if given."""
-        found = [int(self._final_states[end - 1][goal, first]) if last is None else last]
+        states = [int(self._final_states[end - 1][goal, first]) if last is None else last]
         for layer in range(end - 1, first - 1, -1):
             _, _, entering, leaving = self.tables[layer].objective.shape
-            passed = found[-1] // leaving
-            found.append(passed * entering + int(self._predecessors[layer][goal, first, found[-1]]))
-        return found[::-1]
+            passed = states[-1] // leaving
+            states.append(passed * entering + int(self._predecessors[layer][goal, first, states[-1]]))
+        return states[::-1]
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class LayerBoundary:
         number = {layout: index for index, layout in enumerate(universe)}
 
         def state(sources: Sequence[int]) -> Indices:
-            found: Indices = np.zeros(int(np.prod(counts)), dtype=np.int64)
+            states: Indices = np.zeros(int(np.prod(counts)), dtype=np.int64)
             for position, source in enumerate(sources):
-                layouts = np.array([number[int(one)] for one in algorithms.output_layouts(source)])
-                found += size**position * layouts[grid[graph.node_of[source]]]
-            return found
+                layouts = np.array([number[int(layout)] for layout in algorithms.output_layouts(source)])
+                states += size**position * layouts[grid[graph.node_of[source]]]
+            return states
 
         entering = [-1 - index for index in range(inputs)]
         through = inputs == 2 and ENCODER_OUTPUT in outputs
@@ -149,12 +149,12 @@ class LayerBoundary:
 def _members(cells: Indices, count: int) -> Indices:
     """Return `[cell, largest cell size]` positions in `cells` of each cell, padded with -1."""
     sizes = np.bincount(cells, minlength=count)
-    found: Indices = np.full((count, int(sizes.max())), -1, dtype=np.int64)
+    members: Indices = np.full((count, int(sizes.max())), -1, dtype=np.int64)
     order = np.argsort(cells, kind="stable")
     starts = np.cumsum(sizes) - sizes
     ordered = cells[order]
-    found[ordered, np.arange(len(order)) - starts[ordered]] = order
-    return found
+    members[ordered, np.arange(len(order)) - starts[ordered]] = order
+    return members
 
 
 @dataclass(frozen=True)
@@ -195,47 +195,47 @@ class LayerTable:
 
     @cached_property
     def _goals(self) -> Indices:
-        found: Indices = np.arange(len(self.combination))[:, None]
-        return found
+        goals: Indices = np.arange(len(self.combination))[:, None]
+        return goals
 
     def _chosen(self, node: int) -> Indices:
         """Return `[objective, cell]` a node's algorithm, arbitrary where no combination exists."""
         algorithms = self.solution.algorithms[node].reshape(len(self.combination), -1)
-        found: Indices = algorithms[self._goals, np.maximum(self.combination, 0)]
-        return found
+        chosen: Indices = algorithms[self._goals, np.maximum(self.combination, 0)]
+        return chosen
 
     def _parts(self, programme: IntegerProgram, shared: tuple[int, Array] | None) -> Array:
-        found: Array = np.zeros((COST_TERMS, *self.combination.shape))
+        terms: Array = np.zeros((COST_TERMS, *self.combination.shape))
         chosen = [self._chosen(node) for node in range(len(programme.nodes))]
         for number, (node, algorithm) in enumerate(zip(programme.nodes, chosen, strict=True)):
-            held = self.solution.weight_modes[number][self._goals, algorithm]
+            mode = self.solution.weight_modes[number][self._goals, algorithm]
             costs = (node.seconds, node.iteration_seconds, node.state_bytes, node.activation_bytes)
             for part, cost in enumerate(costs):
-                found[part] += cost[held, algorithm]
+                terms[part] += cost[mode, algorithm]
             if shared is not None and shared[0] == number:
-                found[4] += shared[1][held, algorithm]
+                terms[4] += shared[1][mode, algorithm]
         for edge in programme.edges:
-            found[0] += edge.seconds[chosen[edge.source], chosen[edge.target]]
-        return found
+            terms[0] += edge.seconds[chosen[edge.source], chosen[edge.target]]
+        return terms
 
     def assignment(self, goal: int, entering: int, leaving: int) -> tuple[tuple[int, int], ...]:
         """Return (weight mode, algorithm) of every node between two states."""
         _, _, states, others = self.objective.shape
         passed, cell = entering // states, entering % states * others + leaving % others
         combination = self.combination[goal, passed * states * others + cell]
-        found: list[tuple[int, int]] = []
+        choices: list[tuple[int, int]] = []
         for number, algorithms in enumerate(self.solution.algorithms):
             algorithm = int(algorithms[goal].ravel()[combination])
-            found.append((int(self.solution.weight_modes[number][goal, algorithm]), algorithm))
-        return tuple(found)
+            choices.append((int(self.solution.weight_modes[number][goal, algorithm]), algorithm))
+        return tuple(choices)
 
     def for_goals(self, goals: Sequence[int]) -> LayerTable:
         """Select some of the objectives."""
         chosen = list(goals)
         solution = EliminationResult(
             self.solution.objective[chosen],
-            tuple(one[chosen] for one in self.solution.algorithms),
-            tuple(one[chosen] for one in self.solution.weight_modes),
+            tuple(algorithms[chosen] for algorithms in self.solution.algorithms),
+            tuple(modes[chosen] for modes in self.solution.weight_modes),
         )
         return LayerTable(self.objective[chosen], self.parts[:, chosen], solution, self.combination[chosen])
 
@@ -247,5 +247,5 @@ class LayerTable:
             same = np.arange(entering)
             costs, parts = costs[:, :, same, same], parts[:, :, :, same, same]
         best = costs.reshape(goals, -1).argmin(axis=1)
-        found: Array = parts.reshape(COST_TERMS, goals, -1)[:, np.arange(goals), best]
-        return found
+        steady: Array = parts.reshape(COST_TERMS, goals, -1)[:, np.arange(goals), best]
+        return steady

@@ -111,14 +111,14 @@ def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bo
     `accumulates`: the output is added to that of another branch, as for a residual or a further embedding.
     """
     if accumulates and operator.kind is OperatorKind.EMBEDDING:
-        found = _added_embedding(operator)
+        operation = _added_embedding(operator)
     elif accumulates:
-        found = _element_wise(operator, shapes)
-        found = replace(found, operands=found.operands * 2)
+        operation = _element_wise(operator, shapes)
+        operation = replace(operation, operands=operation.operands * 2)
     else:
-        found = _NESTS[operator.kind](operator, shapes)
+        operation = _NESTS[operator.kind](operator, shapes)
     return replace(
-        found,
+        operation,
         flops_per_row=operator.forward_flops_per_row,
         moved_per_row=operator.input_elements_per_row + operator.output_elements_per_row,
         saved_elements_per_row=operator.saved_elements_per_row,
@@ -206,7 +206,7 @@ def _per_head(operator: Operator, shapes: FamilyShapes, first: float, second: fl
 def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:  # noqa: ARG001 - as all of them
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH), _EXPERT)
     values = operator.output_elements_per_row
-    held = IndexedTensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
+    weight = IndexedTensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
     return Operation(
         operator.name,
         tuple(
@@ -214,7 +214,7 @@ def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:  # noq
         ),  # the expert axis is sharded only if the followed operator's is
         IndexedTensor(axes, values),
         (IndexedTensor(axes, values),),
-        held if operator.weight_elements else None,
+        weight if operator.weight_elements else None,
         is_trivial=True,
         tensor_parallel_loops=() if operator.split is Split.NONE else (Loop.WIDTH,),
     )
@@ -222,10 +222,10 @@ def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:  # noq
 
 def _normalisation(operator: Operator, shapes: FamilyShapes) -> Operation:
     """Build a normalisation with one or two moments per position summed over the width; batch normalisation has none."""
-    found = _element_wise(operator, shapes)
+    operation = _element_wise(operator, shapes)
     moments = operator.saved_bytes_per_row / FLOAT32_BYTES
     return replace(
-        found, internal_sums=(IndexedTensor((_BATCH, _SEQUENCE), moments), (Loop.WIDTH,)) if moments else None
+        operation, internal_sums=(IndexedTensor((_BATCH, _SEQUENCE), moments), (Loop.WIDTH,)) if moments else None
     )
 
 
@@ -269,13 +269,13 @@ def _added_embedding(operator: Operator) -> Operation:
     """Build an embedding added to an earlier one; every device looks up a whole table of score biases."""
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH))
     values = operator.output_elements_per_row
-    held = ((Loop.WIDTH, Axis.WIDTH),) if values else ()
+    weight_axes = ((Loop.WIDTH, Axis.WIDTH),) if values else ()
     return Operation(
         operator.name,
         tuple((loop, 0) for loop, _ in axes),
         IndexedTensor(axes, values),
         (IndexedTensor(axes, values),),
-        IndexedTensor(held, operator.weight_elements),
+        IndexedTensor(weight_axes, operator.weight_elements),
         is_trivial=True,
     )
 

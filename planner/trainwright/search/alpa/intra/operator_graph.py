@@ -88,13 +88,13 @@ class _GraphBuilder:
         return (self.current,)
 
     def _add(self, operator: Operator) -> None:
-        found = build_operation(operator, self.shapes, accumulates=self._accumulates(operator))
-        sources = self._sources(operator, len(found.operands))
+        operation = build_operation(operator, self.shapes, accumulates=self._accumulates(operator))
+        sources = self._sources(operator, len(operation.operands))
         if self.is_first and BOUNDARY in sources:  # raw data has no gradient and needs no resharding
             kept = [number for number, source in enumerate(sources) if source != BOUNDARY]
-            found = replace(found, operands=tuple(found.operands[number] for number in kept))
+            operation = replace(operation, operands=tuple(operation.operands[number] for number in kept))
             sources = tuple(sources[number] for number in kept)
-        self.operations.append(found)
+        self.operations.append(operation)
         self.operand_sources.append(sources)
         self.current = self.sources_by_name[operator.name] = len(self.operations) - 1
         if operator.name == "scores":
@@ -219,5 +219,5 @@ class OperatorGraph:
                 leaders.append(index)
                 followers.append([])
             reads += [Read(source, index, number) for number, source in enumerate(sources) if number != merged]
-        nodes = tuple(GraphNode(leader, tuple(found)) for leader, found in zip(leaders, followers, strict=True))
+        nodes = tuple(GraphNode(leader, tuple(following)) for leader, following in zip(leaders, followers, strict=True))
         return cls(wired, nodes, node_of, tuple(reads))

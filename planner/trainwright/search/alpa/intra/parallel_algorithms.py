@@ -62,20 +62,20 @@ def mappings(operation: Operation, space: AlgorithmSpace) -> list[LoopMapping]:
     loops = [loop for loop, _ in operation.loops if space.divides_sequences or loop is not Loop.SEQUENCE]
     sizes = [(loop, operation.max_parts(loop, space.rows)) for loop in loops]
     options = [[None, *loops] if space.shape[d] > 1 else [None] for d in (0, 1)]
-    found: list[LoopMapping] = [
+    loop_mappings: list[LoopMapping] = [
         (first, second) for first in options[0] for second in options[1] if _divides(space, sizes, (first, second))
     ]
     if not operation.is_heavy:
-        return found
-    most = max(_degree(space, mapping) for mapping in found)
-    return [mapping for mapping in found if _degree(space, mapping) == most]
+        return loop_mappings
+    most = max(_degree(space, mapping) for mapping in loop_mappings)
+    return [mapping for mapping in loop_mappings if _degree(space, mapping) == most]
 
 
 def _divides(space: AlgorithmSpace, sizes: Sequence[tuple[object, int]], pair: tuple[object, object]) -> bool:
     return all(
-        space.fits(size, [d for d in (0, 1) if pair[d] is one])
-        for one, size in sizes
-        if one is pair[0] or one is pair[1]
+        space.fits(size, [d for d in (0, 1) if pair[d] is loop])
+        for loop, size in sizes
+        if loop is pair[0] or loop is pair[1]
     )
 
 
@@ -104,31 +104,35 @@ class OperatorAlgorithms:
     internal_sums: Indices | None
 
     @classmethod
-    def of(cls, operation: Operation, found: Sequence[LoopMapping]) -> OperatorAlgorithms:
+    def of(cls, operation: Operation, loop_mappings: Sequence[LoopMapping]) -> OperatorAlgorithms:
         """Derive layouts and partial sums: a sharded loop that does not index a tensor leaves partial sums of it."""
         summed = operation.internal_sums
         return cls(
-            tuple(found),
-            _layouts(operation.output, found),
-            _partial_sums(operation.output, found),
-            tuple(_layouts(operand, found) for operand in operation.operands),
-            tuple(_partial_sums(operand, found) for operand in operation.operands),
-            None if operation.weight is None else _layouts(operation.weight, found),
-            None if operation.weight is None else _partial_sums(operation.weight, found),
-            None if summed is None else _layouts(summed[0], found),
-            None if summed is None else _partial_sums(summed[0], found, only=summed[1]),
+            tuple(loop_mappings),
+            _layouts(operation.output, loop_mappings),
+            _partial_sums(operation.output, loop_mappings),
+            tuple(_layouts(operand, loop_mappings) for operand in operation.operands),
+            tuple(_partial_sums(operand, loop_mappings) for operand in operation.operands),
+            None if operation.weight is None else _layouts(operation.weight, loop_mappings),
+            None if operation.weight is None else _partial_sums(operation.weight, loop_mappings),
+            None if summed is None else _layouts(summed[0], loop_mappings),
+            None if summed is None else _partial_sums(summed[0], loop_mappings, only=summed[1]),
         )
 
 
-def _layouts(tensor: IndexedTensor, found: Sequence[LoopMapping]) -> Indices:
-    return np.array([layout_number(tensor.axis(first), tensor.axis(second)) for first, second in found], dtype=np.int64)
+def _layouts(tensor: IndexedTensor, loop_mappings: Sequence[LoopMapping]) -> Indices:
+    return np.array(
+        [layout_number(tensor.axis(first), tensor.axis(second)) for first, second in loop_mappings], dtype=np.int64
+    )
 
 
-def _partial_sums(tensor: IndexedTensor, found: Sequence[LoopMapping], only: Sequence[Loop] | None = None) -> Indices:
+def _partial_sums(
+    tensor: IndexedTensor, loop_mappings: Sequence[LoopMapping], only: Sequence[Loop] | None = None
+) -> Indices:
     def bit(loop: Loop | None) -> int:
         return int(loop is not None and (only is None or loop in only) and tensor.axis(loop) is Axis.NOTHING)
 
-    return np.array([bit(first) + 2 * bit(second) for first, second in found], dtype=np.int64)
+    return np.array([bit(first) + 2 * bit(second) for first, second in loop_mappings], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -156,13 +160,13 @@ class GraphAlgorithms:
             if node.leader is None:
                 counts.append(len(entering))
             else:
-                found = mappings(graph.operations[node.leader], space)
-                operators[node.leader] = OperatorAlgorithms.of(graph.operations[node.leader], found)
-                counts.append(len(found))
+                loop_mappings = mappings(graph.operations[node.leader], space)
+                operators[node.leader] = OperatorAlgorithms.of(graph.operations[node.leader], loop_mappings)
+                counts.append(len(loop_mappings))
             for follower in node.followers:
                 operation = graph.operations[follower.operation]
-                held = entering if follower.source < 0 else operators[follower.source].output_layouts
-                followed = _follower_mappings(operation.operands[follower.operand], held)
+                layouts = entering if follower.source < 0 else operators[follower.source].output_layouts
+                followed = _follower_mappings(operation.operands[follower.operand], layouts)
                 operators[follower.operation] = OperatorAlgorithms.of(operation, followed)
         ordered = tuple(operators[index] for index in range(len(graph.operations)))
         return cls(graph, tuple(counts), ordered, (entering,) * graph.wired.inputs)
@@ -172,12 +176,12 @@ class GraphAlgorithms:
         return self.inputs[-1 - source] if source < 0 else self.operators[source].output_layouts
 
 
-def _follower_mappings(operand: IndexedTensor, held: Indices) -> list[LoopMapping]:
+def _follower_mappings(operand: IndexedTensor, layouts: Indices) -> list[LoopMapping]:
     """Return the mappings of an operator whose operand has the given layouts."""
-    found: list[LoopMapping] = []
-    for number in held:
+    followed: list[LoopMapping] = []
+    for number in layouts:
         first, second = (
             None if axis == Axis.NOTHING else operand.loop(Axis(axis)) for axis in divmod(int(number), len(Axis))
         )
-        found.append((first, second))
-    return found
+        followed.append((first, second))
+    return followed

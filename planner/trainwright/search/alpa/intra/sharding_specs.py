@@ -187,19 +187,19 @@ class _Change(IntEnum):
     GATHERED = 4
 
     @classmethod
-    def between(cls, held: int, wanted: int) -> _Change:
-        if held == wanted:
-            return cls.WHOLE if held == Axis.NOTHING else cls.DIVIDED
-        if held == Axis.NOTHING:
+    def between(cls, axis: int, target: int) -> _Change:
+        if axis == target:
+            return cls.WHOLE if axis == Axis.NOTHING else cls.DIVIDED
+        if axis == Axis.NOTHING:
             return cls.SLICED
-        return cls.GATHERED if wanted == Axis.NOTHING else cls.EXCHANGED
+        return cls.GATHERED if target == Axis.NOTHING else cls.EXCHANGED
 
 
 @lru_cache(maxsize=1)
 def _changes() -> Indices:
     """Return `[source, target]` the number of the pair of changes."""
-    one = np.array([[_Change.between(held, wanted) for wanted in Axis] for held in Axis], dtype=np.int64)
+    change = np.array([[_Change.between(axis, target) for target in Axis] for axis in Axis], dtype=np.int64)
     layouts = np.arange(LAYOUTS)
     first, second = layouts // AXES, layouts % AXES
-    found: Indices = len(_Change) * one[first[:, None], first[None]] + one[second[:, None], second[None]]
-    return found
+    changes: Indices = len(_Change) * change[first[:, None], first[None]] + change[second[:, None], second[None]]
+    return changes

@@ -41,9 +41,10 @@ def memory_prices(tables: Sequence[LayerTable]) -> list[list[int]]:
     give equal costs share the first one's index.
     """
     parts = np.sum([table.steady_costs() for table in tables], axis=0)
-    found: dict[tuple[float, ...], int] = {}
+    goal_of: dict[tuple[float, ...], int] = {}
     numbers = [
-        found.setdefault(tuple(float(f"{one:.9g}") for one in parts[:, goal]), goal) for goal in range(parts.shape[1])
+        goal_of.setdefault(tuple(float(f"{part:.9g}") for part in parts[:, goal]), goal)
+        for goal in range(parts.shape[1])
     ]
     chosen = []
     for count in range(len(IN_FLIGHT_COUNTS)):
@@ -102,8 +103,8 @@ class MixedAssignments:
             joint = prefix.objective[first_goal, first] + suffix.objective[second_goal, layers - end]
             best = joint.argmin(axis=2)
             states[:, number, first, end] = best
-            found = prefix.parts[:, first_goal, first, best] + suffix.parts[:, second_goal, layers - end, best]
-            parts[:, :, number, first, end] = found
+            costs = prefix.parts[:, first_goal, first, best] + suffix.parts[:, second_goal, layers - end, best]
+            parts[:, :, number, first, end] = costs
         turns = np.stack([_turns(layers, share) for share in shares])
         return cls(
             forward,
@@ -118,23 +119,23 @@ class MixedAssignments:
         """Return the states at the boundaries `first … end`."""
         layers = len(self.forward.tables)
         turn, state = int(self.switch_boundaries[mixture, first, end]), int(self._states[mixture, first, end])
-        one, other = self.pairs[mixture]
+        first_goal, other = self.pairs[mixture]
         behind = self.backward.states(other, layers - end, layers - turn, state)
-        return [*self.forward.states(one, first, turn, state), *behind[-2::-1]]
+        return [*self.forward.states(first_goal, first, turn, state), *behind[-2::-1]]
 
     def goals(self, mixture: int, first: int, end: int) -> list[int]:
         """Return the objective of every layer of a run."""
-        turn, (one, other) = int(self.switch_boundaries[mixture, first, end]), self.pairs[mixture]
-        return [one] * (turn - first) + [other] * (end - turn)
+        turn, (first_goal, other) = int(self.switch_boundaries[mixture, first, end]), self.pairs[mixture]
+        return [first_goal] * (turn - first) + [other] * (end - turn)
 
 
 @lru_cache(maxsize=32)
 def _turns(layers: int, share: float) -> Indices:
     """Return `[first, end]` the boundary after that fraction of the layers, with at least one layer on either side."""
     first, end = np.ogrid[:layers, : layers + 1]
-    wanted = first + np.rint(share * (end - first)).astype(np.int64)
-    found: Indices = np.minimum(np.maximum(wanted, first + 1), end - 1)
-    return found
+    turns = first + np.rint(share * (end - first)).astype(np.int64)
+    boundaries: Indices = np.minimum(np.maximum(turns, first + 1), end - 1)
+    return boundaries
 
 
 @lru_cache(maxsize=8)

@@ -32,34 +32,34 @@ class SpecsBuilder:
 
     def layer(self, layer: int, kind: str, assignment: LayerAssignment) -> LayerSpecs:
         """Return the operator specs of a layer."""
-        graph, found = self.algorithms.graph, []
+        graph, operator_specs = self.algorithms.graph, []
         for index, operation in enumerate(graph.operations):
             weight_mode, algorithm = assignment[graph.node_of[index]]
-            found.append(self._operator(index, operation, weight_mode, algorithm))
-        return LayerSpecs(layer, kind, tuple(found))
+            operator_specs.append(self._operator(index, operation, weight_mode, algorithm))
+        return LayerSpecs(layer, kind, tuple(operator_specs))
 
     def _operator(self, index: int, operation: Operation, weight_mode: int, algorithm: int) -> OperatorSpecs:
-        found = self.algorithms.operators[index]
-        mapping = found.mappings[algorithm]
+        algorithms = self.algorithms.operators[index]
+        mapping = algorithms.mappings[algorithm]
         loops = dict.fromkeys(loop for loop in mapping if loop is not None)
         words = [
             f"{loop}→{''.join(str(d) for d in (0, 1) if mapping[d] is loop and self.shape[d] > 1)}" for loop in loops
         ]
         operands = tuple(
             format_spec(int(layouts[algorithm]), _axes(operand))
-            for operand, layouts in zip(operation.operands, found.operand_layouts, strict=True)
+            for operand, layouts in zip(operation.operands, algorithms.operand_layouts, strict=True)
         )
-        output = format_spec(int(found.output_layouts[algorithm]), _axes(operation.output))
-        scattered = self.rewriting.activations and bool(found.output_sums[algorithm])
+        output = format_spec(int(algorithms.output_layouts[algorithm]), _axes(operation.output))
+        scattered = self.rewriting.activations and bool(algorithms.output_sums[algorithm])
         plain = OperatorSpecs(
             operation.name, " ".join(words) or "replicated", output, operands, sum_scattered=scattered
         )
-        if operation.weight is None or found.weight_layouts is None or found.weight_sums is None:
+        if operation.weight is None or algorithms.weight_layouts is None or algorithms.weight_sums is None:
             return plain
-        replicated = bool(found.weight_sums[algorithm])
+        replicated = bool(algorithms.weight_sums[algorithm])
         return replace(
             plain,
-            weight=format_spec(int(found.weight_layouts[algorithm]), _axes(operation.weight)),
+            weight=format_spec(int(algorithms.weight_layouts[algorithm]), _axes(operation.weight)),
             weight_held="gathered" if weight_mode and replicated else "whole",
             update_sharded=replicated and (self.rewriting.gradients or weight_mode == 1),
         )
@@ -75,14 +75,14 @@ class SpecsBuilder:
         batch = max(weights, key=lambda key: weights[key])
         data = math.prod(self._sizes(batch))
         tensor = math.prod(self.shape) // data
-        held = [
-            held for (held, _), node in zip(assignment, graph.nodes, strict=True) if self._has_weight(node.operations)
+        modes = [
+            mode for (mode, _), node in zip(assignment, graph.nodes, strict=True) if self._has_weight(node.operations)
         ]
         sharding = Sharding.NONE
         if data > 1:
-            gathered = bool(held) and sum(held) * 2 > len(held)
+            gathered = bool(modes) and sum(modes) * 2 > len(modes)
             sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewriting.gradients else Sharding.NONE
-        one_held = len(set(held)) <= 1
+        one_held = len(set(modes)) <= 1
         exact = one_held and all(
             self._is_expressible(operation, mapping, batch)
             for operation, mapping in zip(graph.operations, chosen, strict=True)
@@ -113,15 +113,15 @@ class SpecsBuilder:
         return True
 
 
-def merge_equal_runs(found: Sequence[NearestDegrees]) -> tuple[NearestDegrees, ...]:
+def merge_equal_runs(degrees_by_layer: Sequence[NearestDegrees]) -> tuple[NearestDegrees, ...]:
     """Merge neighbours with equal degrees into one run."""
     runs: list[NearestDegrees] = []
-    for one in found:
+    for degrees in degrees_by_layer:
         last = runs[-1] if runs else None
-        if last is not None and replace(last, first=one.first, count=1) == one:
+        if last is not None and replace(last, first=degrees.first, count=1) == degrees:
             runs[-1] = replace(last, count=last.count + 1)
         else:
-            runs.append(one)
+            runs.append(degrees)
     return tuple(runs)
 
 

@@ -37,8 +37,8 @@ class EditablePipeline:
     @property
     def unused_by_node(self) -> list[Devices]:
         """Return unused devices by node, for a few nodes spread over the cluster."""
-        found = list(group_by_node(self.unused_devices).values())
-        return found[:: -(-len(found) // MAX_NODES) or 1]
+        devices_by_node = list(group_by_node(self.unused_devices).values())
+        return devices_by_node[:: -(-len(devices_by_node) // MAX_NODES) or 1]
 
     @property
     def slowest_first(self) -> list[int]:
@@ -57,10 +57,10 @@ class EditablePipeline:
 
 def group_by_node(devices: Devices) -> dict[str, Devices]:
     """Group devices by node, in order."""
-    found: dict[str, Devices] = {}
+    devices_by_node: dict[str, Devices] = {}
     for device in devices:
-        found[device.node] = (*found.get(device.node, ()), device)
-    return found
+        devices_by_node[device.node] = (*devices_by_node.get(device.node, ()), device)
+    return devices_by_node
 
 
 def editable_pipelines(plan: Plan, problem: Problem) -> list[EditablePipeline]:
@@ -167,5 +167,5 @@ def _with_devices(pipeline: EditablePipeline, number: int, devices: Devices) -> 
 
 
 def _swap_devices(pipeline: EditablePipeline, first: int, second: int) -> Plan:
-    one, other = pipeline.stages[first], pipeline.stages[second]
-    return pipeline.replace_stages({first: other, second: one})
+    first_config, other = pipeline.stages[first], pipeline.stages[second]
+    return pipeline.replace_stages({first: other, second: first_config})

@@ -19,7 +19,7 @@ MAX_LAYER_MOVES = 48
 
 def move_layers(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
     """Move layers between stages, shifting the stages between; largest expected gain first."""
-    found: list[tuple[float, int, Move]] = []
+    moves: list[tuple[float, int, Move]] = []
     for pipeline in editable:
         count = len(pipeline.stages)
         for giver in range(count):
@@ -29,11 +29,11 @@ def move_layers(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
                         difference = pipeline.seconds[giver] - pipeline.seconds[taker]
                         layer_seconds = pipeline.seconds[giver] / len(pipeline.stages[giver].layers)
                         gain_after_move = difference - layers * layer_seconds
-                        found.append(
-                            (-gain_after_move, len(found), partial(_move_layers, pipeline, giver, taker, layers))
+                        moves.append(
+                            (-gain_after_move, len(moves), partial(_move_layers, pipeline, giver, taker, layers))
                         )
-    found.sort(key=lambda one: one[:2])
-    yield from (move for _, _, move in found[:MAX_LAYER_MOVES])
+    moves.sort(key=lambda item: item[:2])
+    yield from (move for _, _, move in moves[:MAX_LAYER_MOVES])
 
 
 def _move_layers(pipeline: EditablePipeline, giver: int, taker: int, count: int) -> Plan:

@@ -24,9 +24,13 @@ def change_tensor_degree(editable: Sequence[EditablePipeline]) -> Iterator[Move]
             for layer_range in dict.fromkeys(layer_ranges):
                 for doubles in (True, False):
                     tensor = stage.layers[layer_range[0]].strategy.tensor
-                    wanted = tensor * 2 if doubles else tensor // 2
-                    if wanted and len(stage.devices) % wanted == 0 and len(stage.devices) // wanted <= pipeline.rows:
-                        yield partial(_with_tensor_degree, pipeline, number, layer_range, wanted)
+                    target_degree = tensor * 2 if doubles else tensor // 2
+                    if (
+                        target_degree
+                        and len(stage.devices) % target_degree == 0
+                        and len(stage.devices) // target_degree <= pipeline.rows
+                    ):
+                        yield partial(_with_tensor_degree, pipeline, number, layer_range, target_degree)
 
 
 def _with_tensor_degree(pipeline: EditablePipeline, number: int, layer_range: range, tensor: int) -> Plan:
@@ -79,8 +83,8 @@ def save_memory(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
                 if chosen:
                     yield partial(_stop_recompute, pipeline, number, chosen)
             for current, replacement in ((Sharding.ZERO2, Sharding.ZERO3), (Sharding.ZERO3, Sharding.ZERO2)):
-                found = [index for index, layer in enumerate(stage.layers) if layer.strategy.sharding is current]
-                for chosen in (found[-1:], found[len(found) // 2 :]):
+                numbers = [index for index, layer in enumerate(stage.layers) if layer.strategy.sharding is current]
+                for chosen in (numbers[-1:], numbers[len(numbers) // 2 :]):
                     if chosen and stage.layers[chosen[0]].strategy.data > 1:
                         yield partial(_change_sharding_of_layers, pipeline, number, chosen, replacement)
 
