@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from trainwright_worker.executor.emulated_pacing import needs_relayout
 from trainwright_worker.executor.forward_observer import ForwardObserver
 from trainwright_worker.executor.gradient_reduction import Reduction
 from trainwright_worker.executor.process_groups import ProcessGroups, Purpose
+from trainwright_worker.executor.recomputed_forward import BufferValues, RecomputedForward
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import RankLayer, StageModule
 from trainwright_worker.layers.layer import Boundary, Data, Output
@@ -47,11 +49,17 @@ class MicroBatchRows:
 
 @dataclass(frozen=True, slots=True)
 class _StoredForward:
-    """State that a forward stores for its backward; the output is recomputed if None."""
+    """State that a forward stores for its backward.
+
+    Attributes:
+        output: None if it is recomputed.
+        buffers: values that a recompute finds in the layer's changed buffers.
+    """
 
     inputs: Boundary
     rows: MicroBatchRows
     output: Output | None
+    buffers: BufferValues = ()
 
 
 class LayerPasses:
@@ -74,6 +82,9 @@ class LayerPasses:
         self._stage, self._rank, self._pacer, self._recorder, self._beat = stage, rank, pacer, recorder, beat
         self._layers = stage.layers
         self._layer_index = {layer.number: place for place, layer in enumerate(self._layers)}
+        self._recomputed = {
+            layer.number: RecomputedForward(layer.number, layer.module) for layer in self._layers if layer.is_recomputed
+        }
         self._in_flight: dict[int, list[_StoredForward]] = {}
         self._last_reduction: Reduction | None = None
         self.loss = torch.zeros((), device=recorder.device)
@@ -111,14 +122,20 @@ class LayerPasses:
             boundary = layer.scatter_boundary(boundary)
         laid_out = layer.module.lay_out(tuple(tensor.detach() for tensor in boundary))
         inputs = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in laid_out)
-        with torch.set_grad_enabled(not layer.is_recomputed):
-            output = self._compute(layer, inputs, rows)
+        buffers: BufferValues = ()
+        if layer.is_recomputed:
+            with torch.no_grad():
+                output, buffers = self._recomputed[layer.number].run(
+                    inputs, _fields(layer, rows), partial(self._compute, layer, _seed(layer, rows))
+                )
+        else:
+            output = self._compute(layer, _seed(layer, rows), inputs, _fields(layer, rows))
         counts_loss = layer.run.position_of(self._rank).tensor == 0
         if output.loss is not None and counts_loss:
             self.loss += output.loss.detach()
         if self.observer is not None:
             self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
-        stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output))
+        stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output, buffers))
         self._reshard_weights(layer, is_last_pass=False)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
 
@@ -143,13 +160,15 @@ class LayerPasses:
         self._unshard_weights(layer, self._layer_index[layer.number] - 1)
         if layer.gathers_boundary:
             gradients = layer.scatter_boundary(gradients)
-        output = stored.output
-        if output is None:
-            with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
-                output = self._compute(layer, stored.inputs, stored.rows)
         for use in layer.parameter_uses:
             use.flat_parameter.ensure_gradients()
-        output.backward(layer.module.lay_out(gradients), loss_gradient)
+        gradients = layer.module.lay_out(gradients)
+        if stored.output is None:
+            # Buffers change back after the backward, whose autograd graph may refer to them.
+            with self._recomputed[layer.number].repeating(stored.buffers):
+                self._recompute(layer, stored).backward(gradients, loss_gradient)
+        else:
+            stored.output.backward(gradients, loss_gradient)
         for use in layer.parameter_uses:
             use.flat_parameter.accumulate_gradients(contributes=use.contributes)
         input_gradients = tuple(
@@ -157,10 +176,14 @@ class LayerPasses:
         )
         return layer.gather_boundary(input_gradients) if layer.scatters_boundary else input_gradients
 
-    def _compute(self, layer: RankLayer, inputs: Boundary, rows: MicroBatchRows) -> Output:
+    def _recompute(self, layer: RankLayer, stored: _StoredForward) -> Output:
+        with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
+            return self._compute(layer, _seed(layer, stored.rows), stored.inputs, _fields(layer, stored.rows))
+
+    def _compute(self, layer: RankLayer, seed: int, inputs: Boundary, fields: Data) -> Output:
         if layer.module.draws_random_numbers:
-            seed_random_numbers(_seed(layer, rows), self._recorder.device)
-        output: Output = layer.module(inputs, {field: rows.fields[field] for field in layer.module.reads})
+            seed_random_numbers(seed, self._recorder.device)
+        output: Output = layer.module(inputs, fields)
         return output
 
     def _unshard_weights(self, layer: RankLayer, next_index: int) -> None:
@@ -204,3 +227,7 @@ class LayerPasses:
 def _seed(layer: RankLayer, rows: MicroBatchRows) -> int:
     """Return the seed of the random numbers of a layer's forward."""
     return hash_seed(rows.seed, layer.number)
+
+
+def _fields(layer: RankLayer, rows: MicroBatchRows) -> Data:
+    return {field: rows.fields[field] for field in layer.module.reads}

@@ -64,12 +64,17 @@ class CustomLayer(Layer):
     """
 
     draws_random_numbers = True
+    has_pure_forward = False
 
     def __init__(self, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
         super().__init__()
         self.module = module
         self.reads = reads  # type: ignore[misc] # known when the user's model is built
         self.is_last = is_last
+
+    def state_name(self, name: str) -> str:
+        """Return the user's name: without this wrapper's `module.` and torch.compile's `_orig_mod.`, as torch's own tools."""
+        return name.removeprefix("module.").replace("_orig_mod.", "")
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         made = self.module(*boundary, *(data[field] for field in self.reads))

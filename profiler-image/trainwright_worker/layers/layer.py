@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -67,6 +67,7 @@ class Layer(nn.Module, ABC):
         shared_weights: model-wide name of each tied parameter.
         draws_random_numbers: whether its forward may draw from torch's default generators (dropout).
         mixes_rows: whether a row's output depends on the rows that are computed with it (batch normalisation).
+        has_pure_forward: whether its forward changes neither its buffers nor its inputs.
         supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
             width), every rank has its whole loss if it has one, and outside of `copy_to_tensor_group` …
             `reduce_from_tensor_group` every position is computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
@@ -79,6 +80,7 @@ class Layer(nn.Module, ABC):
     shared_weights: ClassVar[Mapping[str, str]] = {}
     draws_random_numbers: ClassVar[bool] = False
     mixes_rows: ClassVar[bool] = False
+    has_pure_forward: ClassVar[bool] = True
     supports_sequence_parallel: bool = False
     split_sizes: Mapping[str, int] = {}
     shard: TensorShard = TensorShard()
@@ -107,6 +109,17 @@ class Layer(nn.Module, ABC):
         if name in self.partial_gradients:
             return True
         return self.shard.sequence_parallel and name not in self.split_dimensions
+
+    def state_name(self, name: str) -> str:
+        """Return the name of a parameter or buffer in checkpoints, within the layer."""
+        return name
+
+    def persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers that a checkpoint holds, by their names in it."""
+        persistent = self.state_dict().keys()
+        for name, buffer in self.named_buffers(remove_duplicate=False):
+            if name in persistent:
+                yield self.state_name(name), buffer
 
     def lay_out(self, boundary: Boundary) -> Boundary:
         """Return the boundary in the memory format that the forward computes in; shapes and values stay.
