@@ -35,15 +35,18 @@ from trainwright_worker.executor.checkpoint import (
     read_training_state,
 )
 from trainwright_worker.executor.checkpoint_chunks import (
+    BUFFERS,
     WEIGHTS,
     CheckpointError,
     StateTile,
     Tile,
     TileLoadPlanner,
     TileSavePlanner,
+    former_name,
     metadata_index,
 )
 from trainwright_worker.executor.optimizer import OPTIMIZERS
+from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.initial_weights import deferred_weights
 from trainwright_worker.layers.layer import SharedWeights
 from trainwright_worker.layers.registry import make_family_layers
@@ -59,32 +62,47 @@ Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NamedWeight:
-    """Weight of a model.
+class NamedTensor:
+    """Weight or persistent buffer of a model.
 
     Attributes:
-        name: in the worker's checkpoints: layer and parameter, or the tied weight's name.
-        torch_names: in torch's: layer and parameter, for each layer that has it.
+        name: in the worker's checkpoints: layer and parameter or buffer, or the tied weight's name.
+        torch_names: in torch's: layer and parameter or buffer, for each layer that has it.
     """
 
     name: str
     torch_names: tuple[str, ...]
     shape: tuple[int, ...]
+    is_buffer: bool = False
+
+    @property
+    def worker_name(self) -> str:
+        return f"{BUFFERS if self.is_buffer else WEIGHTS}/{self.name}"
 
 
-def named_weights(model: Model) -> tuple[NamedWeight, ...]:
-    """Return the weights of a model, in the order of its layers."""
-    family = make_family_layers(model)
+def named_tensors(model: Model) -> tuple[NamedTensor, ...]:
+    """Return the weights and buffers of a model, in the order of its layers.
+
+    Raises CheckpointError if the layers of a user's model cannot be made.
+    """
+    try:
+        family = make_family_layers(model)
+    except WorkerError as error:
+        raise CheckpointError(error.message) from error
     shared: SharedWeights = {}
-    weights: dict[str, NamedWeight] = {}
+    tensors: dict[str, NamedTensor] = {}
     with deferred_weights(torch.device("meta")):
         for layer in range(len(model.layers)):
             module = family.make(layer, seed=0, shard=TensorShard(), shared=shared)
             for attribute, parameter in module.named_parameters():
-                name = module.shared_weights.get(attribute, f"{layer}.{attribute}")
-                weight = weights.get(name, NamedWeight(name, (), tuple(parameter.shape)))
-                weights[name] = replace(weight, torch_names=(*weight.torch_names, f"layers.{layer}.{attribute}"))
-    return tuple(weights.values())
+                own_name = module.state_name(attribute)
+                name = module.shared_weights.get(attribute, f"{layer}.{own_name}")
+                tensor = tensors.get(name, NamedTensor(name, (), tuple(parameter.shape)))
+                tensors[name] = replace(tensor, torch_names=(*tensor.torch_names, f"layers.{layer}.{own_name}"))
+            for own_name, buffer in module.persistent_buffers():
+                name, torch_names = f"{layer}.{own_name}", (f"layers.{layer}.{own_name}",)
+                tensors[name] = NamedTensor(name, torch_names, tuple(buffer.shape), is_buffer=True)
+    return tuple(tensors.values())
 
 
 def is_of_worker(folder: Path) -> bool:
@@ -96,35 +114,45 @@ def to_torch(source: Path, target: Path) -> TrainingState:
     """Write a checkpoint of the worker as one of torch's trainers. Raises CheckpointError with one sentence."""
     state = read_training_state(source)
     new = _NewCheckpoint(source)
-    for weight in named_weights(Model.of(state.family)):
-        for name in weight.torch_names:
-            new.copy((MODEL, name), weight, [f"{WEIGHTS}/{weight.name}"])
+    for tensor in named_tensors(Model.of(state.family)):
+        for name in tensor.torch_names:
+            new.copy((MODEL, name), tensor, _with_former(tensor.worker_name))
+            if tensor.is_buffer:
+                continue
             of_weight = (OPTIMIZER, "state", name)
             for kind in OPTIMIZERS[state.optimizer].state_names:
-                new.copy((*of_weight, TORCH_STATES[kind]), weight, [f"{kind}/{weight.name}"])
+                new.copy((*of_weight, TORCH_STATES[kind]), tensor, _with_former(f"{kind}/{tensor.name}"))
             if state.optimizer == "adam":
                 new.add((*of_weight, STEP), torch.tensor(float(state.updates)))
     new.write(target)
     return state
 
 
+def _with_former(name: str) -> list[str]:
+    return [name, former_name(name)]
+
+
 def to_worker(source: Path, target: Path, training: Training, *, iteration: int | None = None) -> TrainingState:
     """Write a checkpoint of torch's trainers as one of the worker, in float32.
 
-    Without a state of the optimizer in it, that of a new one is written. `iteration` is the number of completed iterations, by
+    Buffers keep their number formats. Without a state of the optimizer in it, that of a new one is written. `iteration` is the number of completed iterations, by
     default that of the updates of torch's Adam. Raises CheckpointError with one sentence.
     """
-    new = _NewCheckpoint(source, torch.float32)
+    new = _NewCheckpoint(source)
     has_state = any(name.startswith(f"{OPTIMIZER}.") for name in new.stored)
     steps = []
-    for weight in named_weights(Model.of(training.family)):
-        new.copy((f"{WEIGHTS}/{weight.name}",), weight, [f"{MODEL}.{name}" for name in weight.torch_names])
-        of_weight = [f"{OPTIMIZER}.state.{name}" for name in weight.torch_names]
+    for tensor in named_tensors(Model.of(training.family)):
+        dtype = None if tensor.is_buffer else torch.float32
+        new.copy((tensor.worker_name,), tensor, [f"{MODEL}.{name}" for name in tensor.torch_names], dtype)
+        if tensor.is_buffer:
+            continue
+        of_weight = [f"{OPTIMIZER}.state.{name}" for name in tensor.torch_names]
         for kind in OPTIMIZERS[training.optimizer].state_names:
             if has_state:
-                new.copy((f"{kind}/{weight.name}",), weight, [f"{name}.{TORCH_STATES[kind]}" for name in of_weight])
+                names = [f"{name}.{TORCH_STATES[kind]}" for name in of_weight]
+                new.copy((f"{kind}/{tensor.name}",), tensor, names, torch.float32)
             else:
-                new.add((f"{kind}/{weight.name}",), torch.zeros(weight.shape))
+                new.add((f"{kind}/{tensor.name}",), torch.zeros(tensor.shape))
         if has_state and training.optimizer == "adam":
             steps.append(new.read_number([f"{name}.{STEP}" for name in of_weight]))
     new.refuse_unknown(f"{OPTIMIZER}.param_groups.")
@@ -146,8 +174,8 @@ class _NewCheckpoint:
         stored: index of the tensors of the other checkpoint.
     """
 
-    def __init__(self, source: Path, dtype: torch.dtype | None = None) -> None:
-        self._source, self._dtype, self._reader = source, dtype, _Reader(source)
+    def __init__(self, source: Path) -> None:
+        self._source, self._reader = source, _Reader(source)
         try:
             self.stored: Mapping[str, Any] = self._reader.index.state_dict_metadata
         except OSError as error:
@@ -159,17 +187,17 @@ class _NewCheckpoint:
         self._names: list[str] = []
         self._paths: dict[str, Keys] = {}
 
-    def copy(self, keys: Keys, weight: NamedWeight, names: Sequence[str]) -> None:
-        """Take a stored tensor of a weight's shape, by the first of its names that is there."""
+    def copy(self, keys: Keys, tensor: NamedTensor, names: Sequence[str], dtype: torch.dtype | None = None) -> None:
+        """Take a stored tensor of a weight's or buffer's shape, by the first of its names that is there."""
         name, stored = self._find(names)
-        if tuple(stored.size) != weight.shape:
+        if tuple(stored.size) != tensor.shape:
             raise CheckpointError(
-                f"{self._source}: {name} has shape {tuple(stored.size)} in the checkpoint, but {weight.shape} in the model"
+                f"{self._source}: {name} has shape {tuple(stored.size)} in the checkpoint, but {tensor.shape} in the model"
             )
         for chunk in stored.chunks:
             tile = Tile(tuple(chunk.offsets), tuple(chunk.sizes))
-            placeholder = torch.empty(tile.sizes, dtype=self._dtype or stored.properties.dtype, device="meta")
-            self._add(keys, StateTile(".".join(keys), weight.shape, tile, placeholder), name)
+            placeholder = torch.empty(tile.sizes, dtype=dtype or stored.properties.dtype, device="meta")
+            self._add(keys, StateTile(".".join(keys), tensor.shape, tile, placeholder), name)
 
     def add(self, keys: Keys, values: Tensor) -> None:
         """Take given values."""

@@ -52,6 +52,7 @@ class Case:
         folder: checkpoint folder.
         dtypes: dtypes of the weights before and after the checkpoint.
         chunk_values: maximum values per chunk; None for the default, which no small model's weight reaches.
+        by_piece: whether the reference computes each replica's rows separately (layers with buffers).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Case:
     learning_rate: float = 0.05
     dtypes: list[str] = field(default_factory=lambda: ["float32", "float32"])
     chunk_values: int | None = None
+    by_piece: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def reference(case: Case | Refusal) -> Reference | None:
     for step in range(2 * STEPS):
         optimizer.zero_grad()
         plan = case.first if step < STEPS else case.second
-        loss = one.loss(step, plan.global_batch_size)
+        loss = one.loss(step, plan.global_batch_size, plan if case.by_piece else None)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -161,6 +163,8 @@ def reference(case: Case | Refusal) -> Reference | None:
         for key, value in optimizer.state[parameter].items():
             if key in kinds:
                 found.setdefault(kinds[key], {})[name] = value
+    if buffers := one.named_buffers():
+        found["buffers"] = {name: buffer.float() for name, buffer in buffers.items()}
     return losses, found
 
 
@@ -215,6 +219,7 @@ def run_case(case: Case, rank: int, groups: ProcessGroups, wanted: Reference) ->
     if first:
         save(first, Path(case.folder), STEPS)
     saved = whole_state(first)
+    own_difference = gathered(difference(first, saved))
     second = executor_of(case.second, after, training, rank, groups, name=f"{case.name} after")
     trained(second, range(100, 101))  # loading must replace a trained state, not only initial values
     begin = bytes_read()
@@ -232,6 +237,7 @@ def run_case(case: Case, rank: int, groups: ProcessGroups, wanted: Reference) ->
         "name": case.name,
         "iterations": sorted({one for one in gathered(iteration) if one is not None}),
         "difference": worst,
+        "own_difference": own_difference,
         "missing": sorted(set(saved) ^ names),
         "loss_error": max(abs(loss / wanted - 1) for loss, wanted in zip(losses, want_losses, strict=True)),
         "errors": {kind: max(one[kind] for one in every) for kind in want},

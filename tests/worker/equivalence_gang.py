@@ -31,6 +31,8 @@ from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
+ERRORS = "gradient_error", "weight_error", "state_error", "buffer_error"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -80,7 +82,10 @@ def expected(case: Case, model: Model) -> dict:
         for name, parameter in named.items()
     }
     weights = {name: parameter.detach() for name, parameter in named.items()}
-    return {"losses": losses, "initial": initial, "gradients": gradients, "weights": weights, "states": states}
+    return {
+        "losses": losses, "initial": initial, "gradients": gradients, "weights": weights, "states": states,
+        "buffers": one.named_buffers(),
+    }  # fmt: skip
 
 
 def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
@@ -121,6 +126,15 @@ class Comparison:
             worst = max(worst, ((value.cpu() - want).abs() / least.clamp_min(1e-30)).max().item())
         return worst
 
+    def buffer_error(self, whole: dict[str, torch.Tensor]) -> float:
+        """Return the largest difference of this rank's buffers."""
+        own = {
+            f"{layer.number}.{name}": buffer
+            for layer in self.executor.stage.layers
+            for name, buffer in layer.module.persistent_buffers()
+        }
+        return max((float((buffer - whole[name]).abs().max()) for name, buffer in own.items()), default=0.0)
+
     def copy_weights(self, whole: dict[str, torch.Tensor]) -> None:
         """Copy full weights into the executor, whose device draws others than the CPU does."""
         for unit in self.executor.stage.flat_parameters:
@@ -137,7 +151,7 @@ class Comparison:
 
 def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGroups) -> dict:
     """Run one case on this rank; ranks beyond the plan's devices only help to create groups."""
-    errors = {"gradient_error": 0.0, "weight_error": 0.0, "state_error": 0.0}
+    errors = dict.fromkeys(ERRORS, 0.0)
     found = {"losses": [], **errors, "seen": set(), "parted": 0}
     mesh = PlanRanks.of(case.plan)
     if rank not in mesh.ranks:
@@ -163,6 +177,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
         whole = {name: states[number] for name, states in want["states"].items()}
         error = comparison.error([states[number] for states in executor.optimizer.states], whole)
         found["state_error"] = max(found["state_error"], error)
+    found["buffer_error"] = comparison.buffer_error(want["buffers"])
     found["seen"] = comparison.seen
     return found
 
@@ -175,7 +190,7 @@ def gathered(found: dict, want: dict, seconds: float) -> dict:
     pairs = zip(losses, want["losses"], strict=True)
     return {
         "loss_error": max(abs(loss / wanted - 1) for loss, wanted in pairs),
-        **{name: max(one[name] for one in everyone) for name in ("gradient_error", "weight_error", "state_error")},
+        **{name: max(one[name] for one in everyone) for name in ERRORS},
         "missing": sorted(set(want["gradients"]) - set().union(*(one["seen"] for one in everyone))),
         "parted": sum(one["parted"] for one in everyone),
         "losses": losses,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trainwright import documents
 from trainwright.cli import app
 from trainwright.training import Training
-from trainwright_worker.checkpoint_conversion import named_weights, to_torch, to_worker
+from trainwright_worker.checkpoint_conversion import named_tensors, to_torch, to_worker
 from trainwright_worker.executor.checkpoint import STATE_FILE
 from trainwright_worker.executor.checkpoint_chunks import CheckpointError
 
@@ -73,7 +73,7 @@ def test_updates_are_counted_on_from_torchs_adam(answers: dict) -> None:
 def test_one_file_of_torch_has_nested_names_and_tied_weights_twice(answers: dict, folder: Path) -> None:
     dcp_to_torch_save(folder / "tied, adam" / "torch", folder / "state.pt")
     state = torch.load(folder / "state.pt")
-    weights = named_weights(training("tied, adam").model)
+    weights = named_tensors(training("tied, adam").model)
     assert set(state["model"]) == {name for weight in weights for name in weight.torch_names}
     assert torch.equal(state["model"][EMBEDDING], state["model"][HEAD])
     assert set(state["optim"]["state"][HEAD]) == {"exp_avg", "exp_avg_sq", "step"}

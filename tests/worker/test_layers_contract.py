@@ -12,7 +12,7 @@ from tensor_group import Thread, passes, run_group, whole_gradients
 from trainwright import families
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
-from trainwright_worker.checkpoint_conversion import named_weights
+from trainwright_worker.checkpoint_conversion import named_tensors
 from trainwright_worker.layers.layer import Boundary, Data, Layer
 from trainwright_worker.layers.registry import make_family_layers, supported_families
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -248,7 +248,7 @@ def test_rows_do_not_depend_on_how_they_are_batched(family) -> None:
 @EACH_FAMILY
 def test_checkpoints_name_every_weight_of_a_model_once(family) -> None:
     model = Model.of(family)
-    weights = named_weights(model)
+    weights = named_tensors(model)
     assert len({weight.name for weight in weights}) == len(weights)
     assert sum(prod(weight.shape) for weight in weights) == model.parameters
     assert all(len(weight.torch_names) == 1 for weight in weights if weight.name[0].isdigit())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def convert(
     A checkpoint of the worker has no plan: any plan loads it as it is. An index is a pickle, which can run code: convert
     only checkpoints that you trust.
     """
+    sys.path.insert(0, str(Path.cwd()))  # the user's own model, as with python -m
     conversion = load_module(f"{WORKER}.checkpoint_conversion", (WORKER, "torch"), REMEDY)
     if conversion.is_of_worker(source):
         if model is not None or iteration is not None:

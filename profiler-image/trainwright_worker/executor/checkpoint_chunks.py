@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,7 @@ from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
 from trainwright_worker.executor.parameter_groups import tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import RunRanks
+from trainwright_worker.executor.stage_module import RankLayer
 from trainwright_worker.initial_weights import part_start
 
 
@@ -86,6 +88,9 @@ def _tiles_of_rows(shape: tuple[int, ...], first: int, last: int, max_values: in
 
 WEIGHTS = "weights"
 """Kind of state of the float32 weights; other kinds have the names of the optimizer's states."""
+
+BUFFERS = "buffers"
+"""Kind of state of the layers' persistent buffers, in their own number formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +179,15 @@ def resident_tiles(executor: PlanExecutor) -> Iterator[StateTile]:
     """Yield all state that this rank holds."""
     for holding in _rank_states(executor):
         yield from holding.tiles(0, holding.flat_parameter.size)
+    for layer in executor.stage.layers:
+        yield from _buffer_tiles(layer)
 
 
 def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile]:
     """Yield the tiles that this rank writes, of at most `max_values` values; over all ranks each value is written once.
 
-    Only the first pipeline writes; its first run with a tied weight writes that weight.
+    Only the first pipeline writes; its first run with a tied weight writes that weight. Buffers are the first replica's:
+    those of other replicas follow from other rows.
     """
     if executor.stage_ranks.pipeline > 0:
         return
@@ -192,6 +200,19 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
         ):
             for low, high in holding.write_intervals():
                 yield from holding.tiles(low, high, max_values)
+    for layer in executor.stage.layers:
+        position = layer.run.position_of(executor.rank)
+        if (position.replica, position.tensor) == (0, 0):
+            yield from _buffer_tiles(layer, max_values)
+
+
+def _buffer_tiles(layer: RankLayer, max_values: int = sys.maxsize) -> Iterator[StateTile]:
+    for name, buffer in layer.module.persistent_buffers():
+        shape = tuple(buffer.shape)
+        for tile in tiles_of_interval(shape, 0, buffer.numel(), max_values):
+            ends = map(sum, zip(tile.offsets, tile.sizes, strict=True))
+            values = buffer.detach()[tuple(map(slice, tile.offsets, ends))]
+            yield StateTile(f"{BUFFERS}/{layer.number}.{name}", shape, tile, values)
 
 
 def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
@@ -242,10 +263,29 @@ class TileLoadPlanner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         items: list[ReadItem] = []
+        self._tiles = {self._stored_name(name): pieces for name, pieces in self._tiles.items()}
+        self._drop_buffers_of_former_version()
         for name, pieces in self._tiles.items():
             stored = self._stored_metadata(name, pieces[0].shape)
             items += create_read_items_for_chunk_list(name, stored, [_chunk_metadata(piece.tile) for piece in pieces])
         return LoadPlan(items)
+
+    def _stored_name(self, name: str) -> str:
+        """Return a tensor's name in the checkpoint: Trainwright 0.2.0 put `module.` before the names of own models."""
+        former = former_name(name)
+        return former if name not in self._stored_tensors and former in self._stored_tensors else name
+
+    def _drop_buffers_of_former_version(self) -> None:
+        """Leave buffers as they are made, with a warning, if the checkpoint has none: Trainwright 0.2.0 saved none."""
+        buffers = [name for name in self._tiles if name.startswith(f"{BUFFERS}/")]
+        if buffers and not any(name.startswith(f"{BUFFERS}/") for name in self._stored_tensors):
+            warnings.warn(
+                f"{self._folder}: no buffers are in the checkpoint, as Trainwright 0.2.0 saved none; {buffers[0]} and all "
+                "others keep their initial values",
+                stacklevel=2,
+            )
+            for name in buffers:
+                del self._tiles[name]
 
     def _stored_metadata(self, name: str, shape: tuple[int, ...]) -> TensorStorageMetadata:
         stored = self._stored_tensors.get(name)
@@ -272,6 +312,12 @@ class TileLoadPlanner(DefaultLoadPlanner):
         # Two tiles of a rank may begin at the same place, so the number that torch gives a rank's chunks tells them apart.
         self._beat(f"reading {index.fqn}")
         return self._tiles[index.fqn][index.index or 0].values
+
+
+def former_name(name: str) -> str:
+    """Return the name of an own model's parameter in checkpoints of Trainwright 0.2.0, given `kind/layer.parameter`."""
+    kind, _, parameter = name.partition("/")
+    return f"{kind}/{parameter.replace('.', '.module.', 1)}"
 
 
 def metadata_index(tile: StateTile) -> MetadataIndex:

@@ -228,7 +228,7 @@ class StageBuilder:
         self, modules: dict[int, Layer], run: RunRanks, initial_weights: DeferredWeights
     ) -> FlatParameter | None:
         weights = [
-            self._weight(f"{layer}.{name}", module, name, initial_weights)
+            self._weight(f"{layer}.{module.state_name(name)}", module, name, initial_weights)
             for layer, module in modules.items()
             for name, _ in module.named_parameters()
             if name not in module.shared_weights

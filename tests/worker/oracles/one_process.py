@@ -35,8 +35,16 @@ class OneProcess:
         found = {}
         for number, layer in enumerate(self.layers):
             for name, parameter in layer.named_parameters():
-                found[layer.shared_weights.get(name, f"{number}.{name}")] = parameter
+                found[layer.shared_weights.get(name, f"{number}.{layer.state_name(name)}")] = parameter
         return found
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """Return the persistent buffers by their names in checkpoints."""
+        return {
+            f"{number}.{name}": buffer.detach()
+            for number, layer in enumerate(self.layers)
+            for name, buffer in layer.persistent_buffers()
+        }
 
     def loss(self, iteration: int, rows: int, plan: Plan | None = None) -> Tensor:
         """Return the mean loss over the batch. With a plan, every layer computes each replica's rows separately."""
@@ -48,7 +56,7 @@ class OneProcess:
             outputs = []
             for start, stop in pieces(plan, number) if plan else ((0, rows),):
                 part = tuple(tensor[start:stop] for tensor in boundary)
-                outputs.append(layer(part, {name: data[name][start:stop] for name in layer.reads}))
+                outputs.append(layer(part, {name: data[name][start:stop].clone() for name in layer.reads}))
             total = total + sum(output.loss for output in outputs if output.loss is not None)
             boundary = tuple(torch.cat(tensors) for tensors in zip(*(one.boundary for one in outputs), strict=True))
         return total / rows
