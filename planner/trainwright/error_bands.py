@@ -73,6 +73,11 @@ def error_band(plan: Plan, accelerators: Collection[str]) -> ErrorBand:
     return max((_band(generation, kind) for generation in generations), key=lambda band: band.greatest_ratio)
 
 
+def overall_band() -> ErrorBand:
+    """Return the band of all published runs."""
+    return next(band for band in error_bands() if band.generation is None and band.plan is None)
+
+
 def scarce_runs(band: ErrorBand, accelerators: Collection[str]) -> dict[str, int]:
     """Return how many runs like the band's ran on each of the accelerators whose generation has too few for its own band.
 

@@ -7,7 +7,7 @@ from trainwright.report.plan_summary import short_names
 from trainwright.report.remark import Remark
 from trainwright.report.tables import seconds
 from trainwright.search import Candidate, Problem
-from trainwright.search.candidates import band_of_estimates
+from trainwright.search.candidates import band_of_estimates, is_without_published_runs
 
 
 def expected_range(candidate: Candidate, problem: Problem, *, which: str = "") -> Remark:
@@ -16,6 +16,11 @@ def expected_range(candidate: Candidate, problem: Problem, *, which: str = "") -
     A second sentence names the accelerators of the plan that few or none of these runs used. `which` names the plan where
     an answer has several.
     """
+    if is_without_published_runs(problem):
+        return Remark(
+            ("Estimated from data sheets; no published runs support this, since the model is your own: measure it.",),
+            {"estimated_range": {"published_runs": 0}},
+        )
     band = band_of_estimates(candidate, problem)
     if band is None:
         these = "; these profiles are estimated" if problem.profiles.origin == "estimated" else ""

@@ -13,7 +13,8 @@ from typing import Final
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
-from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, plan_kind
+from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, overall_band, plan_kind
+from trainwright.families import Custom
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
@@ -253,6 +254,8 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
     """
     first = candidates[0]
     band = band_of_estimates(first, problem)
+    if band is None and is_without_published_runs(problem):
+        band = overall_band()
     share = _MEASURED_BAND if band is None else band.greatest_ratio - 1
     most = first.estimate.iteration_seconds * (1 + share)
     leaders: dict[str, Candidate] = {}
@@ -266,7 +269,19 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
 
 
 def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | None:
-    """Return the error band of a candidate whose profiles come from data sheets; None for measured and emulated ones."""
-    if problem.profiles.origin != "estimated" or problem.cluster.is_emulated:
+    """Return the error band of a candidate whose profiles come from data sheets.
+
+    None for measured and emulated ones, and for a user's own model, which no published run trained.
+    """
+    if not _is_from_data_sheets(problem) or is_without_published_runs(problem):
         return None
     return error_band(candidate.plan, problem.cluster.accelerators_of(candidate.plan.nodes))
+
+
+def is_without_published_runs(problem: Problem) -> bool:
+    """Return whether profiles come from data sheets, and no published run tells their error: of a user's own model."""
+    return _is_from_data_sheets(problem) and isinstance(problem.model.family, Custom)
+
+
+def _is_from_data_sheets(problem: Problem) -> bool:
+    return problem.profiles.origin == "estimated" and not problem.cluster.is_emulated

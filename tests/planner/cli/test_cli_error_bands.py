@@ -150,3 +150,25 @@ def test_every_answer_says_its_error_band(tmp_path, words, cluster, origin, sent
     answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
     field = "estimated_range" if origin is None else "mean_error"
     assert field in answer.get("planners", [answer])[0]
+
+
+OWN = """\
+custom:
+  entrypoint: models:mine
+  kinds:
+  - {name: Block, parameters: 1000000, forward_flops_per_row: 2.0e+9, output_elements_per_row: 65536, saved_elements_per_row: 500000}
+  - {name: Head, parameters: 1000000, forward_flops_per_row: 2.0e+9, output_elements_per_row: 1, saved_elements_per_row: 500000}
+  layers: [Block, Block, Block, Head]
+global_batch_size: 16
+"""
+
+
+def test_no_published_band_is_claimed_for_a_users_own_model(tmp_path):
+    model = tmp_path / "model.yaml"
+    model.write_text(OWN)
+    given = ["plan", f"--cluster={EXAMPLES / 'mixed-cluster.yaml'}", f"--model={model}", "--planner=amp"]
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert "Estimated from data sheets; no published runs support this" in told.stdout, told.output
+    assert "published runs (" not in told.stdout
+    answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
+    assert answer["estimated_range"] == {"published_runs": 0}
