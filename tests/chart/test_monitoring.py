@@ -15,7 +15,7 @@ import yaml
 
 from trainwright_operator.flow.reasons import NEEDS_ACTION
 from trainwright_operator.metrics import METRIC_DEFINITIONS, Kind
-from trainwright_operator.metrics.collectors import _ERROR_BUCKETS as ERROR_BUCKETS
+from trainwright_operator.metrics.plan_events import _RATIO_BUCKETS as RATIO_BUCKETS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "charts" / "trainwright" / "files" / "alerts.yaml"
@@ -252,10 +252,10 @@ def test_every_alert_says_what_to_do(rule) -> None:
     assert len(rule["annotations"]["description"]) > 200
 
 
-def test_error_bounds_are_histogram_buckets() -> None:
+def test_bounds_of_ratios_are_histogram_buckets() -> None:
     bounds = set(re.findall(r'le="([^"]*)"', " ".join([*QUERIES, *(rule["expr"] for rule in RULES)])))
     assert bounds
-    assert bounds <= {str(bucket) for bucket in ERROR_BUCKETS}
+    assert bounds <= {str(bucket) for bucket in RATIO_BUCKETS}
 
 
 def test_prometheus_reads_every_expression(tmp_path) -> None:

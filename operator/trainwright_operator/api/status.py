@@ -206,6 +206,8 @@ class TrialStatus(StatusModel):
     """Type of device that the plan is on alone; absent where it is on several types, and where there is but one."""
     dtype: Annotated[str, Field(max_length=16)] | None = None
     """Number format that was chosen for the plan, where training.dtype is auto."""
+    devices: Annotated[int, Field(ge=1)] | None = None
+    """How many devices the plan is on."""
     predicted_rank: Annotated[int, Field(ge=1)]
     """Place among the predictions of its role, 1 being the fastest."""
     predicted_seconds: Figure
@@ -296,6 +298,31 @@ class WaitingStatus(StatusModel):
     spec.waitDeadlineSeconds."""
 
 
+class MeasuringPurpose(StrEnum):
+    """Purpose of a plan's gangs."""
+
+    LINKS = "Links"
+    PROFILES = "Profiles"
+    TRIALS = "Trials"
+
+
+class DeviceSecondsStatus(StatusModel):
+    """Devices × seconds that pods of one purpose took, from the start of the last pod of a gang to its end."""
+
+    purpose: MeasuringPurpose
+    """Links, Profiles or Trials."""
+    succeeded: Figure = 0.0
+    """Of gangs whose measurement counts."""
+    failed: Figure = 0.0
+    """Of gangs that failed, or whose measurement does not count."""
+    lost: Figure = 0.0
+    """Of attempts that the cluster, an edit or a suspension ended; of trials also those before nodes changed."""
+
+    @property
+    def total(self) -> float:
+        return self.succeeded + self.failed + self.lost
+
+
 class TrainingPlanStatus(StatusModel):
     """The answer, and how far the operator is on the way to it."""
 
@@ -333,6 +360,22 @@ class TrainingPlanStatus(StatusModel):
     """Holds the measured links: latency and bandwidth by direction; the collectives, and the slow-down of computation."""
     profiles_ref: ConfigMapReference | None = None
     """Holds the measured layers, as `trainwright plan --profiles` reads them."""
+    profiles_measured_at: Timestamp | None = None
+    """When the oldest of the measured layers was measured, perhaps for a plan before."""
+    search_seconds: Figure | None = None
+    """Seconds that the search took."""
+    device_seconds: Annotated[
+        tuple[DeviceSecondsStatus, ...],
+        Field(
+            json_schema_extra={
+                "maxItems": 8,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["purpose"],
+            }
+        ),
+    ] = ()
+    """What measuring took of the devices, by purpose, as long as the spec asks for the same; measurements of other plans that
+    are reused took nothing."""
     candidates_ref: ConfigMapReference | None = None
     """Holds the plans that were chosen for trials, the best topK candidates and the baselines, in the order in which they
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
+from trainwright_operator.api.status import DeviceSecondsStatus, Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.gangs.placement_queue import queue_position
 from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Explanation, Reason, explain
+from trainwright_operator.flow.trials.device_time import device_seconds_by_purpose
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 from trainwright_operator.flow.winner_job.held_job import JobUpkeep
 
@@ -85,8 +86,15 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
             "progress": _progress(steps[-1]),
             "waiting": patience.waiting_status(context, steps[-1]),
             "queue_position": _queue_position(context, last),
+            "device_seconds": _device_seconds(context),
         }
     )
+
+
+def _device_seconds(context: ReconcileContext) -> tuple[DeviceSecondsStatus, ...]:
+    if context.plan.spec is None:  # without it the names of the plan's ConfigMaps are not known
+        return context.plan.status.device_seconds
+    return device_seconds_by_purpose(context)
 
 
 def _is_of_former_revision(context: ReconcileContext) -> bool:

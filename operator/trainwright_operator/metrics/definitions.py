@@ -26,6 +26,7 @@ class MetricDefinition:
 
 _PLAN = ("plan_namespace", "name")
 """Not `namespace`, which Prometheus sets to that of the scraped operator."""
+_TRAITS = ("family", "accelerator", "planner", "objective", "emulated")
 METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     "trainwright_plan_predicted_iteration_seconds": MetricDefinition(
         Kind.GAUGE, "Seconds per iteration that the cost model predicts for the plan's winner.", _PLAN
@@ -34,7 +35,49 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         Kind.GAUGE, "Seconds per iteration of the plan's winner: the median of its trial.", _PLAN
     ),
     "trainwright_plan_predicted_rank": MetricDefinition(
-        Kind.GAUGE, "The winner's place among the predictions; 1: the best prediction won.", _PLAN
+        Kind.GAUGE,
+        "The winner's place among the predictions; 1: the best prediction won. Absent where it is the one measured candidate.",
+        _PLAN,
+    ),
+    "trainwright_plan_regret_ratio": MetricDefinition(
+        Kind.GAUGE,
+        "Share by which the best prediction was measured to be slower than the winner; absent where the winner is "
+        "the one measured candidate, and where the objective is not Time.",
+        _PLAN,
+    ),
+    "trainwright_plan_baseline_iteration_seconds": MetricDefinition(
+        Kind.GAUGE, "Seconds per iteration of the best measured baseline.", _PLAN
+    ),
+    "trainwright_plan_devices": MetricDefinition(Kind.GAUGE, "Devices that the plan's winner is on.", _PLAN),
+    "trainwright_plan_saved_device_seconds_per_iteration": MetricDefinition(
+        Kind.GAUGE, "Devices × seconds that an iteration of the winner saves against the baseline.", _PLAN
+    ),
+    "trainwright_plan_payback_iterations": MetricDefinition(
+        Kind.GAUGE,
+        "Iterations after which the winner has saved the device seconds that measuring took; absent where it saves none.",
+        _PLAN,
+    ),
+    "trainwright_plan_model_flop_utilisation_ratio": MetricDefinition(
+        Kind.GAUGE, "FLOPs that the model needs over the peak of the winner's devices.", _PLAN
+    ),
+    "trainwright_plan_tokens_per_second_per_device": MetricDefinition(
+        Kind.GAUGE, "Tokens trained on in a second for each device of the winner.", _PLAN
+    ),
+    "trainwright_plan_price_per_sample": MetricDefinition(
+        Kind.GAUGE, "Price of training on one sample with the winner, by spec.devices.pricesPerHour.", _PLAN
+    ),
+    "trainwright_plan_outdated": MetricDefinition(
+        Kind.GAUGE, "1 for each plan whose nodes have changed since it was made.", _PLAN
+    ),
+    "trainwright_plan_excluded_nodes": MetricDefinition(
+        Kind.GAUGE,
+        "Nodes that the plan leaves out, by status.cluster.excludedNodes; absent where it leaves out none.",
+        _PLAN,
+    ),
+    "trainwright_plan_info": MetricDefinition(
+        Kind.GAUGE,
+        "Always 1; labels tell what the plan asks for. accelerator: the one type, or mixed; accelerators: all types.",
+        (*_PLAN, *_TRAITS, "accelerators", "launcher", "queue", "dtype"),
     ),
     "trainwright_plan_speedup_over_baseline_ratio": MetricDefinition(
         Kind.GAUGE, "Measured seconds of the baseline divided by those of the winner.", _PLAN
@@ -61,7 +104,8 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     ),
     "trainwright_profile_timestamp_seconds": MetricDefinition(
         Kind.GAUGE,
-        "When (Unix time) a plan that still exists last had its profiles of an accelerator; kept ones were measured before.",
+        "When (Unix time) the oldest profiles were measured that a plan which still exists has of an accelerator; of "
+        "several plans the latest.",
         ("accelerator",),
     ),
     "trainwright_plan_collective_error_ratio": MetricDefinition(
@@ -69,8 +113,23 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "Sum of |predicted - measured| over that of measured seconds of the collectives measured with the links.",
         _PLAN,
     ),
-    "trainwright_prediction_error_ratio": MetricDefinition(
-        Kind.HISTOGRAM, "|predicted - measured| / measured of each trial that counts; kind: time or memory.", ("kind",)
+    "trainwright_trial_predicted_over_measured_ratio": MetricDefinition(
+        Kind.HISTOGRAM,
+        "Predicted over measured of each trial that counts; kind: time, or memory of the fullest device, where one that ran "
+        "out of memory has 0; role: candidate or baseline.",
+        ("kind", "role", *_TRAITS),
+    ),
+    "trainwright_answer_speedup_ratio": MetricDefinition(
+        Kind.HISTOGRAM, "Measured seconds of the baseline divided by those of the winner, of each answer.", _TRAITS
+    ),
+    "trainwright_device_seconds_total": MetricDefinition(
+        Kind.COUNTER,
+        "Devices × seconds that gangs took; purpose: links, profiles or trials; result: succeeded, failed, or lost where "
+        "the cluster, an edit or a suspension ended them.",
+        ("plan_namespace", "accelerator", "purpose", "result"),
+    ),
+    "trainwright_search_duration_seconds": MetricDefinition(
+        Kind.HISTOGRAM, "Seconds that a search took.", ("planner",)
     ),
     "trainwright_plans_finished_total": MetricDefinition(
         Kind.COUNTER,

@@ -1,15 +1,30 @@
-"""Figures of a plan, derived from its status alone."""
+"""Figures of a plan, derived from its spec and status alone: how good its answer is, and what the way to it took."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import Phase, TrainingPlanStatus
+from trainwright_operator.api.spec import LauncherKind, Objective, Planner, TrainingPlanSpec
+from trainwright_operator.api.status import (
+    MeasuringPurpose,
+    Phase,
+    TrainingPlanStatus,
+    TrialRole,
+    TrialState,
+    TrialStatus,
+)
 from trainwright_operator.flow.phases.sequence import PHASES
+from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import PlanFacts
+
+MIXED: Final = "mixed"
+"""In place of the type of device where there are several."""
+_OUT_OF_MEMORY_RATIO: Final = 0.0
+"""Ratio of a trial that ran out of memory, of which nobody knows how much it needed: below any that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +41,83 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanTraits:
+    """Kind of a plan: labels that divide the figures of several plans. Empty where not known.
+
+    Attributes:
+        accelerators: types of all devices that were discovered, in the order of their names.
+        queue: Kueue's, if any.
+    """
+
+    family: str
+    planner: str
+    objective: str
+    accelerators: tuple[str, ...]
+    emulated: bool
+    launcher: str
+    queue: str
+    dtype: str
+
+    @property
+    def accelerator(self) -> str:
+        """Return the one type of device, or `mixed`."""
+        return self.accelerators[0] if len(self.accelerators) == 1 else MIXED if self.accelerators else ""
+
+    def labels(self, accelerator: str) -> tuple[str, ...]:
+        """Return the labels family, accelerator, planner, objective and emulated."""
+        return self.family, accelerator, self.planner, self.objective, str(self.emulated).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFigures:
+    """End of a trial, and how far its predictions hold.
+
+    Attributes:
+        accelerator: the one type of its devices, or `mixed`.
+        time_ratio: predicted over measured seconds; None where it does not count.
+        memory_ratio: predicted over measured bytes of the fullest device; 0 where that ran out of memory, None where it
+            does not count.
+    """
+
+    name: str
+    role: TrialRole
+    accelerator: str
+    state: TrialState
+    reason: str
+    end_time: datetime | None
+    time_ratio: float | None
+    memory_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerFigures:
     """Figures of a plan's answer, None where unknown. The metric of each is `trainwright_plan_` and its name.
 
     Attributes:
-        predicted_rank: the winner's place among the predictions, from 1.
+        predicted_rank: the winner's place among the predictions, from 1; None where it is the one candidate
+            that was measured.
+        regret_ratio: share by which the measured time of the best prediction is longer than the winner's; None where time is not
+            the objective.
+        speedup_over_baseline_ratio: None where the planner is the baseline's.
+        devices: of the winner.
+        saved_device_seconds_per_iteration: what an iteration of the baseline takes of devices beyond one of the winner.
+        payback_iterations: iterations after which the winner has saved what measuring took; None where it saves nothing.
         collective_error_ratio: sum of |predicted - measured| over that of measured seconds of the collectives.
     """
 
-    predicted_iteration_seconds: float | None
-    measured_iteration_seconds: float | None
-    predicted_rank: float | None
-    speedup_over_baseline_ratio: float | None
-    collective_error_ratio: float | None
+    predicted_iteration_seconds: float | None = None
+    measured_iteration_seconds: float | None = None
+    baseline_iteration_seconds: float | None = None
+    predicted_rank: float | None = None
+    regret_ratio: float | None = None
+    speedup_over_baseline_ratio: float | None = None
+    devices: float | None = None
+    saved_device_seconds_per_iteration: float | None = None
+    payback_iterations: float | None = None
+    model_flop_utilisation_ratio: float | None = None
+    tokens_per_second_per_device: float | None = None
+    price_per_sample: float | None = None
+    collective_error_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +125,50 @@ class PlanFigures:
     """Figures of one plan, without the rest of its status, which may list a thousand nodes.
 
     Attributes:
-        profiled: accelerators, and when the plan had their profiles; empty before.
+        device_seconds: devices × seconds by purpose and result.
+        profiles_measured_at: when the oldest of its profiles was measured, perhaps for a plan before.
+        is_outdated: whether nodes have changed since the plan was made.
         is_quarantined: whether it ended with `InternalError`.
     """
 
     stage: Stage
+    traits: PlanTraits
+    trials: tuple[TrialFigures, ...]
     answer: AnswerFigures
-    profiled: tuple[tuple[str, ...], datetime] | None
+    device_seconds: Mapping[tuple[MeasuringPurpose, str], float]
+    search_seconds: float | None
+    profiles_measured_at: datetime | None
+    excluded_nodes: int
+    is_outdated: bool
     is_quarantined: bool
 
 
 def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
     """Return the figures of a plan with this status."""
     conditions = {condition.type: condition for condition in status.conditions}
+    stage, traits = _stage(plan, conditions), _traits(plan.spec, status)
+    cluster = status.cluster
     return PlanFigures(
-        _stage(plan, conditions), _answer(status), _profiled(status, conditions), status.failed_version is not None
+        stage=stage,
+        traits=traits,
+        trials=tuple(_trial(trial, traits) for trial in status.trials),
+        answer=AnswerFigures() if stage.phase is Phase.FAILED else _answer(status, traits),
+        device_seconds={
+            (spent.purpose, result): getattr(spent, result)
+            for spent in status.device_seconds
+            for result in DEVICE_RESULTS
+        },
+        search_seconds=status.search_seconds,
+        profiles_measured_at=status.profiles_measured_at,
+        excluded_nodes=len(cluster.excluded_nodes) if cluster is not None else 0,
+        is_outdated=cluster is not None
+        and (cluster.change is not None or (status.winner is not None and status.winner.revision < cluster.revision)),
+        is_quarantined=status.failed_version is not None,
     )
+
+
+DEVICE_RESULTS: Final = ("succeeded", "failed", "lost")
+"""Fields of `status.deviceSeconds`: how the gangs ended that the devices were taken for."""
 
 
 def active_since(plan: PlanFacts, suspended: Condition | None) -> datetime:
@@ -86,22 +193,88 @@ def _stage(plan: PlanFacts, conditions: Mapping[ConditionType, Condition]) -> St
     raise AssertionError("Succeeded is the last of the phases")
 
 
-def _answer(status: TrainingPlanStatus) -> AnswerFigures:
-    winner, links = status.winner, status.links
-    return AnswerFigures(
-        predicted_iteration_seconds=winner.predicted_seconds if winner is not None else None,
-        measured_iteration_seconds=winner.measured_seconds if winner is not None else None,
-        predicted_rank=winner.predicted_rank if winner is not None else None,
-        speedup_over_baseline_ratio=winner.speedup_over_baseline if winner is not None else None,
-        collective_error_ratio=links.collective_error if links is not None else None,
+def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTraits:
+    cluster, winner = status.cluster, status.winner
+    accelerators = tuple(sorted(one.name for one in cluster.accelerators)) if cluster is not None else ()
+    emulated = cluster is not None and cluster.emulated
+    if spec is None:
+        return PlanTraits("", "", "", accelerators, emulated, "", "", "")
+    return PlanTraits(
+        family=next((name for name in type(spec.model).model_fields if getattr(spec.model, name) is not None), ""),
+        planner=spec.search.planner.value,
+        objective=spec.search.objective.value,
+        accelerators=accelerators,
+        emulated=emulated,
+        launcher=(spec.launcher or status.launcher or LauncherKind.PYTORCH_JOB).value,
+        queue=spec.queue_name or "",
+        dtype=(winner.dtype if winner is not None else None) or spec.training.dtype,
     )
 
 
-def _profiled(
-    status: TrainingPlanStatus, conditions: Mapping[ConditionType, Condition]
-) -> tuple[tuple[str, ...], datetime] | None:
-    profiled = conditions.get(ConditionType.PROFILED)
-    if profiled is None or profiled.status != "True" or status.cluster is None:
+def _trial(trial: TrialStatus, traits: PlanTraits) -> TrialFigures:
+    time_ratio = memory_ratio = None
+    predicted, held = trial.predicted_peak_memory_bytes, trial.peak_memory_bytes
+    if trial.state is TrialState.SUCCEEDED:
+        time_ratio = trial.predicted_seconds / trial.measured_seconds if trial.measured_seconds else None
+        memory_ratio = predicted / held if predicted is not None and held else None
+    elif trial.state is TrialState.FAILED and trial.reason == Reason.OUT_OF_MEMORY:
+        memory_ratio = _OUT_OF_MEMORY_RATIO
+    return TrialFigures(
+        name=trial.name,
+        role=trial.role,
+        accelerator=trial.accelerator or traits.accelerator,
+        state=trial.state,
+        reason=trial.reason or "",
+        end_time=trial.end_time,
+        time_ratio=time_ratio,
+        memory_ratio=memory_ratio,
+    )
+
+
+def _answer(status: TrainingPlanStatus, traits: PlanTraits) -> AnswerFigures:
+    winner, links = status.winner, status.links
+    error = links.collective_error if links is not None else None
+    if winner is None:
+        return AnswerFigures(collective_error_ratio=error)
+    measured, speedup = winner.measured_seconds, winner.speedup_over_baseline
+    baseline_seconds = measured * speedup if measured is not None and speedup is not None else None
+    devices = next((trial.devices for trial in status.trials if trial.name == winner.trial), None)
+    saved = _saved_device_seconds(status, measured, baseline_seconds, devices)
+    spent = sum(one.total for one in status.device_seconds)
+    candidates = [trial for trial in status.trials if trial.role is TrialRole.CANDIDATE and trial.measured_seconds]
+    has_competed = measured is not None and (
+        len(candidates) > 1 or winner.trial not in {one.name for one in candidates}
+    )
+    return AnswerFigures(
+        predicted_iteration_seconds=winner.predicted_seconds,
+        measured_iteration_seconds=measured,
+        baseline_iteration_seconds=baseline_seconds,
+        predicted_rank=winner.predicted_rank if has_competed else None,
+        regret_ratio=_regret(candidates, measured) if has_competed and traits.objective == Objective.TIME else None,
+        speedup_over_baseline_ratio=speedup if traits.planner != Planner.MEGATRON else None,
+        devices=devices,
+        saved_device_seconds_per_iteration=saved,
+        payback_iterations=spent / saved if spent and saved is not None and saved > 0 else None,
+        model_flop_utilisation_ratio=winner.model_flop_utilisation,
+        tokens_per_second_per_device=winner.tokens_per_second_per_device,
+        price_per_sample=winner.price_per_sample,
+        collective_error_ratio=error,
+    )
+
+
+def _regret(candidates: list[TrialStatus], measured: float | None) -> float | None:
+    """Return by which share the best prediction was slower than the winner; None where it was not measured."""
+    first = next((trial.measured_seconds for trial in candidates if trial.predicted_rank == 1), None)
+    return first / measured - 1.0 if first and measured else None
+
+
+def _saved_device_seconds(
+    status: TrainingPlanStatus, measured: float | None, baseline_seconds: float | None, devices: int | None
+) -> float | None:
+    """Return device seconds that an iteration of the winner saves against the baseline, or None where unknown."""
+    if measured is None or baseline_seconds is None or devices is None:
         return None
-    names = tuple(accelerator.name for accelerator in status.cluster.accelerators)
-    return names, profiled.last_transition_time
+    # A candidate may count as the baseline. Figures of the status are rounded, so the nearest is the one.
+    tried = [(trial.measured_seconds, trial.devices) for trial in status.trials if trial.measured_seconds]
+    _, of_baseline = min(tried, key=lambda one: abs(one[0] - baseline_seconds), default=(0.0, None))
+    return baseline_seconds * of_baseline - measured * devices if of_baseline is not None else None

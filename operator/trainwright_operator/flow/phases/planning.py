@@ -75,7 +75,9 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
         free=_unlimited_sentence(planned),
         left=f" ({planned.without_room} more do not fit into the ConfigMap)" if planned.without_room else "",
     )
-    status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
+    status = TrainingPlanStatus(
+        candidates_ref=ConfigMapReference(config_map=name), search_seconds=planned.search_seconds
+    )
     if planned.unlimited_seconds is not None:
         gain = UnlimitedStatus(predicted_seconds=planned.unlimited_seconds, gain=planned.unlimited_gain)
         status = status.model_copy(update={"unlimited": gain})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from trainwright import documents
@@ -63,6 +64,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     too_large: dict[Dtype, list[LayerTooLarge]] = {dtype: [] for dtype in formats}
     process_bytes: dict[str, int] = {}
     speedups: dict[tuple[Dtype, str], float] = {}
+    measured_at: datetime | None = None
     open_runs: list[ProfilingRun] = []
     for one in needed:
         dtype, run = one.dtype, one.run
@@ -73,6 +75,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
             if result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
                 where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
                 return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
+            measured_at = min(result.outcome.ended_at, measured_at or result.outcome.ended_at)
             measured[dtype].extend(result.report.layers)
             too_large[dtype].extend(result.report.out_of_memory)
             if result.report.process_bytes is not None:
@@ -91,7 +94,8 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     measured_bytes = tuple(ProcessBytes(*item) for item in process_bytes.items())
     links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=measured_bytes))
     reused = describe_reuse(stored for run in needed for stored in stored_profiles(context, findings.discovery, run))
-    return _store_profiles(context, replace(findings, links=links), profiles, _describe_slow_formats(speedups) + reused)
+    remarks = _describe_slow_formats(speedups) + reused
+    return _store_profiles(context, replace(findings, links=links), profiles, remarks, measured_at)
 
 
 def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list[ProfilingRun]:
@@ -234,11 +238,15 @@ def _task(context: ReconcileContext, discovery: DiscoveredDevices, run: Profilin
 
 
 def _store_profiles(
-    context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles], remarks: str
+    context: ReconcileContext,
+    findings: Findings,
+    profiles: Mapping[Dtype, Profiles],
+    remarks: str,
+    measured_at: datetime | None,
 ) -> PhaseResult:
     """Store the profiles of each number format in a ConfigMap, the first one's under the name of all former versions.
 
-    `remarks`: clauses on how they were measured.
+    `remarks`: clauses on how they were measured; `measured_at`: when the oldest of them was.
     """
     names = {dtype: context.names.profiles_in(dtype) if number else context.names.profiles
              for number, dtype in enumerate(profiles)}  # fmt: skip
@@ -265,7 +273,9 @@ def _store_profiles(
             slow="".join(_describe_slow_layers(profiles) for _, profiles in kept),
             remarks=remarks,
         ),
-        status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
+        status=TrainingPlanStatus(
+            profiles_ref=ConfigMapReference(config_map=context.names.profiles), profiles_measured_at=measured_at
+        ),
     )
 
 

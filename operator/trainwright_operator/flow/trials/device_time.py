@@ -1,10 +1,15 @@
-"""Device time of trials, which counts against trials.maxDeviceHours, also where no result of a trial is kept."""
+"""Device time of gangs; that of trials counts against trials.maxDeviceHours, also where no result of a trial is kept."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from trainwright import documents
+from trainwright_operator.api.status import DeviceSecondsStatus, MeasuringPurpose
 from trainwright_operator.flow.actions import Action, DeleteConfigMap, StoredRole
-from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
+from trainwright_operator.flow.documents.outcome import REUSED_KEY, OutcomeState, parse_outcome, result_in
 from trainwright_operator.flow.documents.planned_trials import GANG_PREFIXES
+from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.lifecycle import running_device_seconds
 from trainwright_operator.flow.gangs.retries import find_retry, is_ended_by_cluster, record_lost_attempt
@@ -30,6 +35,36 @@ def trial_device_seconds(context: ReconcileContext) -> float:
     lost = {trial.gang for trial in trials if trial.role == StoredRole.ATTEMPT}
     retries = (find_retry(context, gang) for gang in sorted(lost))
     return former_seconds + sum(retry.lost.device_seconds for retry in retries if retry is not None)
+
+
+def device_seconds_by_purpose(context: ReconcileContext) -> tuple[DeviceSecondsStatus, ...]:
+    """Return what gangs that have ended took of the devices, without purposes that took nothing."""
+    seconds = {purpose: dict.fromkeys(("succeeded", "failed", "lost"), 0.0) for purpose in MeasuringPurpose}
+    with suppress(documents.DocumentError, NeedsNewerVersion):
+        seconds[MeasuringPurpose.TRIALS]["lost"] += former_revision(context).device_seconds
+    lost: set[str] = set()
+    for stored in context.snapshot.stored:
+        if stored.terminating or not context.names.owns(stored.name):
+            continue
+        if stored.role == StoredRole.ATTEMPT:
+            lost.add(stored.gang)
+        elif stored.role == StoredRole.RESULT and REUSED_KEY not in stored.data:
+            with suppress(documents.DocumentError, NeedsNewerVersion):
+                outcome = parse_outcome(stored)
+                result = "succeeded" if outcome.state is OutcomeState.SUCCEEDED else "failed"
+                seconds[_purpose(stored.gang)][result] += outcome.device_seconds
+    for gang in sorted(lost):
+        with suppress(documents.DocumentError, NeedsNewerVersion):
+            retry = find_retry(context, gang)
+            seconds[_purpose(gang)]["lost"] += retry.lost.device_seconds if retry is not None else 0.0
+    spent = (DeviceSecondsStatus(purpose=purpose, **results) for purpose, results in seconds.items())
+    return tuple(one for one in spent if one.total)
+
+
+def _purpose(gang: str) -> MeasuringPurpose:
+    if gang.startswith(GANG_PREFIXES):
+        return MeasuringPurpose.TRIALS
+    return MeasuringPurpose.LINKS if gang.startswith("links") else MeasuringPurpose.PROFILES
 
 
 def record_stopped_trial(context: ReconcileContext, task_map: StoredConfigMap) -> tuple[Action, ...]:

@@ -123,6 +123,7 @@ def _status(trial: PlannedTrial, state: TrialState, reason: Reason | None = None
         role=TrialRole(trial.role.value),
         summary=trial.summary[:512],
         dtype=trial.dtype,
+        devices=len(trial.plan.devices),
         predicted_rank=trial.rank,
         predicted_seconds=trial.predicted_seconds,
         predicted_peak_memory_bytes=trial.predicted_peak_memory_bytes,

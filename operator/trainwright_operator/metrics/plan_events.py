@@ -1,0 +1,177 @@
+"""Counters and histograms of what happens to plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from trainwright.worker_api import FailureReason
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus, TrialState
+from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import PlanFacts
+from trainwright_operator.metrics.figures import DEVICE_RESULTS, PlanFigures, PlanTraits, TrialFigures, active_since
+from trainwright_operator.metrics.plan_gauges import Key
+from trainwright_operator.metrics.series import OTHER, ReasonCounter, counter, histogram
+
+_TRIAL_REASONS: Final = {
+    TrialState.SUCCEEDED.lower(): {Reason.MEASUREMENT_TAKEN.value},
+    TrialState.FAILED.lower(): {*map(str, FailureReason), Reason.DEADLINE_EXCEEDED.value},
+    TrialState.VOID.lower(): {Reason.EMULATION_TOO_SLOW.value},
+    TrialState.SKIPPED.lower(): {
+        Reason.MAX_FAILED_TRIALS_REACHED.value,
+        Reason.DEVICE_HOURS_EXHAUSTED.value,
+        Reason.REGRET_IS_SMALL.value,
+    },
+}
+"""Usual reasons of ended trials by result."""
+
+_ANSWER_REASONS: Final = {
+    "succeeded": {Reason.BEST_TRIAL_SELECTED.value, Reason.PLANNED_ONLY.value},
+    "failed": {
+        Reason.ALL_TRIALS_FAILED.value,
+        Reason.NO_FEASIBLE_PLAN.value,
+        Reason.WAIT_DEADLINE_EXCEEDED.value,
+        Reason.INTERNAL_ERROR.value,
+    },
+}
+"""Usual reasons of answers by result."""
+_RATIO_BUCKETS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
+_SPEEDUP_BUCKETS = (0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+_SEARCH_BUCKETS = (1, 3, 10, 30, 60, 120, 300, 600, 1200)
+_PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400)
+_PRINTED: Final = {phase.condition: phase.printed for phase in PHASES}
+
+_Ended = tuple[str, datetime | None]
+"""Name and end time of a counted trial."""
+
+
+class _Answer(NamedTuple):
+    """Answer of a plan, and since when it has it."""
+
+    result: str
+    reason: str
+    since: datetime
+
+    @classmethod
+    def of(cls, status: TrainingPlanStatus) -> _Answer | None:
+        succeeded = status.condition(ConditionType.SUCCEEDED)
+        if succeeded is None or succeeded.status == "Unknown":
+            return None
+        result = "succeeded" if succeeded.status == "True" else "failed"
+        return cls(result, succeeded.reason, succeeded.last_transition_time)
+
+    def is_same(self, other: _Answer | None) -> bool:
+        """Return whether both are one, whose reason may change."""
+        return other is not None and (self.result, self.since) == (other.result, other.since)
+
+
+class PlanEvents:
+    """Counts of events, each by the difference of two statuses. Closed series stand at 0 from the start."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended: defaultdict[Key, set[_Ended]] = defaultdict(set)
+        self._answers: dict[Key, _Answer | None] = {}
+        self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, [()], registry)
+        self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, [], registry)
+        self._phases = histogram("trainwright_phase_duration_seconds", _PHASE_BUCKETS, registry)
+        for kind in PHASE_CONDITIONS:
+            self._phases.labels(phase=_PRINTED[kind])
+        self._ratios = histogram("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS, registry)
+        self._speedups = histogram("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS, registry)
+        self._search_seconds = histogram("trainwright_search_duration_seconds", _SEARCH_BUCKETS, registry)
+        self._device_seconds = counter("trainwright_device_seconds_total", registry)
+
+    def record(self, plan: PlanFacts, status: TrainingPlanStatus, before: PlanFigures, now: PlanFigures) -> None:
+        """Count what happened between the figures `before` and those of the new status."""
+        key = plan.namespace, plan.name
+        self._prepare(key, before)
+        self._prepare(key, now)
+        self._count_answer(key, plan.status, status, now)
+        if status is not plan.status:
+            self._count_trials(self._ended[key], before, now)
+            self._count_phases(plan, status)
+            self._count_device_seconds(key, before, now)
+            if now.search_seconds is not None and now.search_seconds != before.search_seconds:
+                self._search_seconds.labels(now.traits.planner).observe(now.search_seconds)
+
+    def forget(self, key: Key) -> None:
+        """Remove a deleted plan; its counts stay."""
+        self._ended.pop(key, None)
+        self._answers.pop(key, None)
+
+    def _prepare(self, key: Key, plan: PlanFigures) -> None:
+        """Export the series at 0 in which events of this plan will count, and of reasons that it has met."""
+        self._finished.add_scope((key[0],))
+        for trial in plan.trials:
+            if trial.state.is_final:
+                self._trials.meet(trial.state.lower(), trial.reason or OTHER)
+            for quantity in ("time", "memory"):
+                self._ratios.labels(*_ratio_labels(quantity, trial, plan.traits))
+        if plan.traits.accelerators and plan.traits.planner:
+            self._speedups.labels(*plan.traits.labels(plan.traits.accelerator))
+            self._search_seconds.labels(plan.traits.planner)
+            for purpose in MeasuringPurpose:
+                for result in DEVICE_RESULTS:
+                    self._device_seconds.labels(key[0], plan.traits.accelerator, purpose.lower(), result)
+
+    def _count_answer(self, key: Key, before: TrainingPlanStatus, status: TrainingPlanStatus, now: PlanFigures) -> None:
+        """Count each answer once, also one that was written outside of a pass, as that of a quarantine is."""
+        known, answer = self._answers.get(key, _Answer.of(before)), _Answer.of(status)
+        if answer is not None:
+            if not answer.is_same(known):
+                self._finished.count((key[0],), answer.result, answer.reason)
+                if now.answer.speedup_over_baseline_ratio is not None:
+                    labels = now.traits.labels(now.traits.accelerator)
+                    self._speedups.labels(*labels).observe(now.answer.speedup_over_baseline_ratio)
+            self._finished.meet(answer.result, answer.reason)
+        self._answers[key] = answer
+
+    def _count_trials(self, ended: set[_Ended], before: PlanFigures, now: PlanFigures) -> None:
+        """Count each ended trial once, even if a changed topK empties the status meanwhile."""
+        ended.update((trial.name, trial.end_time) for trial in before.trials if trial.state.is_final)
+        for trial in now.trials:
+            if trial.state.is_final and (trial.name, trial.end_time) not in ended:
+                ended.add((trial.name, trial.end_time))
+                self._trials.count((), trial.state.lower(), trial.reason or OTHER)
+                for quantity, ratio in (("time", trial.time_ratio), ("memory", trial.memory_ratio)):
+                    if ratio is not None:
+                        self._ratios.labels(*_ratio_labels(quantity, trial, now.traits)).observe(ratio)
+
+    def _count_device_seconds(self, key: Key, before: PlanFigures, now: PlanFigures) -> None:
+        """Count what was added; seconds that only changed their result, as by an edit, were counted before."""
+        for purpose in MeasuringPurpose:
+            added = {
+                result: now.device_seconds.get((purpose, result), 0.0)
+                - before.device_seconds.get((purpose, result), 0.0)
+                for result in DEVICE_RESULTS
+            }
+            total, grown = sum(added.values()), sum(seconds for seconds in added.values() if seconds > 0)
+            for result, seconds in added.items():
+                if seconds > 0 and total > 0:
+                    labels = key[0], now.traits.accelerator, purpose.lower(), result
+                    self._device_seconds.labels(*labels).inc(seconds * total / grown)
+
+    def _count_phases(self, plan: PlanFacts, now: TrainingPlanStatus) -> None:
+        """Record each ended phase's duration, from the last phase, its own restart or a suspension's end."""
+        begun = {c.type: c.last_transition_time for c in plan.status.conditions if c.status == "Unknown"}
+        decided = {c.type: c.status != "Unknown" for c in plan.status.conditions}
+        times = {condition.type: condition for condition in now.conditions}
+        since = active_since(plan, times.get(ConditionType.SUSPENDED))
+        for kind in PHASE_CONDITIONS:
+            condition = times.get(kind)
+            if condition is None or condition.status == "Unknown":
+                return
+            if not decided.get(kind, False):
+                start = max(since, begun.get(kind, since))
+                seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
+                self._phases.labels(phase=_PRINTED[kind]).observe(seconds)
+            since = max(since, condition.last_transition_time)
+
+
+def _ratio_labels(quantity: str, trial: TrialFigures, traits: PlanTraits) -> tuple[str, ...]:
+    return quantity, trial.role.lower(), *traits.labels(trial.accelerator)
