@@ -8,10 +8,11 @@ from flow_harm import fail_pods, run_with, running
 from flow_world import World, node, spec_of
 
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.status import Phase
 from trainwright_operator.flow.actions import SetStatus
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS
 from trainwright_operator.flow.quarantine import quarantine, released
-from trainwright_operator.metrics.collectors import PlanSample
+from trainwright_operator.metrics.figures import Stage, plan_figures
 
 CRASH = '{"document": "Failure", "reason": "Crashed", "message": "no"}'
 
@@ -76,13 +77,16 @@ def test_plan_that_goes_on_after_a_failure_waits_for_its_phases_again() -> None:
     assert world.run().winner is not None
 
 
-def test_metric_of_conditions_does_not_count_what_was_true_before() -> None:
-    world = run_with(World(), "profile-1", lambda one: fail_pods(one, "profile-1", termination_message=CRASH))
-    sample = PlanSample.of(world.snapshot().plan, world.status)
-    assert dict(sample.conditions) | {"Suspended": ""} == {
-        "Accepted": "True", "NodesDiscovered": "True", "LinksMeasured": "True", "Profiled": "False", "Planned": "Unknown",
-        "TrialsCompleted": "Unknown", "Succeeded": "False", "Suspended": "",
-    }  # fmt: skip
+def test_metrics_of_a_failed_plan_are_of_its_failure_alone() -> None:
+    world = World(spec=spec_of(trials={"topK": 1}))
+    world.run()
+    assert plan_figures(world.snapshot().plan, world.status).profiled is not None
+    world.image = ""
+    world.change(trials={"topK": 2})
+    world.run()
+    figures = plan_figures(world.snapshot().plan, world.status)
+    assert figures.stage == Stage(Phase.FAILED, "WorkerImageMissing")
+    assert figures.profiled is None
 
 
 def test_quarantined_plan_names_its_end_in_what_was_under_way() -> None:
