@@ -177,10 +177,12 @@ def test_deletion_that_is_refused_is_tried_again_and_said() -> None:
 
 
 def test_job_whose_record_somebody_deleted_is_ended_all_the_same() -> None:
-    world = holding()
+    world = holding(ttlSecondsAfterFinished=60)
     (name,) = records(world)
     del world.stored[name]
+    world.pass_time(HOUR)
     settle(world)
+    assert not world.deleted
     assert world.status.held_job is not None
     world.change(**(RUN | {"apply": "Never"}))
     world.run()
