@@ -102,7 +102,7 @@ def _pairs_problems(task: LinkTask) -> Iterator[str]:
 def _model_problems(model: Model) -> Iterator[str]:
     family = model.family.family
     if family not in supported_families():
-        yield f"model.family {family} cannot be run: this worker has layers of {', '.join(supported_families())}; order one of them"
+        yield f"model.family {family} cannot be run: this worker has layers of {', '.join(supported_families())}; take one of them"
     if getattr(model.family, "dropout", False):
         yield f"{family}.dropout cannot be run: this worker's layers drop nothing; leave it out"
     if not getattr(model.family, "fused_gelu", True):
@@ -113,7 +113,7 @@ def _model_problems(model: Model) -> Iterator[str]:
 
 def _profile_problems(task: ProfilingTask) -> Iterator[str]:
     if len(gang_devices(task.gang)) > 1:
-        yield f"layers are measured on one device, but the gang has {len(gang_devices(task.gang))}; order one slot"
+        yield f"layers are measured on one device, but the gang has {len(gang_devices(task.gang))}; ask for one slot"
     if not task.rows or min(task.rows) < 1:
         yield f"rows must name one row count or more, each at least 1, got {list(task.rows)}"
     if task.target_uncertainty < 0 or task.seconds_per_layer < 0:

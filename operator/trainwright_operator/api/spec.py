@@ -34,7 +34,7 @@ class LinksSpec(MeasuringSpec):
     Waiting for free devices does not count. Pods that are assigned to their nodes and do not all start within the same
     time free their devices, and are tried again later."""
     all_pairs_up_to_nodes: Annotated[int, Field(ge=2, le=40)] = 12
-    """Up to so many nodes the links between every two are measured. With more, a few links of every kind are, and all
+    """Number of nodes up to which the links between every two are measured. With more, a few links of every kind are, and all
     those (1200 pairs at most) of a kind whose links turn out not to be alike. Nodes with equal topologyLabels and
     machines (accelerator, number of devices, node.kubernetes.io/instance-type) are of one kind, those within an NVLink
     domain (nvidia.com/gpu.clique) of another."""
@@ -249,8 +249,8 @@ class TrialsSpec(ApiModel):
     """What the winner is compared with. None: nothing. Megatron: the heuristic's plan on all devices, or the one on the type
     of device that is best for it, whichever is measured faster. Where all devices are of one type, both are its best two."""
     per_gang: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
-    """So many trials run one after another in the same pods, which hold the devices of all of them and start once. Should
-    one of them fail, it and those behind it are tried alone."""
+    """Number of trials that run one after another in the same pods, which hold the devices of all of them and start once.
+    Should one of them fail, it and the later ones are tried alone."""
     timeline: bool = False
     """Measure one further iteration of every trial, of which each device tells what it did when: forwards, backwards,
     waits, sums. Kept with the trial's report, where it has room (up to a thousand devices or so). Trials that ended
@@ -392,4 +392,4 @@ class TrainingPlanSpec(ApiModel):
     does not count. Then trials that were measured give the answer, and without any the plan fails with the reason
     WaitDeadlineExceeded. Absent: it waits as long as it takes."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
-    """Delete the TrainingPlan, with all it owns, so many seconds after it succeeded or failed. Absent: keep it."""
+    """Seconds after which a TrainingPlan that succeeded or failed is deleted, with all it owns. Absent: it is kept."""

@@ -58,7 +58,7 @@ def write_report(task_report: WorkerReport) -> None:
     if size > MAX_REPORT_BYTES:
         raise WorkerError(
             FailureReason.ORDER_INVALID,
-            f"the report has {size} bytes, above the {MAX_REPORT_BYTES} that can be kept; order fewer measurements",
+            f"the report has {size} bytes, above the {MAX_REPORT_BYTES} that can be kept; ask for fewer measurements",
         )
     _write_line(REPORT_MARKER, body)
 
