@@ -63,7 +63,7 @@ def _check_levels(spec: dict[str, Any]) -> dict[str, Any]:
     """Raise ValueError for objects that nest too deeply to be copied and compared."""
     level: list[Any] = [spec]
     for _ in range(MAX_NESTED_LEVELS):
-        parts = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+        parts = [part for member in level for part in (member.values() if isinstance(member, dict) else member)]
         level = [part for part in parts if isinstance(part, dict | list)]
         if not level:
             return spec

@@ -40,9 +40,9 @@ def status_actions(
 
 def with_job_status(context: ReconcileContext, upkeep: JobUpkeep, actions: Sequence[Action] = ()) -> list[Action]:
     """Return the actions of a plan that has its answer, with what its status says of the winner's job."""
-    changed = next((one.status for one in actions if isinstance(one, SetStatus)), context.plan.status)
+    changed = next((action.status for action in actions if isinstance(action, SetStatus)), context.plan.status)
     status = upkeep.status(changed)
-    others: list[Action] = [one for one in actions if not isinstance(one, SetStatus)]
+    others: list[Action] = [action for action in actions if not isinstance(action, SetStatus)]
     if status.says_the_same(context.plan.status):
         return others
     return [*others, SetStatus(status), *upkeep.events(context, status)]
@@ -204,7 +204,9 @@ def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[
     A suspension is reported once, by its own condition, and so is a failure, not by the conditions after it.
     """
     events = []
-    has_failed = any(one.type is ConditionType.SUCCEEDED and one.status == "False" for one in conditions)
+    has_failed = any(
+        condition.type is ConditionType.SUCCEEDED and condition.status == "False" for condition in conditions
+    )
     for condition in conditions:
         before = context.condition(condition.type)
         if before is not None and (before.status, before.reason) == (condition.status, condition.reason):

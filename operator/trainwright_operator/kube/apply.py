@@ -172,7 +172,7 @@ class Applier:
                 memory.done.clear()
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
-                version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
+                version = next((stored.resource_version for stored in snapshot.stored if stored.name == name), "")
                 seen = {"resourceVersion": version} if version else {}
                 body = {"metadata": {"annotations": dict(annotations), **seen}}
                 path = f"{client.core_path('configmaps', namespace)}/{name}"

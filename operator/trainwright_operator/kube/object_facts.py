@@ -108,15 +108,17 @@ def hidden_fields(resource: dict[str, Any]) -> tuple[str, ...]:
 
 def _unknown_fields(managed: dict[str, Any], model: type[BaseModel], place: str) -> Iterator[str]:
     """Return the managed fields that the model lacks; objects without a model of their own may hold anything."""
-    known = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    annotations_by_name = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     for key, inside in managed.items():
         prefix, _, name = key.partition(":")
         if prefix != "f":
             continue
-        if name not in known:
+        if name not in annotations_by_name:
             yield f"{place}.{name}"
         nested = [
-            annotation for annotation in (known.get(name), *get_args(known.get(name))) if isinstance(annotation, type)
+            annotation
+            for annotation in (annotations_by_name.get(name), *get_args(annotations_by_name.get(name)))
+            if isinstance(annotation, type)
         ]
         for value in nested:
             if issubclass(value, BaseModel):
@@ -202,11 +204,11 @@ def is_of_gang(pod: dict[str, Any]) -> bool:
 
 
 def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
-    meta, spec, told = job["metadata"], job.get("spec") or {}, (job.get("status") or {}).get("conditions") or []
+    meta, spec, states = job["metadata"], job.get("spec") or {}, (job.get("status") or {}).get("conditions") or []
     labels = meta.get("labels") or {}
     is_suspended = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend")  # a JobSet's, a PyTorchJob's
-    conditions = {c["type"]: c for c in told if c["status"] == "True"}
-    resumed = (c.get("lastTransitionTime") for c in told if (c["type"], c["status"]) == ("Suspended", "False"))
+    conditions = {c["type"]: c for c in states if c["status"] == "True"}
+    resumed = (c.get("lastTransitionTime") for c in states if (c["type"], c["status"]) == ("Suspended", "False"))
     failed = conditions.get("Failed")
     has_ended = failed is not None or launcher.succeeded_condition in conditions
     facts = JobFacts(

@@ -45,12 +45,12 @@ class QueueReader:
         is_old = cached is not None and (now - cached[0] >= age_seconds or back_off.times(QUEUE_KEY) > 0)
         if cached is None or (is_old and not is_held):
             try:
-                found = await self._read_queue(*key)
+                reading = await self._read_queue(*key)
                 back_off.accept(QUEUE_KEY)
             except ApiError as error:
-                found = _unreadable(name, error)
+                reading = _unreadable(name, error)
                 back_off.refuse(QUEUE_KEY, error)
-            cached = self._read[key] = now, without_controls(found)
+            cached = self._read[key] = now, without_controls(reading)
         return cached[1]
 
     async def with_messages(self, namespace: str, jobs: Sequence[JobFacts], back_off: BackOff) -> tuple[JobFacts, ...]:
@@ -61,14 +61,14 @@ class QueueReader:
         if back_off.held(WORKLOADS_KEY) is not None:
             return tuple(jobs)
         try:
-            told = await asyncio.gather(*(self._with_message(namespace, job) for job in jobs))
+            with_messages = await asyncio.gather(*(self._with_message(namespace, job) for job in jobs))
         except ApiError as error:
             if not _is_unreadable(error):
                 raise
             back_off.refuse(WORKLOADS_KEY, error)
             return tuple(jobs)
         back_off.accept(WORKLOADS_KEY)
-        return tuple(told)
+        return tuple(with_messages)
 
     async def _read_queue(self, namespace: str, name: str, resource_name: str) -> QueueFacts:
         local = await self._list("localqueues", namespace, name)

@@ -92,8 +92,8 @@ class ReadCache:
 
     def held_seconds(self) -> float | None:
         """Return seconds until what failed may be tried again, or until the deadline of waits, which gives an answer."""
-        held, left = self.back_off.pause(), self.deadline_seconds
-        return min(held, left) if held is not None and left is not None and left > 0 else held
+        pause, left = self.back_off.pause(), self.deadline_seconds
+        return min(pause, left) if pause is not None and left is not None and left > 0 else pause
 
 
 class SnapshotReader:
@@ -114,9 +114,9 @@ class SnapshotReader:
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
-        known = self.cache.plan((namespace, name))
-        if known is not None:
-            return known
+        cached = self.cache.plan((namespace, name))
+        if cached is not None:
+            return cached
         self.cache.begin_reading((namespace, name))
         try:
             resource = await self._api.get(client.plan_path(namespace, name))
@@ -147,16 +147,16 @@ class SnapshotReader:
         known_jobs = [children.jobs[name] for name in sorted(children.jobs)]
         uids = {job.name: job.uid for job in known_jobs}
         # Those of a former job of that name may still be there.
-        found = (children.pods[name] for name in sorted(children.pods))
-        pods = [pod for pod in found if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
+        pods_by_name = (children.pods[name] for name in sorted(children.pods))
+        pods = [pod for pod in pods_by_name if not pod.job_uid or uids.get(pod.job, pod.job_uid) == pod.job_uid]
         jobs = await self._queues.with_messages(plan.namespace, known_jobs, memory.back_off)
         jobs = await self._pod_refusals.with_words(plan.namespace, jobs, pods)
         tails = dict.fromkeys(find_series_gangs(stored), _SERIES) | dict.fromkeys(
             find_framework_gangs(stored), _FRAMEWORK
         )
-        missing = await self._missing_maps(plan, pods, {one.name for one in stored}, memory.back_off)
+        missing = await self._missing_maps(plan, pods, {config_map.name for config_map in stored}, memory.back_off)
         before = {pod.name: pod for pod in known_pods or ()}
-        kept = {one.name for one in stored if not one.terminating}
+        kept = {config_map.name for config_map in stored if not config_map.terminating}
         names = None if plan.spec is None else plan.first_names.at_present(kept)
         # Of a gang whose result is stored, no log is read any more.
         over = {pod.gang for pod in pods if names is not None and names.result(pod.gang) in kept}
@@ -183,16 +183,22 @@ class SnapshotReader:
 
     async def _with_handed_over(self, snapshot: Snapshot) -> Snapshot:
         """Add the winner's job while the plan may have to act on it. No watch tells of it, nor of its pods."""
-        plan, wanted = snapshot.plan, objects_to_read(snapshot)
-        if not wanted or plan.spec is None:
+        plan, references = snapshot.plan, objects_to_read(snapshot)
+        if not references or plan.spec is None:
             return snapshot
-        found = [one for one in await asyncio.gather(*(self._handed_over(plan, *one) for one in wanted)) if one]
-        if not found:
+        read_objects = [
+            read_object
+            for read_object in await asyncio.gather(*(self._handed_over(plan, *reference) for reference in references))
+            if read_object
+        ]
+        if not read_objects:
             return snapshot
         selector = f"{HANDED_OVER_LABEL}={plan_label(plan)}"
         pods = await self._api.list(client.core_path("pods", plan.namespace), labelSelector=selector)
         resource = plan.spec.devices.resource_name
-        objects = (object_facts.handed_over_object(job, launcher, pods, plan.uid, resource) for job, launcher in found)
+        objects = (
+            object_facts.handed_over_object(job, launcher, pods, plan.uid, resource) for job, launcher in read_objects
+        )
         return replace(snapshot, handed_over=tuple(objects))
 
     async def _handed_over(
@@ -219,18 +225,18 @@ class SnapshotReader:
         names = snapshot.names()
         if snapshot.find(names.discovery) is None or snapshot.find(names.profiles) is not None:
             return snapshot
-        tasks = (one for one in snapshot.stored if one.role == StoredRole.TASK and names.owns(one.name))
-        if any(not one.terminating and snapshot.find(names.result(one.gang)) is None for one in tasks):
+        tasks = (stored for stored in snapshot.stored if stored.role == StoredRole.TASK and names.owns(stored.name))
+        if any(not task.terminating and snapshot.find(names.result(task.gang)) is None for task in tasks):
             return snapshot
         if not spec.links.most_age_seconds and not spec.profiling.most_age_seconds:
             return snapshot
         namespace, selector = snapshot.plan.namespace, f"{ROLE_LABEL}={StoredRole.MEASUREMENT}"
         age_seconds = _REFUSED_SECONDS if memory.is_refused else MEASUREMENTS_AGE_SECONDS
-        found = self.cache.measurements(namespace, age_seconds)
-        if found is None:
+        measurements = self.cache.measurements(namespace, age_seconds)
+        if measurements is None:
             items = await self._api.list(client.core_path("configmaps", namespace), labelSelector=selector)
-            found = self.cache.store_measurements(namespace, map(object_facts.stored_config_map, items))
-        return replace(snapshot, measurements=found)
+            measurements = self.cache.store_measurements(namespace, map(object_facts.stored_config_map, items))
+        return replace(snapshot, measurements=measurements)
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
@@ -245,8 +251,8 @@ class SnapshotReader:
 
     async def _stored(self, plan: PlanFacts) -> tuple[StoredConfigMap, ...]:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
-        found = await self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector)
-        return tuple(map(object_facts.stored_config_map, filter(object_facts.is_of_plan, found)))
+        items = await self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector)
+        return tuple(map(object_facts.stored_config_map, filter(object_facts.is_of_plan, items)))
 
     async def _jobs(self, namespace: str, selector: str) -> list[JobFacts]:
         every = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
@@ -273,23 +279,23 @@ class SnapshotReader:
         if memory.is_refused:
             age_seconds = usage_age = _REFUSED_SECONDS
         if spec.queue_name is not None:
-            asked = snapshot.plan.namespace, spec.queue_name, spec.devices.resource_name
-            snapshot = replace(snapshot, queue=await self._queues.queue(*asked, age_seconds, memory.back_off))
+            queue_key = snapshot.plan.namespace, spec.queue_name, spec.devices.resource_name
+            snapshot = replace(snapshot, queue=await self._queues.queue(*queue_key, age_seconds, memory.back_off))
         cluster = snapshot.plan.status.cluster
         chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
         needs_usage = chooses_node(snapshot.plan) or may_pin(snapshot.pods, memory.back_off)
         if needs_usage or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
-            found, used, holders, network = await self.node_cache.usage(spec.devices.resource_name, usage_age)
+            inventory, used, holders, network = await self.node_cache.usage(spec.devices.resource_name, usage_age)
             own = (node.name for node in cluster.nodes) if cluster is not None else ()
             by_node = {name: holders.get(name, ()) for name in own}
             snapshot = replace(snapshot, used_devices=used, used_network=network, holders=by_node)
         else:
-            found = await self.node_cache.inventory(age_seconds)
-        return replace(snapshot, nodes=found.nodes, slice_devices=found.slice_devices)
+            inventory = await self.node_cache.inventory(age_seconds)
+        return replace(snapshot, nodes=inventory.nodes, slice_devices=inventory.slice_devices)
 
     async def _missing_maps(
-        self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str], back_off: BackOff
+        self, plan: PlanFacts, pods: Iterable[PodFacts], present: Collection[str], back_off: BackOff
     ) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""
 
@@ -306,9 +312,9 @@ class SnapshotReader:
             back_off.accept(key)
             return False
 
-        names = sorted({name for pod in pods for name in pod.required_maps}.difference(known))
-        found = await asyncio.gather(*(is_missing(name) for name in names))
-        return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
+        names = sorted({name for pod in pods for name in pod.required_maps}.difference(present))
+        are_missing = await asyncio.gather(*(is_missing(name) for name in names))
+        return frozenset(name for name, missing in zip(names, are_missing, strict=True) if missing)
 
     async def _with_log(  # noqa: PLR0913 - each is a different fact of the reading
         self,
@@ -321,39 +327,39 @@ class SnapshotReader:
         over: Collection[str],
         back_off: BackOff,
     ) -> PodFacts:
-        found = replace(pod, missing_maps=tuple(name for name in pod.required_maps if name in missing))
-        if not found.reports or found.gang in over or found.phase in ("Pending", "Unknown"):
-            return found
-        old = before.get(found.name)
-        if old is not None and replace(found, log=old.log) == old:
+        pod_facts = replace(pod, missing_maps=tuple(name for name in pod.required_maps if name in missing))
+        if not pod_facts.reports or pod_facts.gang in over or pod_facts.phase in ("Pending", "Unknown"):
+            return pod_facts
+        old = before.get(pod_facts.name)
+        if old is not None and replace(pod_facts, log=old.log) == old:
             return old
-        ended = found.phase in ("Succeeded", "Failed")
-        tail = tails.get(found.gang, _REPORT if ended else _PROGRESS)
-        key = f"log {found.job} {found.role} {found.index}"
+        ended = pod_facts.phase in ("Succeeded", "Failed")
+        tail = tails.get(pod_facts.gang, _REPORT if ended else _PROGRESS)
+        key = f"log {pod_facts.job} {pod_facts.role} {pod_facts.index}"
         if back_off.held(key) is not None:
-            return found
+            return pod_facts
         try:
             log = await self._api.get_text(
-                f"{client.core_path('pods', plan.namespace)}/{found.name}/log",
+                f"{client.core_path('pods', plan.namespace)}/{pod_facts.name}/log",
                 container="pytorch",
                 tailLines=str(tail.lines),
                 limitBytes=str(tail.bytes),
             )
         except ApiError as error:
             back_off.refuse(key, error)
-            return found  # the kubelet does not answer; deadlines keep running
+            return pod_facts  # the kubelet does not answer; deadlines keep running
         back_off.accept(key)
-        return replace(found, log=log)
+        return replace(pod_facts, log=log)
 
 
 def chooses_node(plan: PlanFacts) -> bool:
     """Return whether this reconciliation may choose a node to profile on."""
-    statuses = {one.type: one.status for one in plan.status.conditions}
+    statuses = {condition.type: condition.status for condition in plan.status.conditions}
     return statuses.get(ConditionType.LINKS_MEASURED) == "True" and statuses.get(ConditionType.PROFILED) != "True"
 
 
 def may_pin(pods: Collection[PodFacts], back_off: BackOff) -> bool:
     """Return whether this reconciliation may pin a pod: one of a gang without a pod whose pin has to wait."""
-    held = back_off.held_pins(pod.name for pod in pods)
-    waiting = {pod.gang for pod in pods if pod.name in held}
+    held_pods = back_off.held_pins(pod.name for pod in pods)
+    waiting = {pod.gang for pod in pods if pod.name in held_pods}
     return any(is_gated(pod) and pod.gang not in waiting for pod in pods)

@@ -141,10 +141,10 @@ def event_handler(
 
     async def changed(body: kopf.Body, event: Any, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
         resource = dict(body)
-        found = watch_event(resource, convert(resource), type, is_owned=is_owned(resource))
+        event_facts = watch_event(resource, convert(resource), type, is_owned=is_owned(resource))
         # Half of the object, which kopf keeps for some time. The body is a view of it, and a plan's facts need them.
         event["object"]["metadata"].pop("managedFields", None)
-        observe(found)
+        observe(event_facts)
 
     return changed
 

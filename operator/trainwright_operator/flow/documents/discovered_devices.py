@@ -91,10 +91,10 @@ class DiscoveredDevices:
             return {}
         offers = {node.name: (node, dict(offer)) for node, offer in zip(self.nodes, self.network.offers, strict=True)}
         network: dict[str, dict[str, int]] = {}
-        for one in nodes:
-            node, offer = offers[one.name]
-            network[one.name] = {
-                name: pod_amount(name, offer[name], used_devices=len(one.slots), node_devices=node.devices)
+        for gang_node in nodes:
+            node, offer = offers[gang_node.name]
+            network[gang_node.name] = {
+                name: pod_amount(name, offer[name], used_devices=len(gang_node.slots), node_devices=node.devices)
                 for name in names
             }
         return network

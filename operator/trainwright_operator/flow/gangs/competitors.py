@@ -21,11 +21,11 @@ _MAX_HOLDERS: Final = 8
 
 def holders_by_node(requests: Iterable[DeviceRequest]) -> dict[str, tuple[DeviceHolder, ...]]:
     """Return who holds devices of each node, a plan once; of a node with many pods the first ones."""
-    found: defaultdict[str, dict[DeviceHolder, None]] = defaultdict(dict)
+    holders_of: defaultdict[str, dict[DeviceHolder, None]] = defaultdict(dict)
     for request in requests:
-        holders = found[request.node]
+        holders = holders_of[request.node]
         holders[request.holder if request.holder in holders or len(holders) < _MAX_HOLDERS else DeviceHolder()] = None
-    return {node: tuple(holders) for node, holders in found.items()}
+    return {node: tuple(holders) for node, holders in holders_of.items()}
 
 
 def describe_gangs_ahead(snapshot: Snapshot, gang: str) -> str:

@@ -72,8 +72,8 @@ def advance_and_keep(context: ReconcileContext, gang_spec: GangSpec) -> GangStep
 
 def keep(context: ReconcileContext, measured: Iterable[Measurement]) -> Iterator[CreateConfigMap]:
     """Yield the ConfigMaps that keep what other plans may reuse of the measurements."""
-    for one in measured:
-        creation = _keep(context, one)
+    for measurement in measured:
+        creation = _keep(context, measurement)
         if creation is not None:
             yield creation
 

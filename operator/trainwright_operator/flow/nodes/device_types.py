@@ -158,16 +158,16 @@ def says_the_same(node: NodeFacts, slices: Sequence[SliceDevice], former: Device
 
 def read_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
     """Return the device type that a node tells, be its devices whole or not. Raise NodeUnusable where there is none."""
-    found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_amd_labels(node) or _from_clouds(node)
-    if found is None:
+    typed = _from_slices(node, slices) or _from_discovery_labels(node) or _from_amd_labels(node) or _from_clouds(node)
+    if typed is None:
         raise DeviceTypeUnknown(
             "unknown device type: it has neither ResourceSlices (resource.k8s.io/v1) nor the label "
             f"nvidia.com/gpu.product nor a cloud's label that is known{_told_by_cloud(node)}; install GPU feature discovery"
         )
-    if found.name.startswith(EMULATED_PREFIX):
+    if typed.name.startswith(EMULATED_PREFIX):
         # Only the worker enforces the memory limit of emulated devices.
-        return replace(found, emulation=replace(_emulation(node), memory_bytes=found.memory_bytes))
-    return found
+        return replace(typed, emulation=replace(_emulation(node), memory_bytes=typed.memory_bytes))
+    return typed
 
 
 def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:

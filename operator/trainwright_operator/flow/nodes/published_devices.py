@@ -93,9 +93,11 @@ class PublishedDevices:
         """Put together the slices of each pool's newest generation."""
         pools: dict[tuple[str, str], list[PoolPart]] = {}
         for part in parts:
-            known = pools.setdefault((part.driver, part.pool), [])
-            if not known or part.generation >= known[0].generation:
-                pools[part.driver, part.pool] = [one for one in known if one.generation == part.generation] + [part]
+            pool_parts = pools.setdefault((part.driver, part.pool), [])
+            if not pool_parts or part.generation >= pool_parts[0].generation:
+                pools[part.driver, part.pool] = [each for each in pool_parts if each.generation == part.generation] + [
+                    part
+                ]
         by_node: dict[str, dict[DeviceName, PublishedDevice]] = defaultdict(dict)
         for pool in pools.values():
             for part in pool:

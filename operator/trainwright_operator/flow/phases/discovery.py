@@ -159,22 +159,22 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
     nodes: list[Node] = []
     places: list[NodeLocation] = []
     left_out: list[LeftOut] = []
-    wanted = spec.devices
-    remaining_devices = wanted.max
+    devices_spec = spec.devices
+    remaining_devices = devices_spec.max
     quota = QuotaUse(snapshot.queue)
     slices = _slices_by_node(snapshot)
     kept = frozenset(present)
     architectures = image_architectures(snapshot, spec, slices, kept)
 
     def order(node: NodeFacts) -> tuple[bool, int, str]:
-        if wanted.max is None:
+        if devices_spec.max is None:
             return False, 0, node.name
         is_used = snapshot.used_devices.get(node.name, 0) > 0
         return node.name not in kept, max(snapshot.plans_by_node.get(node.name, 0), is_used), node.name
 
     def leave_out(facts: NodeFacts, unfit: NodeUnusable) -> None:
         unknown, own = isinstance(unfit, DeviceTypeUnknown), slices.get(facts.name, ())
-        left_out.append(LeftOut.of(facts, own, wanted, str(unfit), type_unknown=unknown))
+        left_out.append(LeftOut.of(facts, own, devices_spec, str(unfit), type_unknown=unknown))
 
     usable: list[tuple[NodeFacts, DeviceType]] = []
     for facts in sorted(snapshot.nodes, key=order):
@@ -182,13 +182,13 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
             usable.append((facts, _fitting_type(facts, slices.get(facts.name, ()), snapshot, spec, architectures)))
         except NodeUnusable as unfit:
             leave_out(facts, unfit)
-    types = _types_of_most(usable, wanted, kept)
-    usable = [(facts, _told_apart(found, types)) for facts, found in usable]
-    types = _types_of_most(usable, wanted, kept)
-    for facts, found in usable:
+    types = _types_of_most(usable, devices_spec, kept)
+    usable = [(facts, _told_apart(each_type, types)) for facts, each_type in usable]
+    types = _types_of_most(usable, devices_spec, kept)
+    for facts, discovered_type in usable:
         try:
-            _check_place(facts, found, types, wanted, remaining_devices)
-            node = Node(facts.name, found.name, facts.devices(wanted.resource_name))
+            _check_place(facts, discovered_type, types, devices_spec, remaining_devices)
+            node = Node(facts.name, discovered_type.name, facts.devices(devices_spec.resource_name))
             place = node_location(node, facts, spec.links.topology_labels)
             quota = quota.with_node(facts, node.devices)
         except NodeUnusable as unfit:
@@ -223,20 +223,24 @@ def _types_of_most(
     before those that write it otherwise, which have another name to go by.
     """
     weights: dict[str, dict[DeviceType, tuple[bool, bool, int]]] = {}
-    for facts, found in usable:
-        by_type = weights.setdefault(found.name, {})
-        is_kept, is_own, devices = by_type.get(found, (False, False, 0))
-        is_kept, is_own = is_kept or facts.name in kept, is_own or found.product in ("", found.name)
-        by_type[found] = is_kept, is_own, devices + facts.devices(devices_spec.resource_name)
-    return {name: max(by_type, key=lambda one: by_type[one]) for name, by_type in weights.items()}
+    for facts, discovered_type in usable:
+        by_type = weights.setdefault(discovered_type.name, {})
+        is_kept, is_own, devices = by_type.get(discovered_type, (False, False, 0))
+        is_kept, is_own = is_kept or facts.name in kept, is_own or discovered_type.product in ("", discovered_type.name)
+        by_type[discovered_type] = is_kept, is_own, devices + facts.devices(devices_spec.resource_name)
+    return {name: max(by_type, key=lambda each: by_type[each]) for name, by_type in weights.items()}
 
 
-def _told_apart(found: DeviceType, types: Mapping[str, DeviceType]) -> DeviceType:
+def _told_apart(discovered_type: DeviceType, types: Mapping[str, DeviceType]) -> DeviceType:
     """Return a type under the name that its node writes where others of its data sheet have another memory.
 
     Drivers of former years wrote other names and less memory of the same device (A100-SXM4-40GB, 40,536 MiB).
     """
-    return replace(found, name=found.product) if found.product and types[found.name] != found else found
+    return (
+        replace(discovered_type, name=discovered_type.product)
+        if discovered_type.product and types[discovered_type.name] != discovered_type
+        else discovered_type
+    )
 
 
 def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since: datetime) -> list[str]:
@@ -361,10 +365,10 @@ def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
 
 
 def _check_place(
-    node: NodeFacts, node_type: DeviceType, types: dict[str, DeviceType], wanted: DevicesSpec, left: int | None
+    node: NodeFacts, node_type: DeviceType, types: dict[str, DeviceType], devices_spec: DevicesSpec, left: int | None
 ) -> None:
     """Raise NodeUnusable if the node is inconsistent with other nodes or exceeds devices.max."""
-    devices = node.devices(wanted.resource_name)
+    devices = node.devices(devices_spec.resource_name)
     usual = types.get(node_type.name, node_type)
     if usual.memory_bytes != node_type.memory_bytes:
         raise NodeUnusable(
@@ -377,7 +381,7 @@ def _check_place(
             f"its {node_type.name} differ in their device table from those of other nodes; make them equal"
         )
     if left is not None and devices > left:
-        raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
+        raise NodeUnusable(f"its {devices} devices exceed devices.max {devices_spec.max}, of which {left} are left")
 
 
 def listed(sentences: Sequence[str]) -> str:

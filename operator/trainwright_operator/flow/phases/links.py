@@ -47,8 +47,8 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     discovery = findings.discovery
     if discovery.device_count == 1:
         alone = Cluster(discovery.accelerators, discovery.nodes, links=())
-        found = LinkFindings(alone, measured_runtime(alone))
-        return Done(replace(findings, links=found), explain(Reason.NOT_NEEDED))
+        link_findings = LinkFindings(alone, measured_runtime(alone))
+        return Done(replace(findings, links=link_findings), explain(Reason.NOT_NEEDED))
     names = [node.name for node in discovery.nodes]
     max_nodes = context.spec.links.all_pairs_up_to_nodes
     is_sampled = len(names) > max_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
@@ -61,26 +61,26 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     follow_up: LinkReport | Waiting | Failed | None = None
     try:
         if not is_sampled:
-            found = findings_from_all_links(discovery, report)
+            link_findings = findings_from_all_links(discovery, report)
         else:
             inconsistent = find_inconsistent_links(discovery.sampling, report)
             if inconsistent.pairs or inconsistent.intra_nodes:
                 follow_up = _measure(context, discovery, follow_up_gang(context, discovery, inconsistent))
                 if not isinstance(follow_up, LinkReport):
                     return follow_up
-            found = findings_from_samples(discovery, report, follow_up)
+            link_findings = findings_from_samples(discovery, report, follow_up)
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
     name = measured_links_map(context)
     reused = describe_reuse(config_map for config_map in context.snapshot.stored if config_map.name == name)
     return Done(
-        replace(findings, links=found),
+        replace(findings, links=link_findings),
         explain(
             Reason.MEASURED,
-            links=found.measured,
-            further=f"{found.summary(has_trials=context.spec.trials.top_k > 0)}{reused}",
+            links=link_findings.measured,
+            further=f"{link_findings.summary(has_trials=context.spec.trials.top_k > 0)}{reused}",
         ),
-        status=TrainingPlanStatus(links_ref=ConfigMapReference(config_map=name), links=found.status()),
+        status=TrainingPlanStatus(links_ref=ConfigMapReference(config_map=name), links=link_findings.status()),
     )
 
 

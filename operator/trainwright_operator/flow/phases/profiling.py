@@ -66,11 +66,11 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     speedups: dict[tuple[Dtype, str], float] = {}
     measured_at: datetime | None = None
     open_runs: list[ProfilingRun] = []
-    for one in needed:
-        dtype, run = one.dtype, one.run
-        stored = stored_profiles(context, findings.discovery, one)
+    for profiling_run in needed:
+        dtype, run = profiling_run.dtype, profiling_run.run
+        stored = stored_profiles(context, findings.discovery, profiling_run)
         if not stored:
-            open_runs.append(one)
+            open_runs.append(profiling_run)
         for result in map(result_in, stored):
             if result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
                 where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
@@ -143,17 +143,17 @@ def _advance_runs(
     runs_by_node = Counter(node_of.values())
     steps = [(run, GangStep(reason=Reason.RUNNING, activity="reusing kept profiles", actions=(reused[run.gang],)))
              for run in open_runs if run.gang in reused]  # fmt: skip
-    for one in (*begun, *new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]):
-        node = _best_node(context, discovery, one.run.accelerator, runs_by_node)
-        if one.gang in node_of and _may_move(context, one.gang, node_of[one.gang], node):
+    for profiling_run in (*begun, *new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]):
+        node = _best_node(context, discovery, profiling_run.run.accelerator, runs_by_node)
+        if profiling_run.gang in node_of and _may_move(context, profiling_run.gang, node_of[profiling_run.gang], node):
             # The task and its pods are deleted; the next pass creates them anew.
-            moves = f"moving to node {node}, as {node_of[one.gang]} has no free device"
-            steps.append((one, GangStep(activity=moves, is_moving=True)))
+            moves = f"moving to node {node}, as {node_of[profiling_run.gang]} has no free device"
+            steps.append((profiling_run, GangStep(activity=moves, is_moving=True)))
             runs_by_node[node] += 1
             continue
-        if one.gang not in node_of:
+        if profiling_run.gang not in node_of:
             runs_by_node[node] += 1
-        steps.append((one, advance_and_keep(context, _wanted_gang(context, discovery, one, node))))
+        steps.append((profiling_run, advance_and_keep(context, _wanted_gang(context, discovery, profiling_run, node))))
     steps.extend((run, GangStep.of_retry(early[run.gang])) for run in open_runs if run.gang in early)
     done = total - len(open_runs)
     running = "; ".join(
@@ -255,8 +255,8 @@ def _store_profiles(
     if len(kept) < len(profiles):
         creations = tuple(
             CreateConfigMap(names[dtype], StoredRole.DOCUMENT, {DOCUMENT_KEY: documents.dumps(profiles[dtype])})
-            for dtype, found in stored.items()
-            if found is None
+            for dtype, stored_profile in stored.items()
+            if stored_profile is None
         )
         return Waiting(actions=creations, progress=Progress(0, 1, "storing profiles"))
     layers = [layer for _, profiles in kept for layer in profiles.layers]

@@ -141,7 +141,7 @@ class _Speedup:
     @classmethod
     def of(cls, findings: Findings, seconds: float) -> _Speedup | None:
         """Return the speed-up of a winner that takes `seconds`; None without a measured baseline."""
-        baselines = [one for one in findings.measured if one[1].role is Role.BASELINE or one[1].counts_as_baseline]
+        baselines = [pair for pair in findings.measured if pair[1].role is Role.BASELINE or pair[1].counts_as_baseline]
         if not baselines:
             return None
         took, baseline = min(baselines, key=lambda pair: pair[0])

@@ -89,7 +89,7 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     foreign = [name for trial, tried in attempts.items() for name in tried.results_of_other_plans(counting[trial])]
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
-        return Waiting(actions=tuple(one for stored in maps if stored for one in discard_result(context, stored)))
+        return Waiting(actions=tuple(action for stored in maps if stored for action in discard_result(context, stored)))
     turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
     active = _select_gang(context, findings, turns, attempts)
     step = active.advance(context)

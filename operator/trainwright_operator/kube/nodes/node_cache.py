@@ -188,7 +188,7 @@ class NodeCache:
         except ApiError as error:
             if error.status != 403 or not self._namespaces:
                 raise
-        return [one for part in await asyncio.gather(*map(read, self._namespaces)) for one in part]
+        return [member for part in await asyncio.gather(*map(read, self._namespaces)) for member in part]
 
     async def _requests(self, namespace: str, resource_name: str) -> list[DeviceRequest]:
         """Return the pods' requests in one namespace or all, with one page of pods in memory at a time."""

@@ -70,7 +70,9 @@ def _published(
         is_cut=not counters and (bool(said("parentUUID")) or type_ == "amdgpu-partition"),
         is_tainted=any(taint.get("effect") in _REFUSING_TAINTS for taint in device.get("taints") or []),
         resource_names=tuple(
-            resource_name for resource_name, one in classes.items() if one.selects(name.driver, attributes)
+            resource_name
+            for resource_name, named_class in classes.items()
+            if named_class.selects(name.driver, attributes)
         ),
         problem=plain_line(problem) or (_SHARED if _is_shared(device) else ""),
         driver_version=said("driverVersion"),
@@ -118,8 +120,8 @@ def device_class(resource: dict[str, Any]) -> DeviceClass | None:
     if not resource_name:
         return None
     expressions = [(selector.get("cel") or {}).get("expression", "") for selector in spec.get("selectors") or []]
-    found = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
-    return replace(found, problem=plain_line(found.problem))
+    made = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
+    return replace(made, problem=plain_line(made.problem))
 
 
 def allocations(claims: list[dict[str, Any]]) -> Iterator[Allocation]:

@@ -107,7 +107,7 @@ class BackOff:
     def pause(self) -> float | None:
         """Return seconds until the first of the requests that this pass wanted may be sent, or None without any."""
         keys = {_READ_KEY} if self.is_unread else self._wanted
-        due = [self._turn_at(one) for one in keys if one in self._refusals]
+        due = [self._turn_at(key) for key in keys if key in self._refusals]
         return max(min(due) - _now(), 0.0) if due else None
 
     def _want(self, key: str) -> None:
