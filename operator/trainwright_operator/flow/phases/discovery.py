@@ -329,7 +329,7 @@ def _usable_type(
 ) -> DeviceType:
     """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them.
 
-    `known`: the type that the plan discovered where the node says the same since.
+    `former`: the type that the plan discovered where the node says the same since.
     """
     devices = spec.devices
     if former is None:
