@@ -35,7 +35,7 @@ class WatchEvent:
         is_new: whether the object was created since the watch listed all objects.
     """
 
-    found: PlanFacts | PodFacts | JobFacts
+    facts: PlanFacts | PodFacts | JobFacts
     owner: str
     version: int
     deleted: bool

@@ -362,7 +362,7 @@ def _holder(meta: dict[str, Any]) -> DeviceHolder:
 
 
 def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:
-    def asked(container: dict[str, Any]) -> int:
+    def requested(container: dict[str, Any]) -> int:
         resources = container.get("resources") or {}
         amount = (resources.get("requests") or {}).get(resource_name) or (resources.get("limits") or {}).get(
             resource_name, "0"
@@ -374,5 +374,5 @@ def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:
             logger.warning("ignoring a container's request for %s: %s", resource_name, error)
             return 0
 
-    together = sum(asked(container) for container in spec.get("containers") or [])
-    return max([together, *(asked(container) for container in spec.get("initContainers") or [])])
+    together = sum(requested(container) for container in spec.get("containers") or [])
+    return max([together, *(requested(container) for container in spec.get("initContainers") or [])])

@@ -95,16 +95,16 @@ class Reconciler:
         """Keep what the watch tells of a plan or of its child, and requeue the plan."""
         cache = self._snapshot_reader.cache
         if event.is_listing:
-            cache.observe_listing(type(event.found))
-        if isinstance(event.found, PlanFacts):
+            cache.observe_listing(type(event.facts))
+        if isinstance(event.facts, PlanFacts):
             is_complete = event.is_listing or event.is_new
-            cache.observe_plan(event.found, deleted=event.deleted, is_complete=is_complete, is_new=event.is_new)
-            key = event.found.namespace, event.found.name
+            cache.observe_plan(event.facts, deleted=event.deleted, is_complete=is_complete, is_new=event.is_new)
+            key = event.facts.namespace, event.facts.name
             # A change of the status alone is this operator's own.
-            if event.deleted or self._generations.get(key) != event.found.generation:
+            if event.deleted or self._generations.get(key) != event.facts.generation:
                 self._wake_edited(key)
         else:
-            cache.observe_child(event.owner, event.found, event.version, deleted=event.deleted)
+            cache.observe_child(event.owner, event.facts, event.version, deleted=event.deleted)
             self.wake_owner(event.owner)
 
     def wake_owner(self, uid: str) -> None:

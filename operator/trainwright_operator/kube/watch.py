@@ -157,7 +157,7 @@ def watch_event(resource: dict[str, Any], facts: Found, kind: str | None, *, is_
     meta = resource["metadata"]
     is_going = isinstance(facts, PlanFacts) and "deletionTimestamp" in meta
     return WatchEvent(
-        found=facts,
+        facts=facts,
         owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
         version=version_of(meta.get("resourceVersion", "")),
         deleted=kind == "DELETED" or is_going or not is_owned,

@@ -127,7 +127,7 @@ def best_of(  # noqa: PLR0913 - a search's arguments and how far it is
 class _BoundOrderedEvaluation:
     def __init__(self, problem: Problem, control: SearchControl, top: int | None) -> None:
         self.problem, self.control, self.top = problem, control, top
-        self.found: dict[Hashable, Candidate] = {}
+        self.fastest: dict[Hashable, Candidate] = {}
         self.symmetry = DeviceSymmetry(problem.cluster)
         self.seen: set[Hashable] = set()
 
@@ -137,24 +137,24 @@ class _BoundOrderedEvaluation:
             range(len(lazy_candidates)), key=lambda number: (lazy_candidates[number].bound_seconds, number)
         ):
             lazy_candidate = lazy_candidates[number]
-            if self.found and (lazy_candidate.bound_seconds > cutoff or self.control.expired()):
+            if self.fastest and (lazy_candidate.bound_seconds > cutoff or self.control.expired()):
                 break
             done += 1
             choice = number if lazy_candidate.choice is None else (lazy_candidate.choice,)
             if not self._may_be_better(lazy_candidate, choice):
                 continue
             self._evaluate(lazy_candidate.build_plan(), choice)
-            seconds = sorted(candidate.estimate.iteration_seconds for candidate in self.found.values())
+            seconds = sorted(candidate.estimate.iteration_seconds for candidate in self.fastest.values())
             cutoff = seconds[self.top - 1] if self.top is not None and len(seconds) >= self.top else math.inf
             best = seconds[0] if seconds else None
             self.control.report_progress(done, total, best)
         if total:
             self.control.report_progress(end, total, best)
-        return fastest_first(self.found.values())
+        return fastest_first(self.fastest.values())
 
     def _may_be_better(self, lazy_candidate: LazyCandidate, choice: Hashable) -> bool:
         """Return whether the candidate may beat the incumbent of its choice by more than rounding."""
-        incumbent = self.found.get(choice)
+        incumbent = self.fastest.get(choice)
         return incumbent is None or lazy_candidate.bound_seconds < incumbent.estimate.iteration_seconds * (
             1 - _ROUNDING
         )
@@ -167,8 +167,8 @@ class _BoundOrderedEvaluation:
         self.seen.add(key)
         candidate = fitting_candidate(self.problem, plan)
         if candidate is not None:
-            incumbent = self.found.get(choice)
-            self.found[choice] = candidate if incumbent is None else fastest_first([incumbent, candidate])[0]
+            incumbent = self.fastest.get(choice)
+            self.fastest[choice] = candidate if incumbent is None else fastest_first([incumbent, candidate])[0]
 
 
 _STRENGTH = tuple(Sharding)

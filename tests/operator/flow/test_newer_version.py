@@ -229,8 +229,8 @@ def test_fields_that_the_definition_hides_are_found_by_the_watch() -> None:
     plan = {"metadata": managed({"f:spec": {"f:future": {}}}), "spec": SPEC}
     asyncio.run(handler(body=kopf.Body(plan), event={"object": plan}, type=None))
     (event,) = seen
-    assert isinstance(event.found, PlanFacts)
-    assert event.found.hidden_fields == ("spec.future",)
+    assert isinstance(event.facts, PlanFacts)
+    assert event.facts.hidden_fields == ("spec.future",)
     assert "managedFields" not in plan["metadata"]  # kopf keeps the object
 
 

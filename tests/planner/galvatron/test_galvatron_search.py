@@ -48,7 +48,7 @@ def explored(problem, explore):
     """Eq. 8 and plan of every solution, the least first."""
     exploration = SolutionPool(problem, SearchControl(), tables(problem), steps=1)
     exploration.run(explore)
-    return sorted(((f.solution.seconds, f.candidate.plan) for f in exploration.found.values()), key=itemgetter(0))
+    return sorted(((f.solution.seconds, f.candidate.plan) for f in exploration.solutions.values()), key=itemgetter(0))
 
 
 def runs(candidate):

@@ -25,13 +25,13 @@ class Excess(NamedTuple):
     """Field that needs a wider rule, or a higher limit where `rule` is None.
 
     Attributes:
-        wanted: value that would not, where leaving it out is not enough.
+        required: value that would not, where leaving it out is not enough.
         correction: what to do about a field that no pod is known to have.
     """
 
     field: str
     rule: PodTemplateRule | None
-    wanted: str = ""
+    required: str = ""
     correction: str = ""
 
     def sentence(self, place: str) -> str:
@@ -41,11 +41,11 @@ class Excess(NamedTuple):
                 f"{place}.{self.field}: unknown field `{self.field.rpartition('.')[2]}`; {self.correction}; or, if it is of a "
                 f"newer Kubernetes, install the operator with worker.allowPodTemplate: {self.rule}"
             )
-        problem = f"has to be {self.wanted}" if self.wanted else "gives pods more than the worker's own have"
+        problem = f"has to be {self.required}" if self.required else "gives pods more than the worker's own have"
         if self.rule is None:
             mending, setting = "lower it", "a higher limits.maxTerminationGracePeriodSeconds"
         else:
-            mending, setting = "set it" if self.wanted else "remove it", f"worker.allowPodTemplate: {self.rule}"
+            mending, setting = "set it" if self.required else "remove it", f"worker.allowPodTemplate: {self.rule}"
         return f"{place}.{self.field}: {problem}; {mending}, or install the operator with {setting}"
 
 

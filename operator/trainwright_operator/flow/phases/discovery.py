@@ -183,7 +183,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
         except NodeUnusable as unfit:
             leave_out(facts, unfit)
     types = _types_of_most(usable, devices_spec, kept)
-    usable = [(facts, _told_apart(each_type, types)) for facts, each_type in usable]
+    usable = [(facts, _distinct_type(each_type, types)) for facts, each_type in usable]
     types = _types_of_most(usable, devices_spec, kept)
     for facts, discovered_type in usable:
         try:
@@ -231,7 +231,7 @@ def _types_of_most(
     return {name: max(by_type, key=lambda each: by_type[each]) for name, by_type in weights.items()}
 
 
-def _told_apart(discovered_type: DeviceType, types: Mapping[str, DeviceType]) -> DeviceType:
+def _distinct_type(discovered_type: DeviceType, types: Mapping[str, DeviceType]) -> DeviceType:
     """Return a type under the name that its node writes where others of its data sheet have another memory.
 
     Drivers of former years wrote other names and less memory of the same device (A100-SXM4-40GB, 40,536 MiB).

@@ -45,20 +45,20 @@ class JobUpkeep:
     """Findings and actions of a pass about the job of the winner.
 
     Attributes:
-        job, held: fields of the status.
+        job, held_job: fields of the status.
         is_clearing: whether a job is being deleted, before which there is no other one.
         why: why the job ends or ended.
     """
 
     job: HandedOverJob | None
-    held: HeldJob | None = None
+    held_job: HeldJob | None = None
     actions: tuple[Action, ...] = ()
     is_clearing: bool = False
     why: str = ""
 
     def status(self, before: TrainingPlanStatus) -> TrainingPlanStatus:
         """Return the status with the fields about the job."""
-        return before.model_copy(update={"job": self.job, "held_job": self.held})
+        return before.model_copy(update={"job": self.job, "held_job": self.held_job})
 
     def events(self, context: ReconcileContext, after: TrainingPlanStatus) -> list[EmitEvent]:
         """Return an Event where the plan begins or ceases to hold a job."""

@@ -185,10 +185,10 @@ class MicroBatchSearch:
 class _CombinedPasses:
     """Intra-operator pass that joins the cached options of one micro-batch size with those of another pass."""
 
-    known: MicroBatchSearch
+    cached: MicroBatchSearch
     other: IntraOperatorPass
 
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
-        both = (self.known.options_of(submesh), self.other.options(submesh, rows, micro_batches))
+        both = (self.cached.options_of(submesh), self.other.options(submesh, rows, micro_batches))
         given = [options for options in both if options is not None]
         return concatenate_options(given) if given else None

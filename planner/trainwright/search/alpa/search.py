@@ -63,7 +63,7 @@ class _Search:
     problem: Problem
     control: SearchControl
     spans: StageSpans
-    found: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
     """Least T of Eq. 2 so far."""
 
@@ -73,20 +73,20 @@ class _Search:
         for done, rows in enumerate(sizes, start=1):
             batch = MicroBatchSearch(self.problem, self._degree_pass, rows, self.spans)
             solutions = self._solutions(batch)
-            is_late = bool(solutions or self.found) and self.control.expired()
-            if self._has_operator_graphs and (solutions or not self.found) and not is_late:
+            is_late = bool(solutions or self.candidates) and self.control.expired()
+            if self._has_operator_graphs and (solutions or not self.candidates) and not is_late:
                 solutions += self._solutions(batch.combined_with(self._operator_pass))
             before = self._least_seconds
             self._evaluate_exactly(solutions)
-            if self.found and self.control.expired():
+            if self.candidates and self.control.expired():
                 break
             if is_brief and before is not None and self._least_seconds == before:
                 break
             self._report_progress(done, len(sizes) + 1)
-        if not self.found:
+        if not self.candidates:
             raise infeasibility_error(self.problem, self._min_memory_plans())
         self._report_progress(len(sizes) + 1, len(sizes) + 1)
-        return fastest_first(self.found)
+        return fastest_first(self.candidates)
 
     @cached_property
     def _chains(self) -> tuple[DeviceChain, ...]:
@@ -115,7 +115,7 @@ class _Search:
         solutions: list[MicroBatchSolution] = []
         each: list[MicroBatchSolution] = []
         for line in self._chains:
-            if (solutions or self.found) and self.control.expired():
+            if (solutions or self.candidates) and self.control.expired():
                 break
             limit = self.best_seconds * (1 + ALL_SIZES_SLACK_RATIO)
             solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=SAME_SIZE_SLACK_RATIO)
@@ -134,7 +134,7 @@ class _Search:
         drafts = [LazyCandidate(0.0, partial(_given, plan)) for plan in operators]
         silent = replace(self.control, report=None)
         for candidate in best_of(self.problem, drafts, silent, None):
-            self.found.append(replace(candidate, operators=operators[candidate.plan]))
+            self.candidates.append(replace(candidate, operators=operators[candidate.plan]))
 
     def _report_progress(self, done: int, total: int) -> None:
         self.control.report_progress(done, total, self._least_seconds)
@@ -142,7 +142,7 @@ class _Search:
     @property
     def _least_seconds(self) -> float | None:
         """Return the least exact iteration seconds so far, None before the first evaluation."""
-        return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
+        return min((candidate.estimate.iteration_seconds for candidate in self.candidates), default=None)
 
     def _min_memory_plans(self) -> Iterator[Plan]:
         """Yield the plan of least memory for each block order, at one row per micro-batch, to explain why nothing fits."""

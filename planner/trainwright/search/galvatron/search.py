@@ -68,7 +68,7 @@ class SolutionPool:
 
     Attributes:
         steps: total steps of the search, for progress reports.
-        found: solutions that fit, by the canonical key of their plan.
+        solutions: those that fit, by the canonical key of their plan.
         best_eq8_seconds: least Eq. 8 of all solutions.
     """
 
@@ -77,7 +77,7 @@ class SolutionPool:
     tables: Sequence[SplitTables]
     steps: int
     done: int = 0
-    found: dict[Hashable, CostedSolution] = field(default_factory=dict)
+    solutions: dict[Hashable, CostedSolution] = field(default_factory=dict)
     best_eq8_seconds: float = math.inf
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class SolutionPool:
         further = 0
         for table in self._by_bound():
             is_late = self.control.expired()
-            if (self.found and is_late) or (not is_late and table.lower_bound > self.control.max_seconds):
+            if (self.solutions and is_late) or (not is_late and table.lower_bound > self.control.max_seconds):
                 break
             if not is_late and table.lower_bound > self._limit:
                 further += 1
@@ -119,7 +119,7 @@ class SolutionPool:
     @property
     def _limit(self) -> float:
         """Return the Eq. 8 above which a split is skipped."""
-        is_known = len(self.found) >= ENOUGH_PLANS
+        is_known = len(self.solutions) >= ENOUGH_PLANS
         return min(SLACK_RATIO * self.best_eq8_seconds if is_known else math.inf, self.control.max_seconds)
 
     def report_progress(self, done: int) -> None:
@@ -129,7 +129,7 @@ class SolutionPool:
 
     @property
     def _best_seconds(self) -> float | None:
-        return min((item.exact_seconds for item in self.found.values()), default=None)
+        return min((item.exact_seconds for item in self.solutions.values()), default=None)
 
     def _add(self, cut: PipelineSplit, solutions: Iterable[PipelineSolution]) -> None:
         useful = (solution for solution in solutions if solution.seconds <= self.control.max_seconds)
@@ -142,23 +142,23 @@ class SolutionPool:
         """Return the solution with its exact cost, None if it exceeds memory by the exact model."""
         plan = cut.plan(solution)
         key = self._symmetry.canonical_key(plan)
-        if key not in self.found:
+        if key not in self.solutions:
             candidate = fitting_candidate(self.problem, plan)
             if candidate is None:
                 return None
-            self.found[key] = CostedSolution(cut, solution, candidate)
-        return self.found[key]
+            self.solutions[key] = CostedSolution(cut, solution, candidate)
+        return self.solutions[key]
 
     def best_of_splits(self) -> list[CostedSolution]:
         """Return the best solution of every split, fastest first."""
         best: dict[int, CostedSolution] = {}
-        for item in sorted(self.found.values(), key=attrgetter("exact_seconds")):
+        for item in sorted(self.solutions.values(), key=attrgetter("exact_seconds")):
             best.setdefault(id(item.split), item)
         return list(best.values())
 
     def ranked(self) -> list[Candidate]:
         """Return all candidates, fastest first."""
-        return fastest_first(item.candidate for item in self.found.values())
+        return fastest_first(item.candidate for item in self.solutions.values())
 
 
 STARTS = 12
@@ -175,14 +175,16 @@ def improve_partitions(pool: SolutionPool) -> None:
 
     Eq. 8 ignores which stage's messages, gradient reduction or optimizer step the pipeline waits for.
     """
-    most = len(pool.found) + COSTED_IN_DESCENT * REFERENCE_DEVICES // max(REFERENCE_DEVICES, len(pool.problem.devices))
+    most = len(pool.solutions) + COSTED_IN_DESCENT * REFERENCE_DEVICES // max(
+        REFERENCE_DEVICES, len(pool.problem.devices)
+    )
     for start in pool.best_of_splits()[:STARTS]:
         if start.exact_seconds > pool.control.max_seconds:
             break
         best = start
         for neighbourhood in (neighbours, layer_moves):
             improves = True
-            while improves and len(pool.found) < most and not pool.control.expired():
+            while improves and len(pool.solutions) < most and not pool.control.expired():
                 within = takewhile(lambda _: not pool.control.expired(), neighbourhood(best.solution.ends))
                 solutions = [_evaluate(pool, best, ends) for ends in within]
                 fastest = min((item for item in solutions if item), key=attrgetter("exact_seconds"), default=best)
@@ -210,9 +212,9 @@ def search_pipelines(
     pool = SolutionPool(problem, control, tables, steps=len(explorers) * len(tables) + 1)
     for explore in explorers:
         pool.run(explore)
-    if not pool.found and control.max_seconds < math.inf:
+    if not pool.solutions and control.max_seconds < math.inf:
         raise NoFeasiblePlan(f"no plan takes less than {control.max_seconds:.4g} s")
-    if not pool.found:
+    if not pool.solutions:
         raise infeasibility_error(problem, _min_memory_plans(problem))
     if descends:
         improve_partitions(pool)
