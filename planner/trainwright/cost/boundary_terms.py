@@ -121,12 +121,12 @@ class SharedNics:
     def _through(self, group: Nodes, source: Nodes, target: Nodes, sent: Array, group_count: int) -> Array:
         """Return `[message]` seconds per byte until the busiest NIC on its way has carried all messages of its group."""
         egress_seconds, ingress_seconds = self._nic_loads(group, source, target, sent, group_count)
-        found: Array = np.maximum(egress_seconds[group, source], ingress_seconds[group, target])
+        nic_seconds: Array = np.maximum(egress_seconds[group, source], ingress_seconds[group, target])
         if self.context.cluster.links and len(sent):
             _, number = np.unique(np.stack([group, source, target]), axis=1, return_inverse=True)
             together = np.bincount(number.reshape(-1), weights=sent)[number.reshape(-1)]
-            found = np.maximum(found, together * self._pair_seconds[source, target])
-        return found
+            nic_seconds = np.maximum(nic_seconds, together * self._pair_seconds[source, target])
+        return nic_seconds
 
     def _nic_loads(
         self, group: Nodes, source: Nodes, target: Nodes, sent: Array, group_count: int
@@ -144,11 +144,11 @@ class SharedNics:
     def _pair_seconds(self) -> Array:
         """`[source, target]` seconds per byte of listed links; 0 for others."""
         number = self.context.node_numbers
-        found = np.zeros((len(number), len(number)))
+        pair_seconds = np.zeros((len(number), len(number)))
         for (side, *ends), bandwidth in self.context.network.nic_bandwidths.items():
             if side == "pair":
-                found[number[ends[0]], number[ends[1]]] = 1 / bandwidth
-        return found
+                pair_seconds[number[ends[0]], number[ends[1]]] = 1 / bandwidth
+        return pair_seconds
 
     @cached_property
     def _nic_seconds(self) -> Array:

@@ -124,10 +124,10 @@ class Collectives:
         """Return the all-reduce of equally large groups that run at once with equal bytes: the slowest group counts."""
         if len(groups[0]) == 1:
             return NO_COMMUNICATION
-        found = self._seen.get(groups)
-        if found is None:
-            found = self._seen[groups] = self.under_load(groups, self.concurrent_rings(groups))
-        return found
+        collective = self._seen.get(groups)
+        if collective is None:
+            collective = self._seen[groups] = self.under_load(groups, self.concurrent_rings(groups))
+        return collective
 
     def concurrent_rings(self, groups: Sequence[Nodes]) -> ConcurrentRings:
         """Return the NIC uses of groups whose rings run at once."""
@@ -219,10 +219,10 @@ def _ring_edges(nodes: Nodes) -> Counter[Edge]:
 
 def _inter_node_rings(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
     """Return the rings over the distinct nodes of these rings, in the order of their first members."""
-    found: Counter[Nodes] = Counter()
+    ring_counts: Counter[Nodes] = Counter()
     for nodes, times in rings.items():
-        found[tuple(dict.fromkeys(nodes))] += times
-    return found
+        ring_counts[tuple(dict.fromkeys(nodes))] += times
+    return ring_counts
 
 
 def ring_bytes_ratio(members: int) -> float:

@@ -89,8 +89,8 @@ class CostContext:
     @cached_property
     def link_matrices(self) -> LinkMatrices:
         """Links as stated, but inside nodes such that link_ratio leads to what the runtime achieves there."""
-        found, ratio = link_matrices(self.cluster), self.runtime.inside_ratio / self.runtime.link_ratio
-        return found if ratio == 1 else found.with_inside(ratio)
+        matrices, ratio = link_matrices(self.cluster), self.runtime.inside_ratio / self.runtime.link_ratio
+        return matrices if ratio == 1 else matrices.with_inside(ratio)
 
     @cached_property
     def node_numbers(self) -> dict[str, int]:
@@ -121,8 +121,8 @@ class CostContext:
 
     @cached_property
     def value_bytes(self) -> ValueBytes:
-        known = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
-        return known._replace(copies=self.runtime.copied_bytes_per_parameter)
+        value_bytes = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
+        return value_bytes._replace(copies=self.runtime.copied_bytes_per_parameter)
 
     def layer_cost(self, accelerator: str, kind: LayerKind, split: TensorSplit, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios.
@@ -131,18 +131,18 @@ class CostContext:
         Emulated devices take time for products alone, so it saves them none.
         """
         key = (accelerator, kind.name, split, rows)
-        found = self._layer_costs.get(key)
-        if found is None:
+        cost = self._layer_costs.get(key)
+        if cost is None:
             tensor = split.degree
             degree = tensor if self.is_tensor_sharded(kind, tensor) else 1
             profile = self.profiles.cost(accelerator, kind.name, degree, rows)
             forward, backward = profile.forward_seconds, profile.backward_seconds
             growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
             if growth != 1.0:
-                one = self.profiles.cost(accelerator, kind.name, degree, 1)
+                one_row = self.profiles.cost(accelerator, kind.name, degree, 1)
                 # Clamp at zero: the profile of one row may have been measured too slow.
-                forward = max(one.forward_seconds + growth * (forward - one.forward_seconds), 0.0)
-                backward = max(one.backward_seconds + growth * (backward - one.backward_seconds), 0.0)
+                forward = max(one_row.forward_seconds + growth * (forward - one_row.forward_seconds), 0.0)
+                backward = max(one_row.backward_seconds + growth * (backward - one_row.backward_seconds), 0.0)
             saved_ratio = self.runtime.activation_ratio
             computed, dtype = self.tensor_kind(kind, tensor), self.model.dtype
             update = profile.update_seconds * ratio
@@ -154,14 +154,14 @@ class CostContext:
                     left = sequence_parallel_seconds_ratio(computed, tensor, rows, dtype)
                     forward *= _divided_ratio(left, profile.forward_seconds, double.forward_seconds)
                     backward *= _divided_ratio(left, profile.backward_seconds, double.backward_seconds)
-            found = self._layer_costs[key] = LayerCost(
+            cost = self._layer_costs[key] = LayerCost(
                 forward * ratio,
                 backward * ratio,
                 update,
                 profile.activation_bytes * saved_ratio,
                 profile.parameter_bytes,
             )
-        return found
+        return cost
 
     def slowest_layer_cost(
         self, accelerators: tuple[str, ...], kind: LayerKind, split: TensorSplit, rows: int
@@ -170,17 +170,17 @@ class CostContext:
         if len(accelerators) == 1:
             return self.layer_cost(accelerators[0], kind, split, rows)
         key = (accelerators, kind.name, split, rows)
-        found = self._slowest_layer_costs.get(key)
-        if found is None:
+        slowest = self._slowest_layer_costs.get(key)
+        if slowest is None:
             costs = [self.layer_cost(name, kind, split, rows) for name in accelerators]
-            found = self._slowest_layer_costs[key] = LayerCost(
+            slowest = self._slowest_layer_costs[key] = LayerCost(
                 max(cost.forward_seconds for cost in costs),
                 max(cost.backward_seconds for cost in costs),
                 max(cost.update_seconds for cost in costs),
                 max(cost.activation_bytes for cost in costs),
                 max(cost.parameter_bytes for cost in costs),
             )
-        return found
+        return slowest
 
     def is_tensor_sharded(self, kind: LayerKind, tensor: int) -> bool:
         """Return whether a tensor group splits the layer's computation and parameters over its ranks.
@@ -192,9 +192,9 @@ class CostContext:
             return True
         key = (kind.name, tensor)
         if key not in self._tensor_sharded:
-            names = [one.name for one in self.cluster.accelerators]
-            degrees = [found for name in names if (found := self.profiles.tensor_degrees(name, kind.name))]
-            self._tensor_sharded[key] = bool(degrees) and all(tensor in found for found in degrees)
+            names = [accelerator.name for accelerator in self.cluster.accelerators]
+            degrees = [profiled for name in names if (profiled := self.profiles.tensor_degrees(name, kind.name))]
+            self._tensor_sharded[key] = bool(degrees) and all(tensor in profiled_here for profiled_here in degrees)
         return self._tensor_sharded[key]
 
     def tensor_kind(self, kind: LayerKind, tensor: int) -> LayerKind:
@@ -219,12 +219,12 @@ class CostContext:
     def kind_counts(self, first: int, end: int) -> list[tuple[LayerKind, int]]:
         """Count the layers `first … end - 1` of each kind; kinds without such layers are left out."""
         key = (first, end)
-        found = self._kind_counts.get(key)
-        if found is None:
-            found = self._kind_counts[key] = [
+        counts = self._kind_counts.get(key)
+        if counts is None:
+            counts = self._kind_counts[key] = [
                 (kind, sums[end] - sums[first]) for kind, sums in self._kind_prefix_sums if sums[end] > sums[first]
             ]
-        return found
+        return counts
 
     def resident_parameters(self, first: int, end: int, tensor: int) -> int:
         """Return the parameters of the layers `first … end - 1` resident on one rank; a tied weight counts once."""
@@ -268,12 +268,12 @@ class CostContext:
     @cached_property
     def first_layer_with_tied_weight(self) -> dict[str, int]:
         """First layer that uses each tied weight, by the weight's name."""
-        found: dict[str, int] = {}
+        first_layer: dict[str, int] = {}
         for layer in range(len(self.model.layers)):
             name = self.model.kind_of(layer).shared_weight
             if name is not None:
-                found.setdefault(name, layer)
-        return found
+                first_layer.setdefault(name, layer)
+        return first_layer
 
     @cached_property
     def known_workers(self) -> KnownStages[Any]:

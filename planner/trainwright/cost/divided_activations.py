@@ -79,10 +79,10 @@ class DividedActivations:
 
     def _split(self, kind: LayerKind, tensor: int, *, asks: bool) -> TensorSplit:
         key = (kind.name, tensor, asks)
-        found = self._splits.get(key)
-        if found is None:
-            found = self._splits[key] = TensorSplit(tensor, divides_sequence=asks and self._allows(kind, tensor))
-        return found
+        tensor_split = self._splits.get(key)
+        if tensor_split is None:
+            tensor_split = self._splits[key] = TensorSplit(tensor, divides_sequence=asks and self._allows(kind, tensor))
+        return tensor_split
 
     def _allows(self, kind: LayerKind, tensor: int) -> bool:
         return self.is_tensor_sharded(kind, tensor) and self.model.allows_sequence_parallel(kind, tensor)

@@ -23,9 +23,9 @@ def layer_values(model: Model, of_kind: Callable[[LayerKind], float]) -> Array:
 
 def prefix_sums(values: Array) -> Array:
     """Return `[..., cut]` sums of all `[..., layer]` values before each cut."""
-    found = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-    np.cumsum(values, axis=-1, out=found[..., 1:])
-    return found
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums
 
 
 def span_sums(prefix: Array, spans: Spans | None = None) -> Array:
@@ -36,5 +36,5 @@ def span_sums(prefix: Array, spans: Spans | None = None) -> Array:
     if spans is None:
         return prefix[..., None, :] - prefix[..., :, None]
     first, end = spans
-    found: Array = prefix[..., end] - prefix[..., first]
-    return found
+    sums: Array = prefix[..., end] - prefix[..., first]
+    return sums

@@ -56,8 +56,8 @@ class MemoryParts:
 
     @property
     def total_bytes(self) -> int:
-        held = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-        return held + self.activations_bytes + self.workspace_bytes + self.constant_bytes
+        model_state_bytes = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return model_state_bytes + self.activations_bytes + self.workspace_bytes + self.constant_bytes
 
 
 def stage_memory(  # noqa: PLR0913 (what memory depends on)
@@ -74,9 +74,9 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
     `mixed_sharding_layers` are the layers that pipelines split differently.
     """
-    known: KnownStages[tuple[MemoryParts, ...]] = context.known_memory
+    known_memory: KnownStages[tuple[MemoryParts, ...]] = context.known_memory
     accumulates = context.keeps_whole_gradients(micro_batches)
-    return known.value(
+    return known_memory.value(
         (layouts[0].members, stage.layers, in_flight_count, accumulates, divided_sides, mixed_sharding_layers),
         lambda: _stage_memory(
             stage, layouts, context, in_flight_count, micro_batches, divided_sides, mixed_sharding_layers
@@ -98,11 +98,11 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
     is_last = stage.end == len(context.model.layers)
     accelerators = map(context.accelerator_of_node.__getitem__, layouts[0].members)
     # Devices with equal keys have equal memory; most devices share theirs with others.
-    kinds = list(zip(accelerators, zip(*(one.rows_by_member for one in layouts), strict=True), strict=True))
-    found: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
+    kinds = list(zip(accelerators, zip(*(layout.rows_by_member for layout in layouts), strict=True), strict=True))
+    parts_of: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
     for accelerator, rows in dict.fromkeys(kinds):
         activations = _activation_bytes(stage, rows, accelerator, context, divided_sides).total(in_flight_count)
-        found[accelerator, rows] = MemoryParts(
+        parts_of[accelerator, rows] = MemoryParts(
             state.weights,
             state.gradients + state.unreduced,
             round(state.optimizer),
@@ -110,7 +110,7 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
             gathered + (loss_bytes(context, stage.layers[-1].strategy.tensor, rows[-1]) if is_last else 0),
             context.runtime.constant_bytes_of(accelerator),
         )
-    return tuple(map(found.__getitem__, kinds))
+    return tuple(map(parts_of.__getitem__, kinds))
 
 
 def _state_bytes(
@@ -158,18 +158,18 @@ def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
     """Return the last stage's workspace bytes for the loss; a tensor-sharded vocabulary divides the logits."""
     model = context.model
     last = context.tensor_kind(model.kind_of(len(model.layers) - 1), tensor)
-    found = 0.0
-    for one in last.operators:
-        if one.kind is not OperatorKind.CROSS_ENTROPY:
+    bytes_per_row = 0.0
+    for operator in last.operators:
+        if operator.kind is not OperatorKind.CROSS_ENTROPY:
             continue
-        logits = one.input_elements_per_row / (1 if one.split is Split.NONE else tensor)
+        logits = operator.input_elements_per_row / (1 if operator.split is Split.NONE else tensor)
         if context.runtime.fuses_loss:
-            found += FUSED_LOSS_COPIES * logits * model.dtype.num_bytes
-        elif one.split is Split.NONE:
-            found += LOSS_COPIES * logits * Dtype.FLOAT32.num_bytes
+            bytes_per_row += FUSED_LOSS_COPIES * logits * model.dtype.num_bytes
+        elif operator.split is Split.NONE:
+            bytes_per_row += LOSS_COPIES * logits * Dtype.FLOAT32.num_bytes
         elif model.dtype is not Dtype.FLOAT32:
-            found += logits * model.dtype.num_bytes
-    return round(rows * found)
+            bytes_per_row += logits * model.dtype.num_bytes
+    return round(rows * bytes_per_row)
 
 
 def _activation_bytes(
@@ -187,9 +187,9 @@ def _activation_bytes(
             largest = max(largest, size)
         by_layer = context.divided_activations.input_row_bytes(run.strategy)
         inputs = count * sum(by_layer[run.first : run.end])
-        one = activation_bytes(saved, inputs, largest, recompute=run.strategy.recompute)
-        per_micro_batch += one.per_micro_batch
-        largest_recomputed = max(largest_recomputed, one.once)
+        run_bytes = activation_bytes(saved, inputs, largest, recompute=run.strategy.recompute)
+        per_micro_batch += run_bytes.per_micro_batch
+        largest_recomputed = max(largest_recomputed, run_bytes.once)
     return InFlightBytes(per_micro_batch + buffers.per_micro_batch, largest_recomputed + buffers.once)
 
 

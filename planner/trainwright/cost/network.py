@@ -29,19 +29,19 @@ class Load(defaultdict[Nic, float]):
 
     def concurrent_with(self, other: Mapping[Nic, float]) -> Load:
         """Add the loads of transfers that run at the same time."""
-        found = Load()
+        combined = Load()
         for load in (self, other):
             for card, used in load.items():
-                found[card] += used
-        return found
+                combined[card] += used
+        return combined
 
     def alternating_with(self, other: Mapping[Nic, float]) -> Load:
         """Return the maximum of two loads that alternate."""
-        found = Load()
+        combined = Load()
         for load in (self, other):
             for card, used in load.items():
-                found[card] = max(found[card], used)
-        return found
+                combined[card] = max(combined[card], used)
+        return combined
 
 
 @dataclass
@@ -85,34 +85,34 @@ class Network:
     @cached_property
     def nic_bandwidths(self) -> dict[Nic, float]:
         """Achieved bytes per second of every NIC."""
-        found: dict[Nic, float] = {}
+        bandwidths: dict[Nic, float] = {}
         for node in self.cluster.nodes:
             if node.network is not None:
                 for side in ("out", "in"):
-                    found[side, node.name] = node.network.bandwidth_bytes_per_second
+                    bandwidths[side, node.name] = node.network.bandwidth_bytes_per_second
         for edge, bandwidth in self._listed_bandwidths.items():
             for card in (("out", edge[0]), ("in", edge[1])):
-                found[card] = max(found.get(card, 0.0), bandwidth)
-            found["pair", *edge] = bandwidth
-        return {card: bandwidth * self.link_ratio for card, bandwidth in found.items()}
+                bandwidths[card] = max(bandwidths.get(card, 0.0), bandwidth)
+            bandwidths["pair", *edge] = bandwidth
+        return {card: bandwidth * self.link_ratio for card, bandwidth in bandwidths.items()}
 
     def link(self, edge: Edge) -> tuple[float, float]:
         """Return the latency in seconds and the achieved bytes per second of a link."""
-        found = self._links.get(edge)
-        if found is None:
+        port_figures = self._links.get(edge)
+        if port_figures is None:
             link = self.cluster.link(*edge)
-            found = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self._ratio(edge)
-        return found
+            port_figures = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self._ratio(edge)
+        return port_figures
 
     def _ratio(self, edge: Edge) -> float:
         return self.link_ratio if edge[0] != edge[1] or self.inside_ratio is None else self.inside_ratio
 
     def flow_bytes_per_second(self, edge: Edge) -> float:
         """Return the achieved bytes per second of a single stream."""
-        found = self._flows.get(edge)
-        if found is None:
-            found = self._flows[edge] = stream_bytes_per_second(self.cluster.link(*edge)) * self._ratio(edge)
-        return found
+        flow = self._flows.get(edge)
+        if flow is None:
+            flow = self._flows[edge] = stream_bytes_per_second(self.cluster.link(*edge)) * self._ratio(edge)
+        return flow
 
     def nics(self, edge: Edge) -> tuple[Nic, ...]:
         """Return the NICs that a transfer over the edge shares with others; none within a node."""
@@ -144,15 +144,15 @@ class Network:
         for (source, target, size), count in counts.items():
             for card in self.nics((source, target)):
                 shared.setdefault(card, Counter())[size] += count
-        found = {}
+        seconds_of = {}
         for source, target, size in counts:
             edge = (source, target)
             seconds = size / self.flow_bytes_per_second(edge)
             for card in self.nics(edge):
                 through = sum(count * min(size, other) for other, count in shared[card].items())
                 seconds = max(seconds, through / self.nic_bandwidths[card])
-            found[source, target, size] = seconds
-        return found
+            seconds_of[source, target, size] = seconds
+        return seconds_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,23 +38,23 @@ def reduction_ends(reductions: Sequence[GradientReduction], ends: Mapping[StageK
     depth: list[int] = []
     for sync in reductions:
         depth.append(1 + max((depth[number] for number in sync.predecessors), default=-1))
-    found = [0.0] * len(reductions)
+    reduction_end = [0.0] * len(reductions)
     for level in range(max(depth, default=-1) + 1):
         chosen = {}
         for number, sync in enumerate(reductions):
             if depth[number] == level:
                 owners = [ends[key] for key in sync.stages]
-                start = max(one.last_backward_start if sync.overlaps_backward else one.seconds for one in owners)
-                start = max(start, *(found[before] for before in sync.predecessors), 0.0)
+                start = max(owner.last_backward_start if sync.overlaps_backward else owner.seconds for owner in owners)
+                start = max(start, *(reduction_end[before] for before in sync.predecessors), 0.0)
                 alone = (
-                    max(one.overlapped_reductions_end for one in owners)
+                    max(owner.overlapped_reductions_end for owner in owners)
                     if sync.overlaps_backward
                     else start + sync.seconds
                 )
                 chosen[number] = start, alone, sync
         for number, end in _together(chosen).items():
-            found[number] = end
-    return tuple(found)
+            reduction_end[number] = end
+    return tuple(reduction_end)
 
 
 def _together(chosen: Mapping[int, tuple[float, float, GradientReduction]]) -> dict[int, float]:
@@ -64,14 +64,14 @@ def _together(chosen: Mapping[int, tuple[float, float, GradientReduction]]) -> d
         for card, work in sync.nic_seconds.items():
             on_card.setdefault(card, []).append((start, work))
     all_through = {card: _all_through(arrivals) for card, arrivals in on_card.items()}
-    found = {}
+    end_of = {}
     for number, (start, end, sync) in chosen.items():
         for card, work in sync.nic_seconds.items():
             if len(on_card[card]) > 1:
                 shared = start + sum(min(work, other) for _, other in on_card[card])
                 end = max(end, min(shared, all_through[card]) + sync.latency_seconds)  # noqa: PLW2901 - the latest
-        found[number] = end
-    return found
+        end_of[number] = end
+    return end_of
 
 
 def _all_through(arrivals: Sequence[tuple[float, float]]) -> float:
@@ -130,12 +130,12 @@ def stage_update_seconds(plan_times: PlanTimes, key: StageKey, accelerator: str)
 
     A tied weight is updated once, with the first run that owns it, or unsharded.
     """
-    held, total, slowest = plan_times.resident[key], 0.0, 0.0
-    for run, values in zip(plan_times.stages[key].stage.layers, held.by_run, strict=True):
+    resident, total, slowest = plan_times.resident[key], 0.0, 0.0
+    for run, values in zip(plan_times.stages[key].stage.layers, resident.by_run, strict=True):
         seconds, counted = update_seconds(accelerator, run, plan_times.context)
         each = seconds / counted if counted else 0.0
         total += (values * each if counted else seconds) / (
             1 if run.strategy.sharding is Sharding.NONE else run.strategy.data
         )
         slowest = max(slowest, each)
-    return total + held.unsharded * slowest
+    return total + resident.unsharded * slowest

@@ -93,7 +93,7 @@ def replay_merged(
     ends, transit, idle = [0.0] * count, [0.0] * count, [0.0] * count
     for part in _connected_components(merged):
         number = {worker: index for index, worker in enumerate(part)}
-        found = replay(
+        trace = replay(
             schedule,
             micro_batches,
             [merged.durations[worker] for worker in part],
@@ -105,9 +105,9 @@ def replay_merged(
         ).run()
         for index, worker in enumerate(part):
             ends[worker], transit[worker], idle[worker] = (
-                found.ends[index],
-                found.transit_seconds[index],
-                found.idle_seconds[index],
+                trace.ends[index],
+                trace.transit_seconds[index],
+                trace.idle_seconds[index],
             )
     return ReplayTrace(*(tuple(values[lump] for lump in merged.class_of_worker) for values in (ends, transit, idle)))
 
@@ -129,10 +129,10 @@ def _connected_components(lumped: MergedWorkers) -> list[list[int]]:
 
     for channel in lumped.channels:
         parent[root(channel.sender)] = root(channel.receiver)
-    found: dict[int, list[int]] = {}
+    components: dict[int, list[int]] = {}
     for worker in range(len(parent)):
-        found.setdefault(root(worker), []).append(worker)
-    return list(found.values())
+        components.setdefault(root(worker), []).append(worker)
+    return list(components.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +214,19 @@ def _durations(stages: Sequence[StageTimes], gathers: Sequence[tuple[float, floa
     """Return the durations of each worker, given the `[worker]` seconds that its forwards and backwards gather."""
     workers = [(number, worker) for number, stage in enumerate(stages) for worker in stage.workers]
     # Replicas that run in lock step share one worker object, so their durations are computed once.
-    found: dict[tuple[int, float, float], PassDurations] = {}
+    durations_of: dict[tuple[int, float, float], PassDurations] = {}
     durations = []
     for (number, worker), (forward, backward) in zip(workers, gathers, strict=True):
         key = id(worker), forward, backward
-        if key not in found:
-            found[key] = PassDurations(
+        if key not in durations_of:
+            durations_of[key] = PassDurations(
                 number,
                 worker.forward.seconds + forward,
                 worker.backward.seconds + backward,
                 worker.last_backward_seconds + backward,
                 worker.first_gather_seconds,
             )
-        durations.append(found[key])
+        durations.append(durations_of[key])
     return tuple(durations)
 
 
@@ -257,7 +257,7 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
     boundary only, so this floor covers sharing between boundaries.
     """
     plan = plan_times.plan
-    found: dict[StageKey, StageReplayTimes] = {}
+    times_of: dict[StageKey, StageReplayTimes] = {}
     busy = Load()
     runtime = plan_times.context.runtime
     for index, pipeline in enumerate(plan.pipelines):
@@ -279,13 +279,13 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
         for number, (first, end) in enumerate(pairwise(flows.first_worker_of_stage)):
             ends, idle = timeline.ends[first:end], timeline.idle_seconds[first:end]
             times = StageReplayTimes(ends, ends, tuple(transit[first:end]), idle)
-            found[index, number] = interleaved_times(times, chunks)
-    shortest = min(min(times.ends) for times in found.values())
+            times_of[index, number] = interleaved_times(times, chunks)
+    shortest = min(min(times.ends) for times in times_of.values())
     busiest_nic_seconds = max(busy.values(), default=0.0)
     return (
-        {key: _at_least(times, busiest_nic_seconds) for key, times in found.items()}
+        {key: _at_least(times, busiest_nic_seconds) for key, times in times_of.items()}
         if busiest_nic_seconds > shortest
-        else found
+        else times_of
     )
 
 

@@ -49,8 +49,8 @@ class PlanLayout:
         """
         owners: dict[str, list[StageKey]] = {}
         differently_reduced: set[str] = set()
-        for key, found in self.tied_weight_owners.items():
-            for name, runs in found.items():
+        for key, owners_by_name in self.tied_weight_owners.items():
+            for name, runs in owners_by_name.items():
                 owners.setdefault(name, []).append(key)
                 if not have_same_data_groups(runs):
                     differently_reduced.add(name)
@@ -115,7 +115,7 @@ class PlanLayout:
                     way = *run.strategy.degrees, run.strategy.sharding is Sharding.NONE
                     for layer in range(run.first, run.end):
                         shardings.setdefault(layer, set()).add(way)
-        return frozenset(layer for layer, found in shardings.items() if len(found) > 1)
+        return frozenset(layer for layer, distinct in shardings.items() if len(distinct) > 1)
 
     @cached_property
     def syncs_every_micro_batch(self) -> bool:

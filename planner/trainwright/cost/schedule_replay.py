@@ -156,8 +156,8 @@ class Replay:
         last, stages = self.micro_batches - 1, range(len(self._by_stage))
         self._replay_rounds(lambda index: self._steps([(s, FORWARD, index) for s in stages]), last + 1, FORWARD)
         for_round = [(s, BACKWARD) for s in reversed(stages)]
-        self._replay_rounds(lambda index: self._steps([(*one, index) for one in for_round]), last, BACKWARD)
-        self._execute(self._steps([(*one, last) for one in for_round]))
+        self._replay_rounds(lambda index: self._steps([(*item, index) for item in for_round]), last, BACKWARD)
+        self._execute(self._steps([(*item, last) for item in for_round]))
 
     def _one_forward_one_backward(self) -> None:
         """Replay rounds: in round k a stage runs its next forward, if one is left, and backward k; the last stage first."""

@@ -51,8 +51,8 @@ class StageSpans:
     @cached_property
     def is_last(self) -> NDArray[np.bool_]:
         """`[span]` whether it ends with the model."""
-        found: NDArray[np.bool_] = self.pairs[1] == self.piece_count
-        return found
+        is_last: NDArray[np.bool_] = self.pairs[1] == self.piece_count
+        return is_last
 
     @cached_property
     def pieces(self) -> NDArray[np.intp]:
@@ -62,20 +62,20 @@ class StageSpans:
 
     def grid(self, by_span: Array, fill: float) -> Array:
         """Return `[…, first, end]` by cuts from `[…, span]`, `fill` where end <= first."""
-        found = np.full((*by_span.shape[:-1], len(self.cuts), len(self.cuts)), fill)
-        found[..., self.pairs[0], self.pairs[1]] = by_span
-        return found
+        table = np.full((*by_span.shape[:-1], len(self.cuts), len(self.cuts)), fill)
+        table[..., self.pairs[0], self.pairs[1]] = by_span
+        return table
 
     def sums(self, by_layer: Array, *, without_first: bool = False, without_last: bool = False) -> Array:
         """Return `[…, span]` sums over the layers of each span, or over all but its first or its last."""
         prefix, (first, end) = prefix_sums(by_layer), self.layers
-        found: Array = prefix[..., end - without_last] - prefix[..., first + without_first]
-        return found
+        span_sums: Array = prefix[..., end - without_last] - prefix[..., first + without_first]
+        return span_sums
 
     def largest(self, by_kind: Array) -> Array:
         """Return `[span]` the largest value of a layer, given a value by layer kind."""
-        found: Array = (self._has_kind * by_kind[:, None]).max(axis=0)
-        return found
+        largest: Array = (self._has_kind * by_kind[:, None]).max(axis=0)
+        return largest
 
     def largest_pair(self, by_kind: Array) -> Array:
         """Return `[span]` the largest sum of two adjacent layers, or a single layer's own value."""
@@ -83,8 +83,8 @@ class StageSpans:
         if not pairs:
             return self.largest(by_kind)
         sizes = by_kind[np.array(pairs)].sum(axis=1)
-        found: Array = np.maximum((has_pair * sizes[:, None]).max(axis=0), self.largest(by_kind))
-        return found
+        largest: Array = np.maximum((has_pair * sizes[:, None]).max(axis=0), self.largest(by_kind))
+        return largest
 
     @cached_property
     def _has_kind(self) -> NDArray[np.bool_]:
@@ -129,8 +129,8 @@ class StageTables:
     @cached_property
     def row_bytes(self) -> Array:
         """`[cut]` bytes of one row over the boundary there."""
-        found: Array = np.array(self.context.row_bytes, dtype=np.float64)[list(self.spans.cuts)]
-        return found
+        row_bytes: Array = np.array(self.context.row_bytes, dtype=np.float64)[list(self.spans.cuts)]
+        return row_bytes
 
     @cached_property
     def boundary_row_bytes(self) -> InFlightBytes[Array]:

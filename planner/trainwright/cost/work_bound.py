@@ -56,7 +56,9 @@ def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, max_ro
     row are minimal at a profiled number of rows, at 1 or at the batch. Forward and backward are minimised separately, since
     either may be clamped to zero between profiled rows.
     """
-    profiled = {one.rows for one in context.profiles.layers if one.accelerator == accelerator and one.rows <= max_rows}
+    profiled = {
+        layer.rows for layer in context.profiles.layers if layer.accelerator == accelerator and layer.rows <= max_rows
+    }
     max_degree = context.model.max_tensor_degree
     least = np.inf
     for tensor in (degree for degree in range(1, max_degree + 1) if max_degree % degree == 0):
@@ -99,8 +101,8 @@ def balanced_seconds(work: Array, devices: Array) -> float:
         whole[:, columns] = np.eye(kinds)
     busy[:, -1] = -1.0
     objective = np.append(np.zeros(work.size), 1.0)
-    limits = [(0.0, 1.0 if one else 0.0) for one in usable.flat]
-    found = linprog(
+    limits = [(0.0, 1.0 if is_usable else 0.0) for is_usable in usable.flat]
+    solution = linprog(
         objective,
         A_ub=busy,
         b_ub=np.zeros(accelerators),
@@ -108,9 +110,9 @@ def balanced_seconds(work: Array, devices: Array) -> float:
         b_eq=np.ones(kinds),
         bounds=[*limits, (0.0, None)],
     )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS did not solve a program that always has a solution: {found.message}")
-    prices = np.maximum(-found.ineqlin.marginals, 0.0) / devices
+    if solution.x is None:
+        raise RuntimeError(f"HiGHS did not solve a program that always has a solution: {solution.message}")
+    prices = np.maximum(-solution.ineqlin.marginals, 0.0) / devices
     prices /= float(prices @ devices)
     priced = np.where(usable, prices[:, None] * np.where(usable, work, 0.0), np.inf)
     return float(priced.min(axis=0).sum())

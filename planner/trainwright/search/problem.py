@@ -102,8 +102,10 @@ class Limits:
         """
         if self.memory_headroom_ratio is not None:
             return self
-        measured = {one.accelerator for one in runtime.process_bytes if one.held_bytes}
-        is_measured = len(cluster.devices) == 1 and all(one.name in measured for one in cluster.accelerators)
+        measured = {process_bytes.accelerator for process_bytes in runtime.process_bytes if process_bytes.held_bytes}
+        is_measured = len(cluster.devices) == 1 and all(
+            accelerator.name in measured for accelerator in cluster.accelerators
+        )
         is_known = runtime.constant_bytes >= _MIN_CONTEXT_BYTES or is_measured
         ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
