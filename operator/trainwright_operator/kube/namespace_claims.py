@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from trainwright.outside.plain_text import plain_line
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
@@ -108,7 +109,7 @@ class NamespaceClaims:
                 raise
             lease = None
         spec = (lease or {}).get("spec") or {}
-        holder = str(spec.get("holderIdentity") or "")
+        holder = plain_line(str(spec.get("holderIdentity") or ""))
         record = (holder, str(spec.get("renewTime")))
         since_answer = min(now - claim.answered_at, _LONGEST_LOOK_SECONDS)
         claim.unchanged_seconds = claim.unchanged_seconds + since_answer if record == claim.seen else 0.0

@@ -30,6 +30,7 @@ from trainwright_operator.kube import object_facts, queue_reader
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.main import PlainFormatter
 from trainwright_operator.kube.nodes import published_objects
+from trainwright_operator.kube.requests import pod_refusals
 
 NASTY = (
     "\x1b[31m", "\x1b]0;owned\x07", "\x9b2J", "\a", "\0", "\x7f", "\x85", "\r", "\n", "\v", "\u2028", "\u2029", "\u200b",
@@ -170,6 +171,10 @@ OBJECTS: dict[str, tuple[dict[str, Any], Any]] = {
             "spec": {"resourceGroups": [{"coveredResources": [RESOURCE], "flavors": [{"name": "?"}]}]},
         },
         lambda one: without_controls(queue_reader.queue_facts("q", one, [], [], RESOURCE)),
+    ),
+    "event": (
+        {"metadata": {}, "involvedObject": {"name": "j"}, "message": "?", "lastTimestamp": TIME},
+        lambda one: pod_refusals.newest_warnings([one], LauncherKind.PYTORCH_JOB),
     ),
     "workload": (
         {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "?"}]}},

@@ -64,6 +64,15 @@ def run(story: Callable[[Releases], Awaitable[None]]) -> None:
     asyncio.run(cast(Any, story(Releases())))
 
 
+def test_holder_is_named_without_control_characters() -> None:
+    async def story(world: Releases) -> None:
+        await world.first.other_holder("team")
+        world.api.objects[PATH]["spec"]["holderIdentity"] = "their\x1b[2J release\n"
+        assert await world.second.other_holder("team") == "their release"
+
+    run(story)
+
+
 def test_second_release_names_the_holder_and_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: Releases) -> None:
         assert await world.first.other_holder("team") == ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from trainwright.outside.plain_text import plain_line
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts
 from trainwright_operator.kube import client
@@ -69,7 +70,7 @@ class PodRefusals:
             selector = f"type=Warning,involvedObject.kind={_OWNER_KINDS.get(launcher, launcher.value)}"
             try:
                 events = await self._api.list(client.core_path("events", namespace), fieldSelector=selector)
-                warnings = _newest(events, launcher)
+                warnings = newest_warnings(events, launcher)
             except ApiError:
                 warnings = reading.warnings if reading is not None else {}  # they are only a help
             now = _now()
@@ -83,14 +84,14 @@ def _is_late(job: JobFacts) -> bool:
     return is_waiting and (datetime.now(UTC) - since).total_seconds() >= _PATIENCE_SECONDS
 
 
-def _newest(events: Iterable[dict[str, Any]], launcher: LauncherKind) -> dict[str, _Warning]:
+def newest_warnings(events: Iterable[dict[str, Any]], launcher: LauncherKind) -> dict[str, _Warning]:
     """Return the newest warning about each job."""
     newest: dict[str, _Warning] = {}
     for event in events:
         name = str((event.get("involvedObject") or {}).get("name", ""))
         if launcher is LauncherKind.JOB_SET:
             name = name.rpartition("-s")[0]
-        warning = _Warning(_time(event), str(event.get("message", "")))
+        warning = _Warning(_time(event), plain_line(str(event.get("message", ""))))
         if name and (name not in newest or warning.at >= newest[name].at):
             newest[name] = warning
     return newest
