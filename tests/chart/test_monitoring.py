@@ -139,38 +139,160 @@ def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: d
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+PLAN = 'plan_namespace="a",name="%s"'
+EARLIER = f"trainwright_plan_earlier_wait_seconds{{{PLAN}}}"
+PHASE = f'trainwright_plan_phase_start_timestamp_seconds{{{PLAN},phase="Profiling",reason="%s"}}'
+WAITING = f'trainwright_plan_waiting_since_timestamp_seconds{{{PLAN},reason="%s"}}'
+OF_OPERATOR = ',instance="%s"}'
+STUCK = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
+
+
+def steps(*parts: tuple[int, float | None]) -> str:
+    """Return the values of a series: minutes and their value, None where it has none. Promtool's time begins at 0."""
+    return " ".join(
+        f"_x{minutes}" if value is None else f"{value}x{minutes - 1}" for minutes, value in parts if minutes
+    )
+
+
 def test_plan_that_waited_long_for_capacity_is_not_stuck_when_it_goes_on(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
-    series = {start % "WaitingForCapacity": "1x600 stale", start % "Running": "_x600 1x600"}
-    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
-    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [plan]})
+    series = {
+        WAITING % ("p", "WaitingForCapacity"): "0x599 stale",
+        PHASE % ("p", "WaitingForCapacity"): "0x599 stale",
+        PHASE % ("p", "Running"): "_x600 0x600",
+        EARLIER % "p": steps((600, 0), (600, 36000)),
+    }
+    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [STUCK]})
 
 
 def test_plan_that_waits_for_its_turn_in_its_namespace_is_no_alarm(tmp_path) -> None:
-    labels = '{plan_namespace="a",name="p",phase="Pending",reason="PlanLimitReached"}'
-    series = {f"trainwright_plan_phase_start_timestamp_seconds{labels}": "1x600"}
-    for alert in ("TrainwrightPlanStuck", "TrainwrightPlanWaitsForCapacity"):
+    series = {
+        PHASE % ("p", "PlanLimitReached"): "0x600",
+        WAITING % ("p", "PlanLimitReached"): "0x600",
+        EARLIER % "p": "0x600",
+    }
+    for alert in ("TrainwrightPlanStuck", "TrainwrightPlanWaitsForCapacity", "TrainwrightPlanLacks"):
         check_alerts(tmp_path, series, alert, {"5h": [], "9h": []})
 
 
 def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
-    series = {start % "Starting": "1x150 stale", start % "Running": "_x150 1x150"}
-    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
-    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [plan]})
-
-
-def test_plan_that_is_refused_is_told_of_within_fifteen_minutes_whatever_refuses_it(tmp_path) -> None:
-    start = 'trainwright_plan_phase_start_timestamp_seconds{plan_namespace="a",name="p",phase="Profiling",reason="%s"}'
     series = {
-        start % "PodsNotCreated": "1x7 stale",
-        start % "JobRefused": "_x7 1x40 stale",
-        start % "Running": "_x47 1x20",
+        PHASE % ("p", "Starting"): "0x150 stale",
+        PHASE % ("p", "Running"): "_x150 0x150",
+        EARLIER % "p": "0x300",
     }
-    plan = {"plan_namespace": "a", "name": "p", "phase": "Profiling"}
-    check_alerts(tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "16m": [plan], "40m": [plan], "55m": []})
-    others = {start % "WaitingForCapacity": "1x60", start % "Starting": "1x60"}
+    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [STUCK]})
+
+
+def by_pods(series: str, every_minutes: int, pods: int, start: int = 0) -> dict[str, str]:
+    """Return a series with one value as pods export it that replace each other, each after a minute without any."""
+    of_pod = series.removesuffix("}") + OF_OPERATOR
+    return {
+        of_pod % number: f"{steps((every_minutes * number, None), (every_minutes - 1, start))} stale"
+        for number in range(pods)
+    }
+
+
+@pytest.mark.parametrize("every_hours", [1, 3])
+def test_waits_and_phases_go_on_across_restarts_of_the_operator(tmp_path, every_hours) -> None:
+    every = 60 * every_hours
+    earlier = by_pods(EARLIER % "p", every, 12 // every_hours)
+    stuck = by_pods(PHASE % ("p", "Running"), every, 12 // every_hours)
+    after = {"3h50m": [], "4h10m": [STUCK], "6h1m": [STUCK], "11h30m": [STUCK]}
+    check_alerts(tmp_path, stuck | earlier, "TrainwrightPlanStuck", after)
+    waiting = by_pods(WAITING % ("p", "WaitingForCapacity"), every, 12 // every_hours)
+    fires = [{"plan_namespace": "a", "reason": "WaitingForCapacity"}]
+    after = {"50m": [], "1h10m": fires, "3h1m": fires, "6h1m": fires, "11h30m": fires}
+    check_alerts(tmp_path, waiting | earlier, "TrainwrightPlanWaitsForCapacity", after)
+
+
+def test_plan_that_waits_and_tries_by_turns_is_told_of(tmp_path) -> None:
+    """11 hours of 50 minutes of waiting and 10 of trying each."""
+    since, earlier = [], []
+    for hour in range(11):
+        since.append(f"{steps((50, hour * 3600))} stale {steps((9, None))}")
+        earlier.append(steps((50, hour * 3000), (10, (hour + 1) * 3000)))
+    series = {WAITING % ("p", "WaitingForCapacity"): " ".join(since), EARLIER % "p": " ".join(earlier)}
+    fires = [{"plan_namespace": "a", "reason": "WaitingForCapacity"}]
+    after = {"55m": [], "1h20m": fires, "1h55m": fires, "2h5m": fires, "10h30m": fires, "10h55m": fires}
+    check_alerts(tmp_path, series, "TrainwrightPlanWaitsForCapacity", after)
+
+
+def test_hundred_waiting_plans_are_one_alert(tmp_path) -> None:
+    series = {WAITING % (f"p{number}", "WaitingForQuota"): "0x100" for number in range(100)}
+    series |= {EARLIER % f"p{number}": "0x100" for number in range(100)}
+    fires = [{"plan_namespace": "a", "reason": "WaitingForQuota"}]
+    check_alerts(tmp_path, series, "TrainwrightPlanWaitsForCapacity", {"1h30m": fires})
+
+
+def test_plan_that_is_refused_is_told_of_whatever_refuses_it(tmp_path) -> None:
+    series = {
+        WAITING % ("p", "PodsNotCreated"): "0x7 stale",
+        WAITING % ("p", "JobRefused"): "_x8 480x40 stale",
+        EARLIER % "p": steps((7, 0), (40, 480), (40, 2880)),
+    }
+    fires = [{"plan_namespace": "a", "reason": "JobRefused"}]
+    check_alerts(tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "22m": fires, "47m": fires, "1h15m": []})
+    others = {WAITING % ("p", "WaitingForCapacity"): "0x60", EARLIER % "p": "0x60"}
     check_alerts(tmp_path, others, "TrainwrightPlanLacks", {"50m": []})
+
+
+FINISHED = 'trainwright_plans_finished_total{job="j",plan_namespace="a",result="%s",reason="%s"}'
+
+
+def test_failing_plans_are_told_of_by_namespace(tmp_path) -> None:
+    series = {
+        FINISHED % ("failed", "NoFeasiblePlan"): "0x10 2x10 4x40",
+        FINISHED % ("failed", "other"): "0x60",
+        FINISHED % ("succeeded", "BestTrialSelected"): "0x30 1x30",
+    }
+    fires = [{"job": "j", "plan_namespace": "a"}]
+    check_alerts(tmp_path, series, "TrainwrightPlansFail", {"9m": [], "18m": [], "35m": fires})
+    good = {FINISHED % ("succeeded", "BestTrialSelected"): "0x10 9x50", FINISHED % ("failed", "other"): "0x20 4x40"}
+    check_alerts(tmp_path, good, "TrainwrightPlansFail", {"50m": []})
+
+
+RATIO = 'trainwright_trial_predicted_over_measured_ratio_%s{job="j",accelerator="T4",kind="time"%s}'
+
+
+@pytest.mark.parametrize(("within", "fires"), [(3, True), (12, False)])
+def test_first_trials_of_an_operator_count(tmp_path, within, fires) -> None:
+    """15 trials of one pass are on a series that stood at 0 before."""
+    series = {
+        RATIO % ("bucket", ',le="0.8"'): "0x20 1x60",
+        RATIO % ("bucket", ',le="1.2"'): f"0x20 {1 + within}x60",
+        RATIO % ("count", ""): "0x20 15x60",
+    }
+    expected = [{"job": "j", "accelerator": "T4"}] if fires else []
+    check_alerts(tmp_path, series, "TrainwrightPredictionsAreOff", {"15m": [], "1h": expected})
+
+
+@pytest.mark.parametrize(
+    ("series", "alert", "expected"),
+    [
+        ({'trainwright_searches{job="j",state="waiting"}': "9x60"}, "TrainwrightSearchesQueueUp", {"job": "j"}),
+        (
+            {'trainwright_plan_unclaimed{job="j",plan_namespace="a",name="p",release="other"}': "1x60"},
+            "TrainwrightNamespaceUnclaimed",
+            {"job": "j", "plan_namespace": "a", "release": "other"},
+        ),
+        (
+            {'trainwright_plan_internal_error{plan_namespace="a",name="p"}': "1x60"},
+            "TrainwrightPlanInternalError",
+            {"plan_namespace": "a", "name": "p"},
+        ),
+        (
+            {
+                'trainwright_reconcile_errors_total{job="j"}': "0+6x60",
+                'trainwright_reconcile_total{job="j"}': "0+10x60",
+            },
+            "TrainwrightReconcileErrors",
+            {"job": "j"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_alerts_fire(tmp_path, series, alert, expected) -> None:
+    check_alerts(tmp_path, series, alert, {"50m": [expected]})
 
 
 def test_alert_of_refusals_knows_every_reason_of_a_lack() -> None:

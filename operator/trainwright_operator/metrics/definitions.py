@@ -93,6 +93,17 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "that ends the phase.",
         (*_PLAN, "phase", "reason"),
     ),
+    "trainwright_plan_waiting_since_timestamp_seconds": MetricDefinition(
+        Kind.GAUGE,
+        "Since when (Unix time) a plan has waited for what the cluster lacks; reason: of the wait. Absent while it does not.",
+        (*_PLAN, "reason"),
+    ),
+    "trainwright_plan_earlier_wait_seconds": MetricDefinition(
+        Kind.GAUGE,
+        "Seconds that a plan which is neither finished nor suspended waited before the present wait, since the last edit "
+        "of its spec.",
+        _PLAN,
+    ),
     "trainwright_plan_internal_error": MetricDefinition(
         Kind.GAUGE, "1 for each plan that a defect of the operator stopped (reason InternalError).", _PLAN
     ),
@@ -142,7 +153,15 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         ("result", "reason"),
     ),
     "trainwright_phase_duration_seconds": MetricDefinition(
-        Kind.HISTOGRAM, "Seconds that a phase took, by phase as `kubectl get` prints it.", ("phase",)
+        Kind.HISTOGRAM,
+        "Seconds that a phase took without waits for what the cluster lacked, by phase as `kubectl get` prints it; result: "
+        "succeeded or failed.",
+        ("phase", "result"),
+    ),
+    "trainwright_wait_seconds": MetricDefinition(
+        Kind.HISTOGRAM,
+        "Seconds that a wait of a plan took, as it ends; reason: WaitingForCapacity, WaitingForQuota, WaitingForNodes or other.",
+        ("reason",),
     ),
     "trainwright_reconcile_total": MetricDefinition(Kind.COUNTER, "Passes over a plan."),
     "trainwright_reconcile_errors_total": MetricDefinition(Kind.COUNTER, "Passes that ended with an error."),

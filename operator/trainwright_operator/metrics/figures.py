@@ -41,6 +41,21 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitFigures:
+    """Waits for what the cluster lacks since the last edit of the spec, as `spec.waitDeadlineSeconds` counts them.
+
+    Attributes:
+        reason: of the present wait; empty where the plan does not wait.
+        since: when the present wait began.
+        earlier_seconds: of the waits before.
+    """
+
+    reason: str = ""
+    since: datetime | None = None
+    earlier_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanTraits:
     """Kind of a plan: labels that divide the figures of several plans. Empty where not known.
 
@@ -132,6 +147,7 @@ class PlanFigures:
     """
 
     stage: Stage
+    waits: WaitFigures
     traits: PlanTraits
     trials: tuple[TrialFigures, ...]
     answer: AnswerFigures
@@ -150,6 +166,7 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
     cluster = status.cluster
     return PlanFigures(
         stage=stage,
+        waits=_waits(plan, status),
         traits=traits,
         trials=tuple(_trial(trial, traits) for trial in status.trials),
         answer=AnswerFigures() if stage.phase is Phase.FAILED else _answer(status, traits),
@@ -191,6 +208,15 @@ def _stage(plan: PlanFacts, conditions: Mapping[ConditionType, Condition]) -> St
         if condition.status != "True":
             return Stage(printed, condition.reason, since)
     raise AssertionError("Succeeded is the last of the phases")
+
+
+def _waits(plan: PlanFacts, status: TrainingPlanStatus) -> WaitFigures:
+    waiting = status.waiting
+    if waiting is None or status.observed_generation != plan.generation:
+        return WaitFigures()  # an edit of the spec begins another account
+    if waiting.reason is None or waiting.since is None:
+        return WaitFigures(earlier_seconds=waiting.earlier_seconds)
+    return WaitFigures(waiting.reason, waiting.since, waiting.earlier_seconds)
 
 
 def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTraits:

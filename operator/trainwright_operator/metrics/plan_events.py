@@ -10,11 +10,18 @@ from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import FailureReason
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import MeasuringPurpose, Phase, TrainingPlanStatus, TrialState
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
-from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Reason
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.metrics.figures import DEVICE_RESULTS, PlanFigures, PlanTraits, TrialFigures, active_since
+from trainwright_operator.metrics.figures import (
+    DEVICE_RESULTS,
+    PlanFigures,
+    PlanTraits,
+    TrialFigures,
+    WaitFigures,
+    active_since,
+)
 from trainwright_operator.metrics.plan_gauges import Key
 from trainwright_operator.metrics.series import OTHER, ReasonCounter, counter, histogram
 
@@ -43,7 +50,11 @@ _ANSWER_REASONS: Final = {
 _RATIO_BUCKETS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
 _SPEEDUP_BUCKETS = (0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _SEARCH_BUCKETS = (1, 3, 10, 30, 60, 120, 300, 600, 1200)
-_PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400)
+_PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 43200)
+_WAIT_BUCKETS = (10, 60, 300, 900, 1800, 3600, 14400, 43200, 86400, 259200)
+_WAIT_REASONS: Final = {*WAITS_IN_QUEUES, Reason.WAITING_FOR_NODES}
+"""Reasons of waits that have series of their own."""
+_PHASE_RESULTS: Final = {"True": "succeeded", "False": "failed"}
 _PRINTED: Final = {phase.condition: phase.printed for phase in PHASES}
 
 _Ended = tuple[str, datetime | None]
@@ -80,7 +91,12 @@ class PlanEvents:
         self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, [], registry)
         self._phases = histogram("trainwright_phase_duration_seconds", _PHASE_BUCKETS, registry)
         for kind in PHASE_CONDITIONS:
-            self._phases.labels(phase=_PRINTED[kind])
+            for result in _PHASE_RESULTS.values():
+                self._phases.labels(_PRINTED[kind], result)
+        self._waited_before: dict[Key, tuple[Phase, int]] = {}
+        self._waits = histogram("trainwright_wait_seconds", _WAIT_BUCKETS, registry)
+        for reason in (*_WAIT_REASONS, OTHER):
+            self._waits.labels(reason)
         self._ratios = histogram("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS, registry)
         self._speedups = histogram("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS, registry)
         self._search_seconds = histogram("trainwright_search_duration_seconds", _SEARCH_BUCKETS, registry)
@@ -92,17 +108,22 @@ class PlanEvents:
         self._prepare(key, before)
         self._prepare(key, now)
         self._count_answer(key, plan.status, status, now)
+        waited_before = self._waited_before.setdefault(key, (before.stage.phase, before.waits.earlier_seconds))[1]
         if status is not plan.status:
             self._count_trials(self._ended[key], before, now)
-            self._count_phases(plan, status)
+            self._count_wait(before.waits, now.waits)
+            self._count_phases(plan, status, max(now.waits.earlier_seconds - waited_before, 0))
             self._count_device_seconds(key, before, now)
             if now.search_seconds is not None and now.search_seconds != before.search_seconds:
                 self._search_seconds.labels(now.traits.planner).observe(now.search_seconds)
+        if self._waited_before[key][0] != now.stage.phase or now.waits.earlier_seconds < waited_before:
+            self._waited_before[key] = now.stage.phase, now.waits.earlier_seconds
 
     def forget(self, key: Key) -> None:
         """Remove a deleted plan; its counts stay."""
         self._ended.pop(key, None)
         self._answers.pop(key, None)
+        self._waited_before.pop(key, None)
 
     def _prepare(self, key: Key, plan: PlanFigures) -> None:
         """Export the series at 0 in which events of this plan will count, and of reasons that it has met."""
@@ -156,8 +177,18 @@ class PlanEvents:
                     labels = key[0], now.traits.accelerator, purpose.lower(), result
                     self._device_seconds.labels(*labels).inc(seconds * total / grown)
 
-    def _count_phases(self, plan: PlanFacts, now: TrainingPlanStatus) -> None:
-        """Record each ended phase's duration, from the last phase, its own restart or a suspension's end."""
+    def _count_wait(self, before: WaitFigures, now: WaitFigures) -> None:
+        """Record a wait that has ended, or goes on for another reason."""
+        if before.since is not None and (now.reason, now.since) != (before.reason, before.since):
+            seconds = now.earlier_seconds - before.earlier_seconds
+            if seconds > 0:  # else the account begins anew
+                self._waits.labels(before.reason if before.reason in _WAIT_REASONS else OTHER).observe(seconds)
+
+    def _count_phases(self, plan: PlanFacts, now: TrainingPlanStatus, waited_seconds: int) -> None:
+        """Record each ended phase's duration, from the last phase, its own restart or a suspension's end.
+
+        `waited_seconds`: of the first of them, which do not count.
+        """
         begun = {c.type: c.last_transition_time for c in plan.status.conditions if c.status == "Unknown"}
         decided = {c.type: c.status != "Unknown" for c in plan.status.conditions}
         times = {condition.type: condition for condition in now.conditions}
@@ -169,7 +200,9 @@ class PlanEvents:
             if not decided.get(kind, False):
                 start = max(since, begun.get(kind, since))
                 seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
-                self._phases.labels(phase=_PRINTED[kind]).observe(seconds)
+                result = _PHASE_RESULTS[condition.status]
+                self._phases.labels(_PRINTED[kind], result).observe(max(seconds - waited_seconds, 0.0))
+                waited_seconds = 0
             since = max(since, condition.last_transition_time)
 
 

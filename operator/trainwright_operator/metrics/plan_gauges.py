@@ -41,6 +41,7 @@ class PlanCollector(Collector):
         yield _information(plans)
         yield _stages(plans)
         yield _phase_starts(plans)
+        yield from _waits(plans)
         yield _profiles(plans)
         yield _of_plans("trainwright_plan_internal_error", plans, lambda plan: plan.is_quarantined)
         yield _of_plans("trainwright_plan_outdated", plans, lambda plan: plan.is_outdated)
@@ -71,6 +72,18 @@ def _phase_starts(plans: Mapping[Key, PlanFigures]) -> Metric:
         if plan.stage.since is not None:
             family.add_metric((*key, plan.stage.phase, plan.stage.reason), plan.stage.since.timestamp())
     return family
+
+
+def _waits(plans: Mapping[Key, PlanFigures]) -> Iterator[Metric]:
+    since = _family("trainwright_plan_waiting_since_timestamp_seconds")
+    earlier = _family("trainwright_plan_earlier_wait_seconds")
+    for key, plan in plans.items():
+        if plan.stage.since is None:
+            continue
+        earlier.add_metric(key, float(plan.waits.earlier_seconds))
+        if plan.waits.since is not None:
+            since.add_metric((*key, plan.waits.reason), plan.waits.since.timestamp())
+    yield from (since, earlier)
 
 
 def _profiles(plans: Mapping[Key, PlanFigures]) -> Metric:

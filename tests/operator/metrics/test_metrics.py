@@ -44,6 +44,8 @@ CONTRACT = {
     "trainwright_reconcile_duration_seconds", "trainwright_reconcile_errors_total", "trainwright_reconcile_total",
     "trainwright_reconcile_wait_seconds", "trainwright_search_duration_seconds", "trainwright_searches",
     "trainwright_trial_predicted_over_measured_ratio", "trainwright_trials_total",
+    "trainwright_plan_waiting_since_timestamp_seconds", "trainwright_plan_earlier_wait_seconds",
+    "trainwright_wait_seconds",
 }  # fmt: skip
 RATIOS = "trainwright_trial_predicted_over_measured_ratio"
 PHASE_WORDS = ("Pending", "Discovering", "MeasuringLinks", "Profiling", "Planning", "Trying")
@@ -79,7 +81,12 @@ def test_closed_series_stand_at_zero_from_the_start() -> None:
     Metrics(registry)
     value = registry.get_sample_value
     closed = [
-        *(("trainwright_phase_duration_seconds_count", {"phase": phase}) for phase in PHASE_WORDS),
+        *(
+            ("trainwright_phase_duration_seconds_count", {"phase": phase, "result": result})
+            for phase in PHASE_WORDS
+            for result in ("succeeded", "failed")
+        ),
+        *(("trainwright_wait_seconds_count", {"reason": reason}) for reason in ("WaitingForCapacity", "other")),
         ("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}),
         *(("trainwright_trials_total", {"result": "failed", "reason": reason.value}) for reason in FailureReason),
         *(
@@ -171,7 +178,7 @@ def test_metrics_report_winner_trials_phases_and_errors() -> None:
     assert counted(registry, f"{RATIOS}_count", kind="time") == len(measured)
     assert counted(registry, f"{RATIOS}_count", kind="memory") == len(measured)
     for phase in PHASE_WORDS:
-        assert value("trainwright_phase_duration_seconds_count", {"phase": phase}) == 1, phase
+        assert value("trainwright_phase_duration_seconds_count", {"phase": phase, "result": "succeeded"}) == 1, phase
     assert (
         value("trainwright_plans", {"plan_namespace": "default", "phase": "Succeeded", "reason": "BestTrialSelected"})
         == 1
@@ -219,8 +226,11 @@ def test_trial_and_phase_seconds_count_once_across_edits() -> None:
     value = registry.get_sample_value
     assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
     assert counted(registry, f"{RATIOS}_count", kind="time") == 3
-    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planning"}) == 2
-    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planning"}) < timedelta(hours=1).total_seconds()
+    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planning", "result": "succeeded"}) == 2
+    assert (
+        value("trainwright_phase_duration_seconds_sum", {"phase": "Planning", "result": "succeeded"})
+        < timedelta(hours=1).total_seconds()
+    )
 
 
 def test_plan_metric_names_the_current_phase_until_the_end() -> None:
@@ -248,8 +258,33 @@ def test_suspended_time_counts_for_no_phase() -> None:
     (since,) = phases(registry).values()
     assert world.now.timestamp() - since < 60
     told(world, metrics)
-    seconds = registry.get_sample_value("trainwright_phase_duration_seconds_sum", {"phase": "MeasuringLinks"})
+    seconds = registry.get_sample_value(
+        "trainwright_phase_duration_seconds_sum", {"phase": "MeasuringLinks", "result": "succeeded"}
+    )
     assert 0 < seconds < timedelta(hours=1).total_seconds()
+
+
+def test_waits_are_told_by_their_beginning_and_are_no_part_of_phases() -> None:
+    registry, world = CollectorRegistry(), World(others={"n1": 2})
+    metrics, value = Metrics(registry), registry.get_sample_value
+    plan = {"plan_namespace": "default", "name": "demo"}
+    waiting = {**plan, "reason": "WaitingForCapacity"}
+    told(world, metrics, 10)
+    begun = world.status.waiting.since.timestamp()
+    assert value("trainwright_plan_waiting_since_timestamp_seconds", waiting) == begun
+    assert value("trainwright_plan_earlier_wait_seconds", plan) == 0
+    world.now += timedelta(hours=3)
+    told(world, metrics, 2)
+    restarted = CollectorRegistry()
+    told(world, Metrics(restarted), 1)
+    assert restarted.get_sample_value("trainwright_plan_waiting_since_timestamp_seconds", waiting) == begun
+    world.others = {}
+    told(world, metrics)
+    assert world.succeeded == "True"
+    assert value("trainwright_plan_waiting_since_timestamp_seconds", waiting) is None
+    assert value("trainwright_plan_earlier_wait_seconds", plan) is None
+    assert value("trainwright_wait_seconds_sum", {"reason": "WaitingForCapacity"}) > timedelta(hours=3).total_seconds()
+    assert 0 < counted(registry, "trainwright_phase_duration_seconds_sum") < timedelta(hours=1).total_seconds()
 
 
 def test_metrics_report_last_success_and_held_lease() -> None:
@@ -335,7 +370,11 @@ def test_phases_count_when_their_status_is_written(server: type[MemoryApi], coun
         for _ in counts:
             with suppress(ApiError):
                 await reconciler._decide_and_apply(snapshot, memory)
-            found.append(registry.get_sample_value("trainwright_phase_duration_seconds_count", {"phase": "Pending"}))
+            found.append(
+                registry.get_sample_value(
+                    "trainwright_phase_duration_seconds_count", {"phase": "Pending", "result": "succeeded"}
+                )
+            )
         return found
 
     assert asyncio.run(story()) == counts
