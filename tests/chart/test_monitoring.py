@@ -110,6 +110,44 @@ def test_addresses_of_runbooks_are_those_of_the_users_copy(only) -> None:
     assert found == [f"{base}#{one['alert'].lower()}" for one in RULES]
 
 
+def test_alerts_are_changed_one_by_one(only) -> None:
+    one = "metrics.prometheusRule.alerts.TrainwrightPlanWaitsForCapacity"
+    rule = only(
+        "PrometheusRule",
+        f"metrics.prometheusRule.enabled=true,{one}.threshold=7200.5,{one}.for=7m,{one}.labels.severity=info,"
+        "metrics.prometheusRule.alerts.TrainwrightPlanStuck.enabled=false,metrics.prometheusRule.alertLabels.team=ml",
+    )
+    found = {one["alert"]: one for one in rule["spec"]["groups"][0]["rules"]}
+    expected = {one["alert"]: one | {"labels": one["labels"] | {"team": "ml"}} for one in RULES}
+    del expected["TrainwrightPlanStuck"]
+    changed = expected["TrainwrightPlanWaitsForCapacity"]
+    changed |= {"expr": changed["expr"].replace("> 3600", "> 7200.5"), "for": "7m"}
+    changed["labels"]["severity"] = "info"
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("TrainwrightNoOperator.threshold=2", "this alert has no threshold"),
+        ("TrainwrightPlanWaits.threshold=2", "TrainwrightPlanWaits"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(helm_template, setting, message) -> None:
+    settings = f"metrics.prometheusRule.enabled=true,metrics.prometheusRule.alerts.{setting}"
+    done = helm_template("--set", settings, *PROMETHEUS_OPERATOR)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_an_alert_has_one_threshold_at_most() -> None:
+    numbers = {rule["alert"]: re.findall(r"(?<!=)> ([0-9.]+)", rule["expr"]) for rule in RULES}
+    assert all(len(found) <= 1 for found in numbers.values()), numbers
+    schema = json.loads((ROOT / "charts" / "trainwright" / "values.schema.json").read_text())
+    settings = schema["properties"]["metrics"]["properties"]["prometheusRule"]["properties"]["alerts"]
+    assert settings["propertyNames"]["enum"] == list(numbers)
+
+
 def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: dict[str, list[dict[str, str]]]) -> None:
     """Let Prometheus compute an alert on series of a minute, and compare the labels of those that fire at some times."""
     promtool = shutil.which("promtool")
