@@ -1,8 +1,9 @@
 """Walk of every rank of some plans on a device that is not the CPU, without one: tensors have a device, but no values.
 
 Run as a program: `python device_walk.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with `name`,
-`plan` and `model`; the result is a list of equal length: what went wrong, by step. An operation on tensors of different
-devices fails, as on a GPU. Collectives change nothing, and one process is each of the ranks in turn.
+`plan`, `model` and perhaps `ends_only`, which leaves out the ranks between the first and the last one of a stage; the
+result is a list of equal length: what went wrong, by step. An operation on tensors of different devices fails, as on a
+GPU. Collectives change nothing, and one process is each of the ranks in turn.
 """
 
 from __future__ import annotations
@@ -140,11 +141,12 @@ def profile(model: Model, kind: str, tensor_degree: int) -> None:
 Step = tuple[str, Callable[[], None]]
 
 
-def steps(plan: Plan, model: Model) -> Iterator[Step]:
+def steps(plan: Plan, model: Model, *, ends_only: bool) -> Iterator[Step]:
     """Yield what a case runs, by name."""
-    for rank in range(len(plan.devices)):
+    ends = {device for stage in plan.stages for device in (stage.devices[0], stage.devices[-1])}
+    for rank in (rank for rank, device in enumerate(plan.devices) if device in ends or not ends_only):
         yield f"rank {rank}", partial(run_rank, plan, model, rank)
-    degrees = {run.strategy.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
+    degrees = {run.strategy.tensor for stage in plan.stages for run in stage.layers}
     for degree in sorted(degrees):
         for kind in model.kinds:
             if degree == 1 or (model.divided_kind(kind) or kind).is_tensor_parallel:
@@ -173,7 +175,7 @@ def main(cases_file: str, result: str) -> None:
     for case in json.loads(Path(cases_file).read_text(encoding="utf-8")):
         model = documents.parse({**case["model"], "global_batch_size": 1}, Training).model
         plan = documents.parse(case["plan"], Plan)
-        walked = steps(plan, model)
+        walked = steps(plan, model, ends_only=case.get("ends_only", False))
         found = {name: problem_of(step) for name, step in walked if name not in profiled}
         profiled |= {name for name in found if "profile" in name}
         problems = {name: problem for name, problem in found.items() if problem is not None}

@@ -42,7 +42,9 @@ SEEDS_OF_EACH = {**dict.fromkeys(FAMILIES, 250), "gpt": 2000}
 """Plans that the quick ones are chosen from: more of GPT, since a tensor degree of 8 is its alone, and rare."""
 
 TOGETHER = (("gpt", "llama"), ("bert", "moe", "vit"), ("t5", "trans_gan"), ("swin", "wide_resnet"))
-"""Families whose cases one process runs."""
+"""Families whose cases one process runs nightly."""
+PARTS = 4
+"""Processes that share the quick cases."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class Candidate:
         plan = json.loads(documents.dumps(self.walked_plan))
         return {"name": self.name, "plan": plan, "model": {**self.given, "dtype": self.dtype}}
 
+    @property
+    def case_of_ends(self) -> dict[str, Any]:
+        """The case of the first and the last rank of every stage: those between them run the same code."""
+        return {**self.case, "ends_only": True}
+
     def pairs(self) -> set[Hashable]:
         """Return every pair of features, family, number format and sequence parallelism, and those within a run.
 
@@ -127,6 +134,13 @@ def nightly_plans() -> list[Candidate]:
     return [one for one in candidates() if one.number < PLANS_OF_EACH or one.name in quick]
 
 
+def custom(name: str) -> Candidate:
+    """Return a plan of one of the user models."""
+    given = {"custom": documents.dump(Training(1, custom=describe(f"outside_models:{name}")))["custom"]}
+    number = ("resnet18", "distilbert").index(name)
+    return Candidate("custom", given, number, plan_of(model_of(given), 7900 + number, devices=4))
+
+
 def require_no_problems(folder: Path, asked: list[dict[str, Any]]) -> None:
     answers = answers_of(WALK, folder, asked)
     assert answers.keys() == {one["name"] for one in asked}
@@ -148,25 +162,18 @@ def test_more_than_two_hundred_plans_of_every_family_are_walked_nightly() -> Non
     assert sorted(itertools.chain(*TOGETHER)) == sorted(FAMILIES)
 
 
-@pytest.mark.parametrize("families", TOGETHER, ids="-".join)
-def test_every_rank_of_quick_plans_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...]) -> None:
-    require_no_problems(tmp_path, [one.case for one in quick_plans() if one.family in families])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_first_and_last_rank_of_stages_of_quick_plans_keep_to_their_device(tmp_path: Path, part: int) -> None:
+    require_no_problems(tmp_path, [one.case_of_ends for one in [*quick_plans(), custom("distilbert")][part::PARTS]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("families", TOGETHER, ids="-".join)
-def test_every_rank_of_other_plans_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...]) -> None:
-    quick = {one.name for one in quick_plans()}
-    require_no_problems(
-        tmp_path, [one.case for one in nightly_plans() if one.family in families and one.name not in quick]
-    )
+def test_every_rank_of_many_plans_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...]) -> None:
+    require_no_problems(tmp_path, [one.case for one in nightly_plans() if one.family in families])
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(0, id="resnet18", marks=pytest.mark.slow), pytest.param(1, id="distilbert")]
-)
-def test_every_rank_of_a_custom_model_keeps_to_its_device(tmp_path: Path, number: int) -> None:
-    custom = describe(("outside_models:resnet18", "outside_models:distilbert")[number])
-    given = {"custom": documents.dump(Training(1, custom=custom))["custom"]}
-    plan = plan_of(model_of(given), 7900 + number, devices=4)
-    require_no_problems(tmp_path, [Candidate("custom", given, number, plan).case])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["distilbert", "resnet18"])
+def test_every_rank_of_a_custom_model_keeps_to_its_device(tmp_path: Path, model: str) -> None:
+    require_no_problems(tmp_path, [custom(model).case])
