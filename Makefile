@@ -8,6 +8,7 @@ PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 FAST = not cluster and not apiserver and not torch_processes
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
+GANGS = $(shell grep -rl torch_processes tests --include='test_*.py')  # not collected twice: what has no such test
 # Tests start hundreds of processes, each of which would compile the packages.
 unexport PYTHONDONTWRITEBYTECODE
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
@@ -37,7 +38,7 @@ api-server: venv  ## Build those of them that an API server without nodes needs
 
 test: venv lint docs api-server  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
 	@$(MAKE) --no-print-directory --jobs 2 test-fast test-api-server
-	$(PYTHON) -m pytest -m "torch_processes and not slow"  # gangs are paced and shape links: alone on the machine
+	$(PYTHON) -m pytest -m "torch_processes and not slow" $(GANGS)  # gangs are paced and shape links: alone on the machine
 
 test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time
 	@shown=$$(mktemp); $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code
@@ -83,7 +84,7 @@ release: venv  ## Write VERSION=0.3.0 wherever a version stands, and the changel
 lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --cache-dir $${XDG_CACHE_HOME:-$$HOME/.cache}/trainwright/mypy  # all checkouts share one: what they differ in is checked
 	PYTHONPATH=planner:operator:profiler-image:benchmarks:deploy/local-cluster $(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 	$(PYTHON) deploy/development/check_commits.py
 
