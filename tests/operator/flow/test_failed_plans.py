@@ -77,16 +77,14 @@ def test_plan_that_goes_on_after_a_failure_waits_for_its_phases_again() -> None:
     assert world.run().winner is not None
 
 
-def test_metrics_of_a_failed_plan_are_of_its_failure_alone() -> None:
+def test_metric_of_phases_counts_a_failed_plan_as_failed_with_its_reason() -> None:
     world = World(spec=spec_of(trials={"topK": 1}))
     world.run()
-    assert plan_figures(world.snapshot().plan, world.status).profiled is not None
+    assert plan_figures(world.snapshot().plan, world.status).stage == Stage(Phase.SUCCEEDED, "BestTrialSelected")
     world.image = ""
     world.change(trials={"topK": 2})
     world.run()
-    figures = plan_figures(world.snapshot().plan, world.status)
-    assert figures.stage == Stage(Phase.FAILED, "WorkerImageMissing")
-    assert figures.profiled is None
+    assert plan_figures(world.snapshot().plan, world.status).stage == Stage(Phase.FAILED, "WorkerImageMissing")
 
 
 def test_quarantined_plan_names_its_end_in_what_was_under_way() -> None:
