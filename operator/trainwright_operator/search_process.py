@@ -46,8 +46,8 @@ def search(request: PlanningRequest) -> str:
     started = time.monotonic()
     question = _question(request)
     answer = compose(question, SearchControl.with_budget(request.budget_seconds, effort=request.effort))
-    every = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
-    trials = fit_into_config_map(every)
+    ordered_trials = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
+    trials = fit_into_config_map(ordered_trials)
     free = next(
         (candidate.unlimited_seconds for candidate in answer.candidates if candidate.unlimited_seconds is not None),
         None,
@@ -59,7 +59,7 @@ def search(request: PlanningRequest) -> str:
             trials=trials,
             uncertainty=_uncertainty(answer.problem, trials),
             stopped_by_budget=answer.stopped is Stop.BUDGET,
-            without_room=len(every) - len(trials),
+            without_room=len(ordered_trials) - len(trials),
             slow_format=_slow_words(answer),
             unlimited_seconds=free,
             node_worth=answer.node_worths,

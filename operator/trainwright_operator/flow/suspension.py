@@ -64,12 +64,12 @@ def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpe
     task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
     if not isinstance(task, TrialSeriesTask):
         return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0)
-    present, every = context.names.candidates(context.spec.trials.top_k), context.names.child("candidates-")
+    present, prefix = context.names.candidates(context.spec.trials.top_k), context.names.child("candidates-")
     # After an edit of topK its trials are those of another document, perhaps until the next search.
     former = sorted(
         config_map.name
         for config_map in context.snapshot.stored
-        if config_map.name.startswith(every) and config_map.name != present
+        if config_map.name.startswith(prefix) and config_map.name != present
     )
     for name in (present, *former):
         planned = context.stored_document(name, PlannedTrials)

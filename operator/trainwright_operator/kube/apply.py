@@ -168,16 +168,16 @@ class Applier:
                     await self._keep(path, body)
                     self._cache.forget_measurements(namespace)
                     return
-                made = await self._create(plan, path, body, memory.back_off.last(_key(action)))
+                written = await self._create(plan, path, body, memory.back_off.last(_key(action)))
                 memory.done.clear()
-                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
+                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(written))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((stored.resource_version for stored in snapshot.stored if stored.name == name), "")
                 seen = {"resourceVersion": version} if version else {}
                 body = {"metadata": {"annotations": dict(annotations), **seen}}
                 path = f"{client.core_path('configmaps', namespace)}/{name}"
-                made = await self._api.patch(path, body, MERGE_PATCH)
-                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
+                written = await self._api.patch(path, body, MERGE_PATCH)
+                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(written))
             case a.DeleteConfigMap(name=name):
                 existing = (*snapshot.stored, *snapshot.measurements)
                 is_deleted = await self._delete(client.core_path("configmaps", namespace), name, existing)
@@ -257,26 +257,26 @@ class Applier:
         `before`: the last refusal. After a conflict another one says that the other owner's object is still there.
         """
         try:
-            made: dict[str, Any] = await self._api.create(path, body)
+            created: dict[str, Any] = await self._api.create(path, body)
         except ApiError as error:
             if not error.is_conflict:
                 raise
             if before is not None and before.is_conflict:
                 raise before from error
-            made = await self._api.get(f"{path}/{body['metadata']['name']}")
-            if plan.uid not in object_facts.owner_uids(made):
+            created = await self._api.get(f"{path}/{body['metadata']['name']}")
+            if plan.uid not in object_facts.owner_uids(created):
                 raise ApiError(
                     409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
-        return made
+        return created
 
     async def _hand_over(self, plan: PlanFacts, manifest: dict[str, Any]) -> None:
         """Create an object of the winner's job. An existing one that goes is none, and one of the user's is not the plan's own."""
         name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
-        made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
-        if "deletionTimestamp" in made["metadata"]:
+        created = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
+        if "deletionTimestamp" in created["metadata"]:
             raise ApiError(409, f"{name} is still being deleted")
-        if "ownerReferences" in manifest["metadata"] and not object_facts.is_owned_by(made, plan.uid):
+        if "ownerReferences" in manifest["metadata"] and not object_facts.is_owned_by(created, plan.uid):
             raise ApiError(409, f"{name} already exists and belongs to no plan; delete it, or set apply: Never")
 
     async def _keep(self, path: str, body: dict[str, Any]) -> None:
@@ -296,14 +296,14 @@ class Applier:
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
-        made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
-        self._cache.observe_child(plan.uid, object_facts.job_facts(made, launcher), _version(made), deleted=False)
+        created = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
+        self._cache.observe_child(plan.uid, object_facts.job_facts(created, launcher), _version(created), deleted=False)
         memory.refusals.pop(name, None)
 
     async def _pin(self, plan: PlanFacts, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
         path = f"{client.core_path('pods', plan.namespace)}/{name}"
-        made = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
-        self._cache.observe_child(plan.uid, object_facts.pod_facts(made), _version(made), deleted=False)
+        pinned = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
+        self._cache.observe_child(plan.uid, object_facts.pod_facts(pinned), _version(pinned), deleted=False)
         memory.refusals.pop(name, None)
 
     async def _set_status(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
@@ -314,9 +314,9 @@ class Applier:
             {"op": "add", "path": "/metadata/resourceVersion", "value": plan.resource_version},
             {"op": "add", "path": "/status", "value": status.dump()},
         ]
-        made = await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
-        written = TrainingPlanStatus.model_validate(made["status"])
-        self._cache.store_plan(replace(plan, status=written, resource_version=made["metadata"]["resourceVersion"]))
+        answer = await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
+        written = TrainingPlanStatus.model_validate(answer["status"])
+        self._cache.store_plan(replace(plan, status=written, resource_version=answer["metadata"]["resourceVersion"]))
 
 
 class _Conflict(ApiError):  # noqa: N818 - an answer, not a fault

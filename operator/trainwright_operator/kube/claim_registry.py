@@ -113,12 +113,12 @@ class ClaimRegistry:
         Those are the plans whose gangs are the next for all of their nodes, and the first that waits for a place.
         """
         waiting = [(place for place in self._places[name].values() if not place.is_under_way) for name in self._freed]
-        uids = {min(places, key=age_order).uid for every in waiting if (places := list(every))}
+        uids = {min(places, key=age_order).uid for plan_places in waiting if (places := list(plan_places))}
         self._freed.clear()
         if self._has_released:
             self._has_released = False
-            every = (claim for claims in self._claims.values() for claim in claims)
-            uids.update(claim.plan_uid for claim in next_in_line(every, self._turns))
+            all_claims = (claim for claims in self._claims.values() for claim in claims)
+            uids.update(claim.plan_uid for claim in next_in_line(all_claims, self._turns))
         return uids
 
     def _choose(self, uid: str, nodes: frozenset[str]) -> None:

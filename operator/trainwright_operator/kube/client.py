@@ -104,9 +104,9 @@ def _client(identity: str, *, retries: bool = True) -> ApiClient:
     else:
         # For lost connections. What the API server answers with 429 waits for the plan's own back-off.
         configuration.retries = urllib3.Retry(_CONNECTION_RETRIES, status=0, respect_retry_after_header=False)
-    made = ApiClient(configuration)
-    made.user_agent = f"trainwright-operator/{version('trainwright')} ({identity})"
-    return made
+    api_client = ApiClient(configuration)
+    api_client.user_agent = f"trainwright-operator/{version('trainwright')} ({identity})"
+    return api_client
 
 
 def _configuration() -> Configuration:

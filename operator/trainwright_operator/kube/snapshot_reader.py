@@ -255,8 +255,8 @@ class SnapshotReader:
         return tuple(map(object_facts.stored_config_map, filter(object_facts.is_of_plan, items)))
 
     async def _jobs(self, namespace: str, selector: str) -> list[JobFacts]:
-        every = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
-        return [job for jobs in await asyncio.gather(*every) for job in jobs]
+        listings = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
+        return [job for jobs in await asyncio.gather(*listings) for job in jobs]
 
     async def _jobs_of(self, launcher: Launcher, namespace: str, selector: str) -> list[JobFacts]:
         try:

@@ -43,8 +43,8 @@ def heuristic_plans(problems: Sequence[Problem], count: int) -> Baselines:
 def _of_any_trainer(problem: Problem) -> Problem:
     """Return the problem of every plan in the number formats of its trainer, without a preference."""
     trainer = problem.limits.expressible_by
-    every = None if trainer is None else Capabilities(every_plan=True, dtypes=trainer.dtypes)
-    return replace(problem, limits=replace(problem.limits, expressible_by=every), preference=Preference())
+    any_plan = None if trainer is None else Capabilities(every_plan=True, dtypes=trainer.dtypes)
+    return replace(problem, limits=replace(problem.limits, expressible_by=any_plan), preference=Preference())
 
 
 def _heuristic(problems: Sequence[Problem], count: int) -> tuple[tuple[Candidate, ...], Answer | None]:

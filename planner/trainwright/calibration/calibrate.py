@@ -89,9 +89,11 @@ def calibrate(
     return replace(best, evidence=_evidence(best, residuals, nested[-1]))
 
 
-def _evidence(outcome: CalibrationOutcome, residuals: _Residuals, every: tuple[Parameter, ...]) -> dict[str, Evidence]:
-    """Return what the trials say of `every` parameter; those of the outcome may be held."""
-    has_influence = influences(residuals.at, every, outcome.solution.values)
+def _evidence(
+    outcome: CalibrationOutcome, residuals: _Residuals, parameters: tuple[Parameter, ...]
+) -> dict[str, Evidence]:
+    """Return what the trials say of each parameter; those of the outcome may be held."""
+    has_influence = influences(residuals.at, parameters, outcome.solution.values)
     return {
         chosen.name: Evidence.NO_INFLUENCE
         if not influence

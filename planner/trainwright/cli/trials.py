@@ -175,8 +175,8 @@ class TrialsFile:
             return f"{self.path} already holds this trial; nothing was added"
         grown = Trials((trial,)) if trials is None else replace(trials, trials=(*trials.trials, trial))
         replace_document(grown, self.path)
-        several = len(grown.trials) > 1
-        return f"the trial was added to {self.path}, which holds {len(grown.trials)} measured trial{'s' * several}"
+        has_several = len(grown.trials) > 1
+        return f"the trial was added to {self.path}, which holds {len(grown.trials)} measured trial{'s' * has_several}"
 
 
 def _refuse_other_form(path: Path) -> None:
@@ -235,8 +235,8 @@ def trial(
         )
     rates = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     if written.append is not None:
-        made = _plausible_trial(candidate, problem, answer, measured)
-        note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(made))
+        new_trial = _plausible_trial(candidate, problem, answer, measured)
+        note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(new_trial))
     if trace is not None and recorded is not None:
         trace.write_text(json.dumps(chrome_trace(recorded)) + "\n", encoding="utf-8")
     if output is Output.JSON:
@@ -257,12 +257,12 @@ def trial(
 def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, path: Path) -> Trial:
     """Return the trial to append. Raises DocumentError for a report that `calibrate` would refuse."""
     try:
-        made = Trial.of(tried.plan, answer)
+        new_trial = Trial.of(tried.plan, answer)
     except ValueError as error:
         raise DocumentError(f"{path}: {error}") from None
-    if wrong := implausible(Evaluation((made,), problem.cost_context), 0):
+    if wrong := implausible(Evaluation((new_trial,), problem.cost_context), 0):
         raise DocumentError(f"{path}: {wrong.what}; nothing was added; {wrong.remedy}")
-    return made
+    return new_trial
 
 
 def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:

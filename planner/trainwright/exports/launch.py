@@ -65,22 +65,24 @@ def launch_script(devices: Sequence[Device], program: str, remarks: Iterable[str
         for node, own in by_node.items()
     )
     sizes = {len(agent.slots) for agent in agent_list}
-    several = [node for node, own in by_node.items() if len(own) > 1]
-    where, which = f"on each of {len(by_node)} nodes", "NODE says which one it is"
+    split_nodes = [node for node, own in by_node.items() if len(own) > 1]
+    where, node_hint = f"on each of {len(by_node)} nodes", "NODE says which one it is"
     if len(by_node) == 1:
-        where, which = f"on {agent_list[0].node}", f"set NODE={agent_list[0].node}"
+        where, node_hint = f"on {agent_list[0].node}", f"set NODE={agent_list[0].node}"
     notes = [
         *remarks,
         (
-            f"Run `bash launch.sh` {where} ({TORCHRUN}); {which} where the host has another name. MASTER_ADDR is the address of "
+            f"Run `bash launch.sh` {where} ({TORCHRUN}); {node_hint} where the host has another name. MASTER_ADDR is the address of "
             "the node of rank 0."
         ),
         "Ranks are numbered by --node-rank and then by the order of CUDA_VISIBLE_DEVICES: both keep the plan's placement.",
     ]
     if len(sizes) > 1:
         notes.append("Nodes start different numbers of processes; torchrun allows that.")
-    if several:
-        notes.append(f"Ranks of {', '.join(several)} are not consecutive, so that node starts torchrun several times.")
+    if split_nodes:
+        notes.append(
+            f"Ranks of {', '.join(split_nodes)} are not consecutive, so that node starts torchrun several times."
+        )
     return f"""#!/usr/bin/env bash
 {comment(notes)}set -euo pipefail
 cd "$(dirname "$0")"

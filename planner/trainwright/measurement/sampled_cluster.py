@@ -226,9 +226,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _apart(table: _Array, said: _Array, tolerance: float) -> NDArray[np.bool_]:
+def _apart(table: _Array, stated: _Array, tolerance: float) -> NDArray[np.bool_]:
     """Compare elementwise: True if the larger exceeds the smaller by more than the tolerance; NaN never does."""
-    differs: NDArray[np.bool_] = (table > (1 + tolerance) * said) | (said > (1 + tolerance) * table)
+    differs: NDArray[np.bool_] = (table > (1 + tolerance) * stated) | (stated > (1 + tolerance) * table)
     return differs
 
 

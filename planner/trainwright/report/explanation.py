@@ -166,9 +166,12 @@ class Explanation:
         if not unused:
             return []
         counts = Counter(self.problem.cluster.accelerator_of(device).name for device in sorted(unused))
-        every, which = len(self.problem.cluster.devices), " and ".join(f"{n} × {name}" for name, n in counts.items())
+        device_count, unused_types = (
+            len(self.problem.cluster.devices),
+            " and ".join(f"{n} × {name}" for name, n in counts.items()),
+        )
         are = "is" if len(unused) == 1 else "are"
-        return [f"Of the cluster's {every} devices, {len(unused)} {are} not used: {which}."]
+        return [f"Of the cluster's {device_count} devices, {len(unused)} {are} not used: {unused_types}."]
 
     def format_accelerators(self, stage: Stage) -> str:
         """Format the stage's devices by accelerator: `4 × Tesla-T4`, joined by `and`."""

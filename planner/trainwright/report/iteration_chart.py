@@ -186,5 +186,5 @@ def _most(cell: dict[str, float], cell_seconds: float) -> str:
 
 
 def _label(track: Track, tracks: Sequence[Track]) -> str:
-    several = len({each.pipeline for each in tracks}) > 1
-    return f"pipeline {track.pipeline} stage {track.stage}" if several else f"stage {track.stage}"
+    has_several = len({each.pipeline for each in tracks}) > 1
+    return f"pipeline {track.pipeline} stage {track.stage}" if has_several else f"stage {track.stage}"

@@ -34,10 +34,8 @@ def heuristic(candidate: Candidate, baselines: Baselines, problem: Problem, *, w
             f"{seconds(fields['seconds_on_equal'])} on the {short_names(problem.cluster)[baselines.accelerator]} alone"
         )
     fields["speedup"] = better.estimate.iteration_seconds / candidate.estimate.iteration_seconds
-    which = "it" if len(parts) == 1 else "the faster of them"
-    sentence = (
-        f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {which}."
-    )
+    compared = "it" if len(parts) == 1 else "the faster of them"
+    sentence = f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {compared}."
     return Remark((sentence,), {"heuristic": fields})
 
 

@@ -237,9 +237,11 @@ def drop_equivalent(candidates: Iterable[Candidate], tolerance: float) -> list[C
 
 def _saves_nothing(candidate: Candidate, other: Candidate, tolerance: float) -> bool:
     """Return whether a candidate takes no less time and memory than another, and at most `tolerance` more time."""
-    mine, its = candidate.estimate, other.estimate
-    more = mine.iteration_seconds / its.iteration_seconds - 1
-    return mine.peak_memory_bytes >= its.peak_memory_bytes and -_ROUNDING <= more <= max(tolerance, _ROUNDING)
+    own_estimate, other_estimate = candidate.estimate, other.estimate
+    more = own_estimate.iteration_seconds / other_estimate.iteration_seconds - 1
+    return own_estimate.peak_memory_bytes >= other_estimate.peak_memory_bytes and -_ROUNDING <= more <= max(
+        tolerance, _ROUNDING
+    )
 
 
 _MEASURED_BAND: Final = 4 * MEAN_MEASURED_ERROR

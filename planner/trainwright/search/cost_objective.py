@@ -68,24 +68,24 @@ def on_growing_subclusters(
     has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
-    every = [(subcluster, _price_bound(subcluster)) for subcluster in subclusters(problem, max_subclusters)]
-    every.sort(key=_promise)
+    bounded = [(subcluster, _price_bound(subcluster)) for subcluster in subclusters(problem, max_subclusters)]
+    bounded.sort(key=_promise)
     candidates: list[Candidate] = []
     least: dict[frozenset[str], float] = {}
     paying: set[frozenset[str]] = set()
     infeasible: NoFeasiblePlan | None = None
-    for number, (subproblem, bound) in enumerate(every):
+    for number, (subproblem, bound) in enumerate(bounded):
         if candidates and control.expired():
             break
         nodes = frozenset(subproblem.nodes)
-        smaller = [other for other in (frozenset(part.nodes) for part, _ in every) if other < nodes]
+        smaller = [other for other in (frozenset(part.nodes) for part, _ in bounded) if other < nodes]
         below = [node_set for node_set in smaller if not any(node_set < other for other in smaller)]
         if (below and not paying.intersection(below)) or bound >= min(least.values(), default=math.inf):
             continue
         best_seconds = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
-        report = _report_share(control, number, len(every), best_seconds)
+        report = _report_share(control, number, len(bounded), best_seconds)
         try:
-            share = control.part(min(len(every) - number, 4))
+            share = control.part(min(len(bounded) - number, 4))
             of_subcluster = search(subproblem, replace(share, report=report), top)
         except NoFeasiblePlan as error:
             of_subcluster, infeasible = [], error

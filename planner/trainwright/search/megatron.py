@@ -36,8 +36,8 @@ class EvenSplits:
         """Degrees for which the model has enough layers, with the ends of the stages."""
         problem = self.plan_space.problem
         per_node = min(Counter(device.node for device in problem.devices).values())
-        every = sorted(open_degrees(problem, max_tensor=per_node), key=_model_parallel_degree)
-        split = ((degrees, even_split(problem.model, degrees.pipeline)) for degrees in every)
+        ascending = sorted(open_degrees(problem, max_tensor=per_node), key=_model_parallel_degree)
+        split = ((degrees, even_split(problem.model, degrees.pipeline)) for degrees in ascending)
         return [(degrees, ends) for degrees, ends in split if ends is not None]
 
     def _place(self, degrees: Degrees) -> PlacedStages:

@@ -60,10 +60,10 @@ class NormedConvolution(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         weight = _filters_for(images, self.weight)
-        made = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
+        features = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
         # functional.batch_norm rejects a single value per filter.
         return torch.batch_norm(
-            made, self.norm_weight, self.norm_bias, None, None, True, 0.0, _EPSILON, torch.backends.cudnn.enabled
+            features, self.norm_weight, self.norm_bias, None, None, True, 0.0, _EPSILON, torch.backends.cudnn.enabled
         )
 
 

@@ -72,8 +72,8 @@ class Block(PreNormBlock):
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=masked)
         return torch.unflatten(mixed.transpose(1, 2), 2, (windows, -1)).flatten(3)
 
-    def join_windows(self, made: Tensor) -> Tensor:
-        return super().join_windows(made if self.apart is None else made.transpose(1, 2).flatten(0, 1))
+    def join_windows(self, windows: Tensor) -> Tensor:
+        return super().join_windows(windows if self.apart is None else windows.transpose(1, 2).flatten(0, 1))
 
 
 def _windows_beside_heads(part: Tensor, windows: int) -> Tensor:

@@ -35,8 +35,8 @@ class Embedding(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        made = functional.linear(data["latents"], self.latent_weight, self.latent_bias)
-        return Output((torch.unflatten(made, 1, self.positions.shape) + self.positions,))
+        values = functional.linear(data["latents"], self.latent_weight, self.latent_bias)
+        return Output((torch.unflatten(values, 1, self.positions.shape) + self.positions,))
 
 
 class Upsample(Layer):
@@ -93,8 +93,8 @@ class Head(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
         image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
-        made = functional.conv2d(image, self.image_weight, self.image_bias)
-        distances = functional.mse_loss(made, data["images"], reduction="none")
+        outputs = functional.conv2d(image, self.image_weight, self.image_bias)
+        distances = functional.mse_loss(outputs, data["images"], reduction="none")
         # The sum over an image's pixels overflows float16.
         return Output((), distances.sum(dtype=torch.float32) / distances[0].numel())
 

@@ -91,8 +91,8 @@ def parse_network(text: str) -> dict[str, Amounts]:
         }
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
-    every = ((name, amount) for amounts in network.values() for name, amount in amounts.items())
-    return dict(network) if all(is_network_device(name) and amount > 0 for name, amount in every) else {}
+    named_amounts = ((name, amount) for amounts in network.values() for name, amount in amounts.items())
+    return dict(network) if all(is_network_device(name) and amount > 0 for name, amount in named_amounts) else {}
 
 
 def network_shortage(snapshot: Snapshot, node: NodeFacts, task_map: StoredConfigMap) -> str:

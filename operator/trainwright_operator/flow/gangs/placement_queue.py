@@ -85,8 +85,8 @@ def respected_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     """
     unassigned = {pod.gang for pod in snapshot.pods if pod.name in snapshot.refusals}
     plan = snapshot.plan
-    every = (replace(claim, wanted={}) if claim.gang in unassigned else claim for claim in gang_claims(snapshot))
-    claims = tuple(claim for claim in every if claim.held or claim.wanted)
+    all_claims = (replace(claim, wanted={}) if claim.gang in unassigned else claim for claim in gang_claims(snapshot))
+    claims = tuple(claim for claim in all_claims if claim.held or claim.wanted)
     accepted = plan.status.condition(ConditionType.ACCEPTED)
     is_stuck = accepted is not None and accepted.reason in NEEDS_ACTION | {Reason.PLAN_LIMIT_REACHED}
     if not is_stuck and not plan.hidden_fields:
@@ -119,19 +119,19 @@ def queue_position(snapshot: Snapshot) -> int | None:
 
 def _gangs_ahead(snapshot: Snapshot, gangs: Sequence[str]) -> list[tuple[GangClaim, ...]]:
     own_claims = {claim.gang: claim for claim in gang_claims(snapshot)}
-    every = (*own_claims.values(), *snapshot.other_claims)
-    queue = in_order(every, snapshot.last_turns)
+    all_claims = (*own_claims.values(), *snapshot.other_claims)
+    queue = in_order(all_claims, snapshot.last_turns)
     ahead = []
     for gang in gangs:
         own = own_claims.get(gang)
-        ahead.append(_needing_the_same(snapshot, every, queue, own) if own is not None and own.wanted else ())
+        ahead.append(_needing_the_same(snapshot, all_claims, queue, own) if own is not None and own.wanted else ())
     return ahead
 
 
 def _needing_the_same(
-    snapshot: Snapshot, every: Iterable[GangClaim], queue: Iterable[GangClaim], own: GangClaim
+    snapshot: Snapshot, all_claims: Iterable[GangClaim], queue: Iterable[GangClaim], own: GangClaim
 ) -> tuple[GangClaim, ...]:
-    claims = [claim for claim in every if claim.resource_name == own.resource_name]
+    claims = [claim for claim in all_claims if claim.resource_name == own.resource_name]
     shares = _devices_for_plans(snapshot, claims, own.resource_name)
     earlier = tuple(
         claim

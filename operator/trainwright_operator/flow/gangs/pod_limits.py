@@ -81,8 +81,8 @@ def find_pod_excess(
     `own_labels`, `own_annotations`, `own_priority_class`: what the operator sets.
     """
     wider = _RULES[_RULES.index(rules.pod_template) + 1 :]
-    every = _all_excesses(pod, own_labels, own_annotations, own_priority_class)
-    return next((excess for excess in every if excess.rule in wider), None) or next(
+    excesses = _all_excesses(pod, own_labels, own_annotations, own_priority_class)
+    return next((excess for excess in excesses if excess.rule in wider), None) or next(
         _long_graces(pod, rules.limits), None
     )
 

@@ -49,11 +49,11 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     """
     device_time = device_seconds(context, gang_spec, started_at)
     reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
-    every = (
+    endings = (
         assess_report(reported[number]) if number in reported else failure
         for number in range(len(gang_spec.result_names))
     )
-    assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
+    assessments = {number: ending for number, ending in enumerate(endings) if ending is not None}
     unlucky = next(
         (number for number, outcome in assessments.items() if outcome.state is not OutcomeState.SUCCEEDED), None
     )

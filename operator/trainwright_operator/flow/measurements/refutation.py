@@ -41,9 +41,9 @@ def find_refutation(context: ReconcileContext, discovery: DiscoveredDevices) -> 
     reused = list(_reused(context))
     if not reused:
         return None
-    every = frozenset(stored.name for stored, _ in reused)
+    reused_names = frozenset(stored.name for stored, _ in reused)
     changed = next(_changed_images(context), None)
-    return Refutation(changed, every) if changed is not None else _find_drift(context, discovery, reused)
+    return Refutation(changed, reused_names) if changed is not None else _find_drift(context, discovery, reused)
 
 
 def layer_checks(context: ReconcileContext, dtype: Dtype, gang: Gang) -> tuple[LayerCheck, ...]:

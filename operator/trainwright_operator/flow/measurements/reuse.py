@@ -147,11 +147,11 @@ def _reused_result(
 ) -> CreateConfigMap:
     names, times = (source.stored.name for source in sources), (source.stored.created_at for source in sources)
     reuse, image = Reuse(tuple(names), min(times), check), sources[0].image
-    said = f"measured at {_shown(reuse.measured_at)}, and kept in ConfigMap {', '.join(reuse.measurements)}"
+    origin = f"measured at {_shown(reuse.measured_at)}, and kept in ConfigMap {', '.join(reuse.measurements)}"
     outcome = GangOutcome(
         OutcomeState.SUCCEEDED,
         Reason.MEASUREMENT_TAKEN,
-        said,
+        origin,
         ended_at=reuse.measured_at,
         generation=context.plan.generation,
     )

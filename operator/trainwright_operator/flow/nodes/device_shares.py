@@ -109,8 +109,8 @@ def _find_virtual_machine(node: NodeFacts, product: str) -> str:
     """Return that the type of machine has virtual GPUs, whatever GPU a label names."""
     instance = node.labels.get(INSTANCE_TYPE_LABEL, "")
     share = virtual_share(instance)
-    which = f" ({', '.join(legible(part) for part in (product, f'{share} in {instance}') if part)})"
-    return _VGPU_UNUSABLE.format(which=which) if share else ""
+    type_words = f" ({', '.join(legible(part) for part in (product, f'{share} in {instance}') if part)})"
+    return _VGPU_UNUSABLE.format(which=type_words) if share else ""
 
 
 def share_resources(node: NodeFacts) -> list[str]:

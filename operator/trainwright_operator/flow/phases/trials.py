@@ -47,10 +47,10 @@ class TrialUsage:
 
         `earlier_seconds`: device seconds before the nodes changed.
         """
-        every = tuple(attempts)
-        finals = [attempts.final for attempts in every if attempts.final is not None]
+        all_attempts = tuple(attempts)
+        finals = [attempts.final for attempts in all_attempts if attempts.final is not None]
         failed = sum(final.result.outcome.state is not OutcomeState.SUCCEEDED for final in finals)
-        return cls(earlier_seconds + sum(attempts.device_seconds for attempts in every), failed)
+        return cls(earlier_seconds + sum(attempts.device_seconds for attempts in all_attempts), failed)
 
     def run_seconds(self, trials: Sequence[PlannedTrial], limits: TrialsSpec) -> float:
         """Return the run time limit of a gang of these trials, or 0 where it is too short for each to start."""

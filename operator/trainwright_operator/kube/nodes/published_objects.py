@@ -120,8 +120,8 @@ def device_class(resource: dict[str, Any]) -> DeviceClass | None:
     if not resource_name:
         return None
     expressions = [(selector.get("cel") or {}).get("expression", "") for selector in spec.get("selectors") or []]
-    made = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
-    return replace(made, problem=plain_line(made.problem))
+    read_class = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
+    return replace(read_class, problem=plain_line(read_class.problem))
 
 
 def allocations(claims: list[dict[str, Any]]) -> Iterator[Allocation]:

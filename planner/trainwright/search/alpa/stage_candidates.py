@@ -94,19 +94,19 @@ def pareto_candidates(
     )
 
 
-def concatenate_candidates(several: Sequence[StageCandidates]) -> StageCandidates:
+def concatenate_candidates(parts: Sequence[StageCandidates]) -> StageCandidates:
     """Join stage candidates, sorted by first boundary."""
     merged = StageCandidates(
-        np.concatenate([part.first for part in several]),
-        np.concatenate([part.end for part in several]),
-        np.concatenate([part.size for part in several]),
-        np.concatenate([part.min_devices_before for part in several]),
-        np.concatenate([part.max_devices_before for part in several]),
-        np.concatenate([part.seconds for part in several]),
-        np.concatenate([part.max_remaining_stages for part in several]),
-        np.concatenate([part.message_copies for part in several]),
-        np.concatenate([part.slot for part in several]),
-        np.concatenate([part.option for part in several]),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.end for part in parts]),
+        np.concatenate([part.size for part in parts]),
+        np.concatenate([part.min_devices_before for part in parts]),
+        np.concatenate([part.max_devices_before for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        np.concatenate([part.max_remaining_stages for part in parts]),
+        np.concatenate([part.message_copies for part in parts]),
+        np.concatenate([part.slot for part in parts]),
+        np.concatenate([part.option for part in parts]),
     )
     return merged[np.argsort(merged.first, kind="stable")]
 
@@ -172,22 +172,22 @@ class IntraOperatorPass(Protocol):
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None: ...
 
 
-def concatenate_options(several: Sequence[SubmeshOptions]) -> SubmeshOptions:
+def concatenate_options(parts: Sequence[SubmeshOptions]) -> SubmeshOptions:
     """Join the options of one submesh."""
-    if len(several) == 1:
-        return several[0]
-    counts = np.cumsum([0, *(len(part.seconds) for part in several)])
-    strategies = [part.strategy for part in several]  # so that the closure does not keep the tables alive
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.cumsum([0, *(len(part.seconds) for part in parts)])
+    strategies = [part.strategy for part in parts]  # so that the closure does not keep the tables alive
 
     def strategy(option: int, first: int, end: int) -> StageStrategy:
         number = int(np.searchsorted(counts, option, side="right")) - 1
         return strategies[number](option - int(counts[number]), first, end)
 
     return SubmeshOptions(
-        np.concatenate([part.seconds for part in several]),
-        np.concatenate([part.iteration_seconds for part in several]),
-        np.concatenate([part.state_bytes for part in several]),
-        np.concatenate([part.activation_bytes for part in several]),
-        np.concatenate([part.message_copies for part in several]),
+        np.concatenate([part.seconds for part in parts]),
+        np.concatenate([part.iteration_seconds for part in parts]),
+        np.concatenate([part.state_bytes for part in parts]),
+        np.concatenate([part.activation_bytes for part in parts]),
+        np.concatenate([part.message_copies for part in parts]),
         strategy,
     )

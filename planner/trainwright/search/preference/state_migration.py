@@ -85,7 +85,8 @@ class _DeviceMatching:
         resident_states = [tuple(sorted(self._resident_states(node))) for node in nodes]
         if len(set(required_states)) * len(set(resident_states)) > MAX_PAIRS:
             required_states, resident_states = (
-                [tuple(map(_without_sharding, state)) for state in many] for many in (required_states, resident_states)
+                [tuple(map(_without_sharding, state)) for state in states]
+                for states in (required_states, resident_states)
             )
         return required_states, resident_states
 
