@@ -211,7 +211,7 @@ def compute_seconds(plan: Plan, rank: int, model: Model, profiles: Profiles, acc
         rows = run.rows[run.position_of(rank).replica]
         for layer in range(run.first, run.end):
             kind = model.kind_of(layer)
-            degree = run.tensor if kind.is_tensor_parallel else 1
+            degree = run.arrangement.tensor if kind.is_tensor_parallel else 1
             cost = profiles.cost(accelerator, kind.name, degree, rows)
             total += (1 + run.run.strategy.recompute) * cost.forward_seconds + cost.backward_seconds
     return plan.pipelines[stage.pipeline].micro_batches * total

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import lcm
 from typing import Generic, NamedTuple, TypeVar
 
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Stage
-from trainwright.strategy import RankOrder, Sharding
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 T = TypeVar("T", bound=Hashable)
 Interval = tuple[int, int]
@@ -24,7 +25,7 @@ class Position(NamedTuple):
     """Data replica of a member, and its rank in the tensor group."""
 
     replica: int
-    tensor: int
+    tensor_rank: int
 
 
 class StateShard(NamedTuple):
@@ -49,27 +50,26 @@ class RankLayout(Generic[T]):
 
     Attributes:
         members: in the order of the stage's devices.
+        arrangement: degrees and order of the run's strategy; layouts with other savings are equal.
     """
 
     members: tuple[T, ...]
-    tensor: int
-    data: int
-    order: RankOrder
+    arrangement: Strategy
     rows: tuple[int, ...]
 
     @classmethod
     def of(cls, members: tuple[T, ...], run: LayerRun) -> RankLayout[T]:
-        return RankLayout(members, run.strategy.tensor, run.strategy.data, run.strategy.order, run.rows)
+        return RankLayout(members, run.strategy.arrangement, run.rows)
 
     @cached_property
     def by_index(self) -> RankLayout[int]:
         """Same layout, with the members' indexes as members."""
-        return RankLayout(tuple(range(len(self.members))), self.tensor, self.data, self.order, self.rows)
+        return RankLayout(tuple(range(len(self.members))), self.arrangement, self.rows)
 
     @cached_property
     def tensor_groups(self) -> tuple[tuple[T, ...], ...]:
         """`[replica][tensor rank]` members."""
-        return self.order.tensor_groups(self.members, self.tensor)
+        return self.arrangement.tensor_groups(self.members)
 
     @cached_property
     def data_groups(self) -> tuple[tuple[T, ...], ...]:
@@ -78,10 +78,10 @@ class RankLayout(Generic[T]):
 
     def position(self, index: int) -> Position:
         """Return the position of the index-th member."""
-        if self.order is RankOrder.TENSOR_INNER:
-            return Position(*divmod(index, self.tensor))
-        tensor, replica = divmod(index, self.data)
-        return Position(replica, tensor)
+        if self.arrangement.order is RankOrder.TENSOR_INNER:
+            return Position(*divmod(index, self.arrangement.tensor))
+        tensor_rank, replica = divmod(index, self.replicas)
+        return Position(replica, tensor_rank)
 
     @cached_property
     def _positions(self) -> dict[T, Position]:
@@ -90,6 +90,15 @@ class RankLayout(Generic[T]):
     def position_of(self, member: T) -> Position:
         """Return the position of a member. Raises KeyError if the stage does not have it."""
         return self._positions[member]
+
+    @property
+    def replicas(self) -> int:
+        """Number of data replicas."""
+        return len(self.rows)
+
+    def tensor_shard(self, member: T) -> ShardIndex:
+        """Return the shard of the weights that a member has as a rank of its tensor group."""
+        return self.position_of(member).tensor_rank, self.arrangement.tensor
 
     @cached_property
     def row_intervals(self) -> tuple[Interval, ...]:
@@ -103,24 +112,45 @@ class RankLayout(Generic[T]):
     @cached_property
     def rows_by_member(self) -> tuple[int, ...]:
         """`[member]` number of rows of a micro-batch."""
-        return self.order.members((rows,) * self.tensor for rows in self.rows)
+        return self.arrangement.order.members((rows,) * self.arrangement.tensor for rows in self.rows)
 
     def shard(self, index: int, sharding: Sharding) -> StateShard:
         """Return the state of each layer that is resident on the index-th member."""
-        replica, tensor = self.position(index)
-        among_replicas = WHOLE if sharding is Sharding.NONE else (replica, self.data)
+        replica, tensor_rank = self.position(index)
+        among_replicas = WHOLE if sharding is Sharding.NONE else (replica, self.replicas)
         weights = among_replicas if sharding is Sharding.ZERO3 else WHOLE
-        return StateShard((tensor, self.tensor), weights, among_replicas)
+        return StateShard((tensor_rank, self.arrangement.tensor), weights, among_replicas)
 
     @property
     def tensor_division(self) -> tuple[int, RankOrder | None]:
         """Key that is equal for layouts of a stage in which every member has the same tensor rank."""
-        return self.tensor, self.order if self.tensor > 1 and self.data > 1 else None
+        tensor, data = self.arrangement.degrees
+        return tensor, self.arrangement.order if tensor > 1 and data > 1 else None
 
     def is_equivalent(self, other: RankLayout[T]) -> bool:
         """Return whether each member computes the same rows with the same shards of the weights; both have one stage."""
-        is_same_order = self.order is other.order or self.tensor == 1 or self.data == 1
-        return is_same_order and self.tensor == other.tensor and self.rows == other.rows
+        return self.tensor_division == other.tensor_division and self.rows == other.rows
+
+
+def slice_count(layouts: Iterable[RankLayout[T]]) -> int:
+    """Return the number of the finest equal slices into which the tensor degrees of layouts together split weights."""
+    return lcm(*(layout.arrangement.tensor for layout in layouts))
+
+
+def slices_per_member(layout: RankLayout[T], count: int) -> int:
+    """Return the number of slices that each member has of weights in `count` equal ones: a multiple of the tensor degree."""
+    return count // layout.arrangement.tensor
+
+
+def slices_of(layout: RankLayout[T], member: T, count: int) -> range:
+    """Return the slices that a member has of weights in `count` equal ones."""
+    number, first = slices_per_member(layout, count), layout.position_of(member).tensor_rank
+    return range(first * number, (first + 1) * number)
+
+
+def slice_holders(layout: RankLayout[T], number: int, count: int) -> tuple[T, ...]:
+    """Return the members that have a slice, by replica, of weights in `count` equal ones."""
+    return layout.data_groups[number // slices_per_member(layout, count)]
 
 
 def node_layouts(stage: Stage) -> tuple[RankLayout[str], ...]:
@@ -141,7 +171,7 @@ class RowOverlap(NamedTuple):
 def row_overlaps(source: RankLayout[T], target: RankLayout[T]) -> Iterator[RowOverlap]:
     """Yield the overlaps of the replicas' row intervals, in the order of the rows."""
     sender = receiver = start = 0
-    while sender < source.data and receiver < target.data:
+    while sender < source.replicas and receiver < target.replicas:
         sender_stop, receiver_stop = source.row_intervals[sender][1], target.row_intervals[receiver][1]
         stop = min(sender_stop, receiver_stop)
         yield RowOverlap(sender, receiver, start, stop)

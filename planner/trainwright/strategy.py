@@ -86,6 +86,11 @@ class Strategy:
         return self.replace(sharding=sharding, sequence_parallel=divides, keep_gathered_weights=keeps)
 
     @property
+    def arrangement(self) -> Strategy:
+        """The strategy with its degrees and order alone, which say where ranks are."""
+        return Strategy(self.tensor, self.data, self.order)
+
+    @property
     def without_runtime_choices(self) -> Self:
         """The strategy with what the runtime decides left open."""
         return self.replace(sequence_parallel=False) if self.sequence_parallel else self

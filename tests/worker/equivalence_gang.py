@@ -94,7 +94,7 @@ def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) ->
     for weight, view in zip(unit.weights, unit.views(flat), strict=True):
         value = whole[weight.name]
         if weight.split_dimension is not None:
-            value = TensorShard(place.tensor, run.tensor).slice_weight(value, weight.split_dimension)
+            value = TensorShard(place.tensor_rank, run.arrangement.tensor).slice_weight(value, weight.split_dimension)
         view.copy_(value)
     return flat[unit.shard_start : unit.shard_stop]
 

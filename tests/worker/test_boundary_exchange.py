@@ -40,7 +40,9 @@ def runs(draw: st.DrawFn, first_rank: int, rows: int) -> RunRanks:
     ranks = tuple(draw(st.permutations(range(first_rank, first_rank + tensor * data))))
     order = draw(st.sampled_from(RankOrder))
     own = {rank: draw(st.sampled_from(NODES)) for rank in ranks}
-    return RunRanks(ranks, tensor, data, order, split, LayerRun(0, 1, Strategy(tensor, data, order), split), own)
+    return RunRanks(
+        ranks, Strategy(tensor, data, order), split, LayerRun(0, 1, Strategy(tensor, data, order), split), own
+    )
 
 
 @st.composite
@@ -52,7 +54,7 @@ def boundaries(draw: st.DrawFn) -> tuple[RunRanks, RunRanks]:
 @st.composite
 def divided_boundaries(draw: st.DrawFn) -> tuple[RunRanks, RunRanks]:
     """Draw ends with one tensor degree, whose boundary stays divided along the sequence."""
-    return draw(boundaries().filter(lambda ends: ends[0].tensor == ends[1].tensor > 1))
+    return draw(boundaries().filter(lambda ends: ends[0].arrangement.tensor == ends[1].arrangement.tensor > 1))
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Exchange:
         """Return what a rank has of a boundary: its tensor index's part of the sequence, if that is divided."""
         if not self.is_divided:
             return boundary
-        return tuple(tensor.chunk(run.tensor, 1)[run.position_of(rank).tensor] for tensor in boundary)
+        return tuple(tensor.chunk(run.arrangement.tensor, 1)[run.position_of(rank).tensor_rank] for tensor in boundary)
 
     def _message(self, operations: list[_Operation]) -> list[Any]:
         (one,) = operations
@@ -139,7 +141,9 @@ def exchanged(
     """Exchange random values, and check that every rank receives those of its rows."""
     boundary = tuple(torch.rand(sum(source.rows), *shape) for shape in shapes)
     spec = BoundarySpec(shapes, torch.float32, torch.device("cpu"))
-    exchange = Exchange(source, target, spec.slices(source.tensor) if is_divided else spec, is_divided=is_divided)
+    exchange = Exchange(
+        source, target, spec.slices(source.arrangement.tensor) if is_divided else spec, is_divided=is_divided
+    )
     for rank, received in exchange.run(boundary).items():
         start, stop = target.row_interval_of(rank)
         expected = exchange.own_slice(target, rank, tuple(tensor[start:stop] for tensor in boundary))
@@ -161,9 +165,9 @@ def test_every_tensor_rank_receives_its_slice_of_a_divided_sequence(ends: tuple[
     source, target = ends
     exchange = exchanged(source, target, ((12, 4), (24, 1)), is_divided=True)
     assert not exchange.given
-    positions = [(source.position_of(a).tensor, target.position_of(b).tensor) for a, b in exchange.sent]
+    positions = [(source.position_of(a).tensor_rank, target.position_of(b).tensor_rank) for a, b in exchange.sent]
     assert all(sender == receiver for sender, receiver in positions)
-    messages, costs = priced(source, target, 72 * BYTES / source.tensor, split=False)
+    messages, costs = priced(source, target, 72 * BYTES / source.arrangement.tensor, split=False)
     assert messages == exchange.messages()
     assert set(costs.gather_seconds) == {0.0}
 
@@ -183,7 +187,7 @@ def priced(
     ports = Port(0.0, 1.0), Port(0.0, 1.0)
     network = _CountedNetwork(Cluster((Accelerator("x", 1),), tuple(Node(name, "x", 16, *ports) for name in NODES)))
     senders, receivers = (
-        RankLayout(tuple(map(run.node_of.__getitem__, run.members)), run.tensor, run.data, run.order, run.rows)
+        RankLayout(tuple(map(run.node_of.__getitem__, run.members)), run.arrangement, run.rows)
         for run in (source, target)
     )
     collectives = Collectives(network) if split else None

@@ -11,6 +11,7 @@ from trainwright.cluster import Device
 from trainwright.families import T5, Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.rank_layout import slices_of
 from trainwright.strategy import Sharding, Strategy
 from trainwright_worker.executor.parameter_groups import parameter_groups, tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import PlanRanks
@@ -68,10 +69,10 @@ def test_every_slice_of_a_shared_weight_sums_each_row_once(plan: Plan) -> None:
     assert {rank for group in groups for rank in group} == owners
     if not shared.reduces_by_slice:
         assert sum(map(len, groups)) == len(owners)
-        assert len(groups) == shared.runs[0].tensor
+        assert len(groups) == shared.runs[0].arrangement.tensor
     for number, group in enumerate(groups):
         for run in shared.runs:
-            held = {rank: shared.slices_of(run, rank) for rank in run.ranks}
+            held = {rank: slices_of(run, rank, shared.slice_count) for rank in run.ranks}
             counted = [run.row_interval_of(rank) for rank, slices in held.items() if number in slices]
             assert sorted(counted) == sorted(run.row_intervals)
             assert {rank for rank, slices in held.items() if number in slices} <= set(group)

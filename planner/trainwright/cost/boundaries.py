@@ -68,7 +68,7 @@ class BoundaryCache:
             senders: RankLayout[str], receivers: RankLayout[str], row_bytes: float, *, is_divided: bool = False
         ) -> BoundaryMessages:
             if is_divided:
-                return boundary_messages(senders, receivers, row_bytes / senders.tensor, network)
+                return boundary_messages(senders, receivers, row_bytes / senders.arrangement.tensor, network)
             return boundary_messages(senders, receivers, row_bytes, network, collectives=collectives)
 
         self.messages_between = lru_cache(_KEPT)(between)
@@ -112,7 +112,7 @@ def boundary_messages(
     for key, times in alike.items():
         for card, seconds in work[key].items():
             load[card] += times * seconds
-    gather_seconds = [0.0] * receivers.data
+    gather_seconds = [0.0] * receivers.replicas
     if collectives is not None:
         gathered: Counter[tuple[int, Nodes]] = Counter()
         for _, b, key in pairs:

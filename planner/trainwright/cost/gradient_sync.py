@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.network import Load, Nic
@@ -13,7 +12,7 @@ from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
 from trainwright.plan import LayerRun
-from trainwright.rank_layout import RankLayout
+from trainwright.rank_layout import RankLayout, slice_count, slice_holders, slices_per_member
 from trainwright.strategy import Sharding
 
 ReductionCost = tuple[float, float, Load]
@@ -54,8 +53,7 @@ class BucketOwner:
     @property
     def bucket_key(self) -> tuple[object, ...]:
         """Key that layers of one bucket share."""
-        run = self.run
-        return self.key, run.strategy.tensor, run.strategy.data, run.strategy.order, run.strategy.sharding
+        return self.key, self.layout.arrangement, self.run.strategy.sharding
 
 
 @dataclass(frozen=True)
@@ -180,9 +178,12 @@ class _ReductionBuilder:
         rings of a rank of the highest degree.
         """
         layouts = [holder.layout for holder in bucket.holders]
-        values = max(value * one.tensor for value, one in zip(bucket.values, layouts, strict=True))
-        message = values / lcm(*(one.tensor for one in layouts)) * num_bytes
-        message /= layouts[0].data if sharded else 1
+        slices = slice_count(layouts)
+        message = max(
+            values / slices_per_member(layout, slices) for values, layout in zip(bucket.values, layouts, strict=True)
+        )
+        message *= num_bytes
+        message /= layouts[0].replicas if sharded else 1
         return self._rounds_cost(slice_rounds(layouts, sharded=sharded), message)
 
     def _add_tied_weight(self, name: str, owners: Sequence[StageKey]) -> None:
@@ -194,16 +195,15 @@ class _ReductionBuilder:
         context = self.context
         holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
         layouts = [runs[0].layout for runs in holding]
-        tensors = {one.tensor for one in layouts}
-        if all(one.is_divided or one.run.strategy.tensor == 1 for runs in holding for one in runs) and not (
-            len(tensors) == 1 and all(map(have_same_data_groups, holding))
-        ):
+        by_tensor_rank = len({len(layout.data_groups) for layout in layouts}) == 1 and all(
+            map(have_same_data_groups, holding)
+        )
+        if not by_tensor_rank and all(owner.has_slices for runs in holding for owner in runs):
             self._add(tuple(owners), self._sliced_cost(holding), shared=True)
             return
-        if len(tensors) == 1 and all(map(have_same_data_groups, holding)):
-            groups = tuple(
-                tuple(node for one in layouts for node in one.data_groups[index]) for index in range(min(tensors))
-            )
+        if by_tensor_rank:
+            by_rank = zip(*(layout.data_groups for layout in layouts), strict=True)
+            groups = tuple(tuple(chain.from_iterable(of_rank)) for of_rank in by_rank)
         else:
             groups = (tuple(node for one in layouts for node in one.members),)
         message = max(one.values for runs in holding for one in runs) * context.gradient_dtype.num_bytes
@@ -211,14 +211,15 @@ class _ReductionBuilder:
 
     def _sliced_cost(self, holding: Sequence[Sequence[TiedWeightOwner]]) -> ReductionCost:
         """Return the cost of one ring per finest slice of a divided tied weight, over the ranks of all stages that own it."""
-        slices = lcm(*(one.run.strategy.tensor for runs in holding for one in runs))
-        message = max(one.values * one.run.strategy.tensor for runs in holding for one in runs) / slices
+        owners = list(chain.from_iterable(holding))
+        slices = slice_count(owner.layout for owner in owners)
+        message = max(owner.values / slices_per_member(owner.layout, slices) for owner in owners)
         rounds: dict[int, list[Nodes]] = {}
-        round_count = slices // min(one.run.strategy.tensor for runs in holding for one in runs)
+        round_count = max(slices_per_member(owner.layout, slices) for owner in owners)
         for number in range(slices):
             nodes: list[str] = []
             for runs in holding:
-                groups = (one.layout.by_index.data_groups[number * one.run.strategy.tensor // slices] for one in runs)
+                groups = (slice_holders(owner.layout.by_index, number, slices) for owner in runs)
                 members = runs[0].layout.members
                 nodes.extend(members[index] for index in sorted(set(chain.from_iterable(groups))))
             rounds.setdefault(number % round_count, []).append(tuple(nodes))
@@ -240,13 +241,13 @@ def slice_rounds(layouts: Sequence[RankLayout[str]], *, sharded: bool) -> list[t
     The least common multiple of the tensor degrees sets the number of slices; if replicas shard gradients, each shard is a
     slice.
     """
-    tensors = lcm(*(one.tensor for one in layouts))
-    round_count = tensors // min(one.tensor for one in layouts)
+    slices = slice_count(layouts)
+    round_count = max(slices_per_member(layout, slices) for layout in layouts)
     rounds: dict[int, list[Nodes]] = {}
-    for tensor in range(tensors):
-        groups = [one.data_groups[tensor * one.tensor // tensors] for one in layouts]
+    for number in range(slices):
+        groups = [slice_holders(layout, number, slices) for layout in layouts]
         rings = zip(*groups, strict=True) if sharded else [chain.from_iterable(groups)]
-        rounds.setdefault(tensor % round_count, []).extend(tuple(ring) for ring in rings)
+        rounds.setdefault(number % round_count, []).extend(tuple(ring) for ring in rings)
     return [tuple(rings) for _, rings in sorted(rounds.items())]
 
 

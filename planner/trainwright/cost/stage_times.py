@@ -97,7 +97,7 @@ class _StageTimesBuilder:
                 names = tuple(sorted({accelerator_of[node] for node in nodes}))
                 known[nodes] = (
                     names,
-                    NO_COMMUNICATION if layout.tensor == 1 else self.plan_layout.tensor_all_reduce(nodes),
+                    NO_COMMUNICATION if layout.arrangement.tensor == 1 else self.plan_layout.tensor_all_reduce(nodes),
                 )
             found[rows, nodes] = (rows, *known[nodes])
         return found

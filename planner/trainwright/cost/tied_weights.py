@@ -24,6 +24,11 @@ class TiedWeightOwner(NamedTuple):
     is_divided: bool = False
 
     @property
+    def has_slices(self) -> bool:
+        """Return whether each rank has the slices of its tensor rank alone: the weight is divided, or a rank has all of it."""
+        return self.is_divided or len(self.layout.data_groups) == 1
+
+    @property
     def division(self) -> tuple[object, ...]:
         """Key that is equal for runs of a stage in which every rank has the same part of the weight."""
         return self.layout.tensor_division if self.is_divided else ()

@@ -257,7 +257,7 @@ class BoundaryExchange:
 
         def spec_after(layer: int, run: RunRanks) -> BoundarySpec:
             spec = boundary_spec_after(layer)
-            return spec.slices(run.tensor) if layer in divided_boundaries else spec
+            return spec.slices(run.arrangement.tensor) if layer in divided_boundaries else spec
 
         activation_receiver = activation_sender = gradient_receiver = gradient_sender = None
         if stage.index > 0:

@@ -116,14 +116,13 @@ class _RankState:
     Attributes:
         states: this rank's shard of each kind of state, flat like `master_shard`.
         run: run whose tensor degree splits the weights.
-        data_index, tensor_index: this rank's position in that run.
+        rank: this rank, of that run.
     """
 
     flat_parameter: FlatParameter
     states: dict[str, Tensor]
     run: RunRanks
-    data_index: int
-    tensor_index: int
+    rank: int
 
     def tiles(self, low: int, high: int, max_values: int = sys.maxsize) -> Iterator[StateTile]:
         """Yield this rank's part of values `low … high - 1` of the flat parameter, in tiles of at most `max_values` values."""
@@ -147,7 +146,7 @@ class _RankState:
         if weight.split_dimension is None:
             return StateTile(name, tuple(shape), tile, values)
         shape[weight.split_dimension] = size = weight.split_size or 0
-        tile = tile.shifted(weight.split_dimension, part_start(size, self.tensor_index, self.run.tensor))
+        tile = tile.shifted(weight.split_dimension, part_start(size, *self.run.tensor_shard(self.rank)))
         return StateTile(name, tuple(shape), tile, values)
 
     def write_intervals(self) -> tuple[tuple[int, int], ...]:
@@ -162,10 +161,11 @@ class _RankState:
             min(flat_parameter.shard_stop, flat_parameter.size),
             flat_parameter.split_size,
         )
-        count, number = (
-            (1, 0) if flat_parameter.shard_group.sharding is not Sharding.NONE else (self.run.data, self.data_index)
-        )
-        unsplit = count * self.run.tensor, number * self.run.tensor + self.tensor_index
+        count, number = self.run.replicas, self.run.position_of(self.rank).replica
+        if flat_parameter.shard_group.sharding is not Sharding.NONE:
+            count, number = 1, 0
+        tensor_rank, shards = self.run.tensor_shard(self.rank)
+        unsplit = count * shards, number * shards + tensor_rank
         return _even_share(low, min(high, split_end), count, number), _even_share(max(low, split_end), high, *unsplit)
 
 
@@ -202,7 +202,7 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
                 yield from holding.tiles(low, high, max_values)
     for layer in executor.stage.layers:
         position = layer.run.position_of(executor.rank)
-        if (position.replica, position.tensor) == (0, 0):
+        if (position.replica, position.tensor_rank) == (0, 0):
             yield from _buffer_tiles(layer, max_values)
 
 
@@ -223,11 +223,8 @@ def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
             for layer in stage.layers
             if any(use.flat_parameter is flat_parameter for use in layer.parameter_uses)
         )
-        position = run.position_of(executor.rank)
         named = dict(zip(optimizer.state_names, states, strict=True))
-        yield _RankState(
-            flat_parameter, {WEIGHTS: flat_parameter.master_shard, **named}, run, position.replica, position.tensor
-        )
+        yield _RankState(flat_parameter, {WEIGHTS: flat_parameter.master_shard, **named}, run, executor.rank)
 
 
 class CheckpointError(ValueError):

@@ -59,7 +59,9 @@ class _PacedSegments:
 def _layer_segments(emulation: Emulation, model: Model, layer: RankLayer, rank: int) -> tuple[ComputeSegment, ...]:
     start, stop = layer.run.row_interval_of(rank)
     kind = model.kind_of(layer.number)
-    return forward_segments(emulation, model.divided_kind(kind) or kind, rows=stop - start, tensor=layer.run.tensor)
+    return forward_segments(
+        emulation, model.divided_kind(kind) or kind, rows=stop - start, tensor=layer.run.arrangement.tensor
+    )
 
 
 def _forward_seconds(stage: StageModule, segments: dict[int, tuple[ComputeSegment, ...]]) -> tuple[float, ...]:

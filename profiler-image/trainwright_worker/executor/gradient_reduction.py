@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainwright.rank_layout import slices_of
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
 from trainwright_worker.executor.parameter_groups import ParameterGroup, TiedParameterGroup
@@ -59,17 +60,15 @@ def make_reduction(
     parameter_group: ParameterGroup, flat_parameter: FlatParameter, run: RunRanks, rank: int, groups: ProcessGroups
 ) -> Reduction:
     """Return the reduction of a parameter group on a rank whose pipeline holds it in `run`."""
-    position = run.position_of(rank)
     partial = _PartialReduction(flat_parameter, groups.group_of(run.tensor_group_ranks(rank)))
     if not parameter_group.has_uniform_partition:
-        slices_per_rank = parameter_group.slice_count // run.tensor
-        numbers = range(position.tensor * slices_per_rank, (position.tensor + 1) * slices_per_rank)
+        numbers = slices_of(run, rank, parameter_group.slice_count)
         by_slice = {number: groups.group_of(parameter_group.slice_ranks(number)) for number in numbers}
         return _SliceAllReduction(flat_parameter, partial, by_slice, parameter_group.slice_count)
     if parameter_group.is_sharded:
         peer_group = groups.group_of(parameter_group.peer_ranks(run, rank)) if len(parameter_group.runs) > 1 else None
         return _ReduceScatter(flat_parameter, partial, peer_group, overlaps_backward=parameter_group.overlaps_backward)
-    group = groups.group_of(parameter_group.slice_ranks(position.tensor))
+    group = groups.group_of(parameter_group.slice_ranks(run.position_of(rank).tensor_rank))
     return _AllReduction(flat_parameter, partial, group, overlaps_backward=parameter_group.overlaps_backward)
 
 
@@ -205,11 +204,11 @@ def make_tied_reduction(
 ) -> Reduction:
     """Return the reduction of a tied weight on a rank that holds parts of it: several if its runs divide it differently."""
     if tied_group.reduces_by_slice:
-        numbers = sorted({number for part in parts for number in tied_group.slices_of(part.run, rank)})
+        numbers = sorted({number for part in parts for number in slices_of(part.run, rank, tied_group.slice_count)})
         by_slice = {number: groups.group_of(tied_group.slice_ranks(number)) for number in numbers}
         slices: dict[int, list[tuple[FlatParameter, int]]] = {number: [] for number in numbers}
         for part in parts:
-            own = tied_group.slices_of(part.run, rank)
+            own = slices_of(part.run, rank, tied_group.slice_count)
             for number in own:
                 slices[number].append((part.flat_parameter, own.start))
         return _TiedSliceAllReduction(slices, by_slice, tied_group.slice_count)

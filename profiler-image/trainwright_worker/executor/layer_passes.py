@@ -130,7 +130,7 @@ class LayerPasses:
                 )
         else:
             output = self._compute(layer, _seed(layer, rows), inputs, _fields(layer, rows))
-        counts_loss = layer.run.position_of(self._rank).tensor == 0
+        counts_loss = layer.run.position_of(self._rank).tensor_rank == 0
         if output.loss is not None and counts_loss:
             self.loss += output.loss.detach()
         if self.observer is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from math import lcm
+from itertools import chain, pairwise
 
 from trainwright.model import Model
+from trainwright.rank_layout import slice_count, slice_holders
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
 
@@ -28,7 +28,7 @@ class ParameterGroup:
     @property
     def has_uniform_partition(self) -> bool:
         """Return whether all pipelines partition the weights alike, by tensor index and over replicas."""
-        partitions = {(run.tensor, run.data, run.sharding is Sharding.NONE) for run in self.runs}
+        partitions = {(*run.arrangement.degrees, run.sharding is Sharding.NONE) for run in self.runs}
         return len(partitions) == 1
 
     @property
@@ -44,16 +44,16 @@ class ParameterGroup:
         different times, reduce unsharded gradients together.
         """
         reduces_by_pipeline = self.is_sharded or len(self.runs) == 1
-        return self.has_uniform_partition and reduces_by_pipeline and self.runs[0].data > 1
+        return self.has_uniform_partition and reduces_by_pipeline and self.runs[0].replicas > 1
 
     @property
     def slice_count(self) -> int:
         """Number of slices: the finest equal parts into which the pipelines' tensor degrees together split the weights."""
-        return lcm(*(run.tensor for run in self.runs))
+        return slice_count(self.runs)
 
     def slice_ranks(self, number: int) -> Ranks:
         """Return the ranks of all pipelines that hold a slice."""
-        groups = (run.data_groups[number * run.tensor // self.slice_count] for run in self.runs)
+        groups = (slice_holders(run, number, self.slice_count) for run in self.runs)
         return tuple(sorted(rank for group in groups for rank in group))
 
     def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
@@ -62,9 +62,9 @@ class ParameterGroup:
 
 
 def _peer_ranks(runs: Iterable[RunRanks], run: RunRanks, rank: int) -> Ranks:
-    tensor = run.position_of(rank).tensor
-    shard_index = run.data_group_ranks(tensor).index(rank)
-    return tuple(sorted(pipeline_run.data_group_ranks(tensor)[shard_index] for pipeline_run in runs))
+    tensor_rank = run.position_of(rank).tensor_rank
+    shard_index = run.data_group_ranks(tensor_rank).index(rank)
+    return tuple(sorted(pipeline_run.data_group_ranks(tensor_rank)[shard_index] for pipeline_run in runs))
 
 
 def parameter_groups(plan_ranks: PlanRanks) -> tuple[ParameterGroup, ...]:
@@ -109,14 +109,14 @@ class TiedParameterGroup:
         contributes its summand if gradients are partial, else only the first rank of each tensor group contributes, since the
         others have the same gradient.
         """
-        one_degree = len({run.tensor for run in self.runs}) == 1
-        tensor_indices = {(rank, run.position_of(rank).tensor) for run in self.runs for rank in run.members}
+        one_degree = len({len(run.data_groups) for run in self.runs}) == 1
+        tensor_indices = {(rank, run.position_of(rank).tensor_rank) for run in self.runs for rank in run.members}
         return not self.is_partial and one_degree and len(tensor_indices) == len({rank for rank, _ in tensor_indices})
 
     def contributes(self, run: RunRanks, rank: int) -> bool:
         """Return whether the gradient that a layer of that run computes on this rank counts."""
         is_own = self.is_partial or self.is_divided or self.reduces_by_tensor_index
-        return is_own or run.position_of(rank).tensor == 0
+        return is_own or run.position_of(rank).tensor_rank == 0
 
     @property
     def reduces_by_slice(self) -> bool:
@@ -126,26 +126,18 @@ class TiedParameterGroup:
     @property
     def slice_count(self) -> int:
         """Number of the finest slices into which the runs' tensor degrees together divide the weight."""
-        return lcm(*(run.tensor for run in self.runs))
+        return slice_count(self.runs)
 
     def slice_ranks(self, number: int) -> Ranks:
         """Return the ranks that hold a slice, ascending."""
-        groups = (run.data_groups[number * run.tensor // self.slice_count] for run in self.runs)
+        groups = (slice_holders(run, number, self.slice_count) for run in self.runs)
         return tuple(sorted({rank for group in groups for rank in group}))
-
-    def slices_of(self, run: RunRanks, rank: int) -> range:
-        """Return the slices that a rank holds in a run."""
-        slices_per_rank = self.slice_count // run.tensor
-        first = run.position_of(rank).tensor * slices_per_rank
-        return range(first, first + slices_per_rank)
 
     def reduction_groups(self) -> tuple[Ranks, ...]:
         """Return the groups that all-reduce; every owner is in one of them."""
         if self.reduces_by_tensor_index:
-            tensor = self.runs[0].tensor
-            return tuple(
-                tuple(sorted({rank for run in self.runs for rank in run.data_groups[index]})) for index in range(tensor)
-            )
+            by_tensor_rank = zip(*(run.data_groups for run in self.runs), strict=True)
+            return tuple(tuple(sorted(set(chain.from_iterable(groups)))) for groups in by_tensor_rank)
         if self.reduces_by_slice:
             return tuple(map(self.slice_ranks, range(self.slice_count)))
         return (tuple(sorted({rank for run in self.runs for rank in run.ranks})),)
@@ -176,7 +168,7 @@ class TiedParameterGroup:
             return ()
         candidates = [self.sharding_run(run) for run in {run.ranks: run for run in self.runs}.values()]
         homes = tuple(candidate for candidate in candidates if candidate is not None)
-        return homes if len(homes) == len(candidates) and len({home.data for home in homes}) == 1 else ()
+        return homes if len(homes) == len(candidates) and len({home.replicas for home in homes}) == 1 else ()
 
     def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
         """Return the ranks with the same shard as `rank`, one per sharding run."""

@@ -38,7 +38,7 @@ class RunRanks(RankLayout[int]):
     @property
     def sharding(self) -> Sharding:
         """Sharding over replicas; none if there is only one."""
-        return self.run.strategy.sharding if self.data > 1 else Sharding.NONE
+        return self.run.strategy.sharding if self.replicas > 1 else Sharding.NONE
 
     @property
     def ranks(self) -> Ranks:
@@ -53,9 +53,14 @@ class RunRanks(RankLayout[int]):
         group = self.tensor_groups[self.position_of(rank).replica]
         return tuple(member for member in group if self.node_of[member] == self.node_of[rank])
 
-    def data_group_ranks(self, tensor: int) -> Ranks:
+    def data_group_ranks(self, tensor_rank: int) -> Ranks:
         """Return the data group of a tensor rank, ascending: the order of the shards under ZeRO."""
-        return tuple(sorted(self.data_groups[tensor]))
+        return tuple(sorted(self.data_groups[tensor_rank]))
+
+    @property
+    def all_data_group_ranks(self) -> tuple[Ranks, ...]:
+        """`[tensor rank]` ranks of the data group, ascending."""
+        return tuple(tuple(sorted(group)) for group in self.data_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +194,6 @@ def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tupl
     for stage_index, stage in enumerate(pipeline.stages):
         ranks = tuple(rank_of[device] for device in stage.devices)
         node_of = {rank: device.node for rank, device in zip(ranks, stage.devices, strict=True)}
-        runs = tuple(
-            RunRanks(ranks, run.strategy.tensor, run.strategy.data, run.strategy.order, run.rows, run, node_of)
-            for run in stage.layers
-        )
+        runs = tuple(RunRanks(ranks, run.strategy.arrangement, run.rows, run, node_of) for run in stage.layers)
         stages.append(StageRanks(number, stage_index, runs))
     return tuple(stages)

@@ -128,7 +128,7 @@ def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]
     for stages in plan_ranks.pipelines:
         for run in (run for stage in stages for run in stage.runs):
             groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))
-            groups.update(dict.fromkeys(run.data_group_ranks(tensor) for tensor in range(run.tensor)))
+            groups.update(dict.fromkeys(run.all_data_group_ranks))
     for parameter_group in parameter_groups(plan_ranks):
         groups.update(dict.fromkeys(_reduction_groups(parameter_group)))
     for tied_group in tied_parameter_groups(plan_ranks, model):
@@ -147,7 +147,7 @@ def _reduction_groups(parameter_group: ParameterGroup) -> tuple[Ranks, ...]:
 
 def _tied_reduction_groups(tied_group: TiedParameterGroup) -> tuple[Ranks, ...]:
     sharding_runs = [run for run in tied_group.runs if tied_group.sharding_run(run) is run]
-    data_groups = (run.data_group_ranks(tensor) for run in sharding_runs for tensor in range(run.tensor))
+    data_groups = (ranks for run in sharding_runs for ranks in run.all_data_group_ranks)
     peer_groups = (tied_group.peer_ranks(run, rank) for run in tied_group.sharding_runs[:1] for rank in run.ranks)
     return (*tied_group.reduction_groups(), *data_groups, *peer_groups)
 

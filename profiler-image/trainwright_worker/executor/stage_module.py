@@ -212,7 +212,7 @@ class StageBuilder:
 
         Layers share a divided weight if their runs divide it in the same way.
         """
-        shard = TensorShard(run.position_of(self.rank).tensor, run.tensor, self.tensor_group(run))
+        shard = TensorShard(*run.tensor_shard(self.rank), self.tensor_group(run))
         modules = {}
         for layer in range(parameter_group.first, parameter_group.end):
             self.beat(f"making layer {layer}")
@@ -250,8 +250,8 @@ class StageBuilder:
     def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
         shard_group = ShardGroup()
         if run is not None and run.sharding is not Sharding.NONE:
-            ranks = run.data_group_ranks(run.position_of(self.rank).tensor)
-            shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.data)
+            ranks = run.data_group_ranks(run.position_of(self.rank).tensor_rank)
+            shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.replicas)
         dtype = TORCH_DTYPES[self.model.dtype]
         return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared, beat=self.beat)
 
@@ -259,7 +259,7 @@ class StageBuilder:
         position = run.position_of(self.rank)
         is_first = self.plan_ranks.stage_of(self.rank).pipeline == 0
         counts = is_first and (flat_parameter.shard_group.sharding is not Sharding.NONE or position.replica == 0)
-        return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor == 0)
+        return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor_rank == 0)
 
     def _tied_squared_norm(self, part: TiedPart, tied_group: TiedParameterGroup) -> SquaredNorm:
         """Count each part of a tied weight once: by its first owner, or by that owner's data group if it is sharded."""

@@ -44,7 +44,7 @@ def arrangements(draw: st.DrawFn, devices: int, rows: int) -> tuple[int, int, Ra
 @st.composite
 def seats_of(draw: st.DrawFn, nodes: tuple[str, ...], rows: int) -> RankLayout[str]:
     tensor, data, order, split = draw(arrangements(len(nodes), rows))
-    return RankLayout(nodes, tensor, data, order, split)
+    return RankLayout(nodes, Strategy(tensor, data, order), split)
 
 
 EIGHT = tuple(f"node-{1 + i // 2}" for i in range(8))
@@ -75,10 +75,10 @@ def test_redistribution_prefers_rows_on_the_same_node(make_cluster: MakeCluster)
     """Data degree 4 becomes tensor degree 2 × data degree 2 over pairs on a node: no row crosses the network."""
     fabric = Network(make_cluster((("fast", 2), ("fast", 2)), between=1.0, within=100.0, latency=0.5))
     nodes = ("node-1", "node-1", "node-2", "node-2")
-    split = RankLayout(nodes, 1, 4, RankOrder.TENSOR_INNER, (1, 1, 1, 1))
-    paired = RankLayout(nodes, 2, 2, RankOrder.TENSOR_INNER, (2, 2))
+    split = RankLayout(nodes, Strategy(1, 4, RankOrder.TENSOR_INNER), (1, 1, 1, 1))
+    paired = RankLayout(nodes, Strategy(2, 2, RankOrder.TENSOR_INNER), (2, 2))
     assert redistribution_seconds(split, paired, 200.0, fabric) == pytest.approx(2.5)
-    across = RankLayout(nodes, 2, 2, RankOrder.DATA_INNER, (2, 2))
+    across = RankLayout(nodes, Strategy(2, 2, RankOrder.DATA_INNER), (2, 2))
     # Every device lacks one row; ranks 1 and 2 get theirs over the network, one in each direction.
     assert sorted(missing_rows(split, across)) == [(0, 1, 1), (1, 2, 1), (1, 3, 1), (2, 0, 1), (2, 1, 1), (3, 2, 1)]
     assert redistribution_seconds(split, across, 200.0, fabric) == pytest.approx(400.0 + 0.5)
@@ -89,8 +89,8 @@ def test_messages_inside_a_node_use_the_receivers_port(make_cluster: MakeCluster
     fabric = Network(make_cluster((("fast", size),), within=100.0, latency=0.5))
     nodes = ("node-1",) * size
     split, together = (
-        RankLayout(nodes, 1, size, RankOrder.TENSOR_INNER, (1,) * size),
-        RankLayout(nodes, size, 1, RankOrder.TENSOR_INNER, (size,)),
+        RankLayout(nodes, Strategy(1, size, RankOrder.TENSOR_INNER), (1,) * size),
+        RankLayout(nodes, Strategy(size, 1, RankOrder.TENSOR_INNER), (size,)),
     )
     assert redistribution_seconds(split, together, 200.0, fabric) == pytest.approx(2.0 * (size - 1) + 0.5)
     assert redistribution_seconds(together, split, 200.0, fabric) == 0.0
@@ -102,8 +102,8 @@ def test_rank_receives_from_its_tensor_index_modulo_the_old_degree(
 ) -> None:
     """Tensor 2 × data 2 becomes tensor 4, if no holder is on the rank's node, and if all of them are."""
     old, new = (
-        RankLayout(nodes, 2, 2, RankOrder.TENSOR_INNER, (3, 5)),
-        RankLayout(nodes, 4, 1, RankOrder.TENSOR_INNER, (8,)),
+        RankLayout(nodes, Strategy(2, 2, RankOrder.TENSOR_INNER), (3, 5)),
+        RankLayout(nodes, Strategy(4, 1, RankOrder.TENSOR_INNER), (8,)),
     )
     assert sorted(missing_rows(old, new)) == [(0, 2, 5), (1, 3, 5), (2, 0, 3), (3, 1, 3)]
 
@@ -113,8 +113,8 @@ def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
 ) -> None:
     """Four receivers and two senders: by this rule every receiver has its sender on its own node."""
     fabric = Network(make_cluster((("fast", 3), ("fast", 3)), between=1.0, within=8.0, latency=0.0))
-    upper = RankLayout(("node-1", "node-2"), 2, 1, RankOrder.TENSOR_INNER, (1,))
-    lower = RankLayout(("node-1", "node-2") * 2, 4, 1, RankOrder.TENSOR_INNER, (1,))
+    upper = RankLayout(("node-1", "node-2"), Strategy(2, 1, RankOrder.TENSOR_INNER), (1,))
+    lower = RankLayout(("node-1", "node-2") * 2, Strategy(4, 1, RankOrder.TENSOR_INNER), (1,))
     found, busy, _ = boundary_messages(upper, lower, 8.0, fabric)
     assert [piece.send_seconds for piece in found] == [1.0]
     assert busy == {}
@@ -163,7 +163,7 @@ def test_slowest_replica_of_each_run_counts(problem: Problem) -> None:
 
 @given(upper=seats_of(EIGHT[:4], 6), lower=seats_of(EIGHT[4:], 6))
 def test_every_receiver_gets_its_rows_once(upper: RankLayout[str], lower: RankLayout[str]) -> None:
-    got = [0] * lower.data
+    got = [0] * lower.replicas
     for sender, receiver, start, stop in row_overlaps(upper, lower):
         got[receiver] += stop - start
         mine = set(range(*upper.row_intervals[sender]))
@@ -176,13 +176,15 @@ def test_pieces_of_a_boundary_share_the_nic() -> None:
     names = "node-1", "node-2"
     links = tuple(Link(a, b, 0.25, 1e9 if a == b else 1.0) for a in names for b in names)
     fabric = Network(Cluster((Accelerator("card", 1),), tuple(Node(name, "card", 2) for name in names), links))
-    upper = RankLayout(("node-1", "node-1"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
-    lower = RankLayout(("node-2", "node-2"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
+    upper = RankLayout(("node-1", "node-1"), Strategy(1, 2, RankOrder.TENSOR_INNER), (1, 1))
+    lower = RankLayout(("node-2", "node-2"), Strategy(1, 2, RankOrder.TENSOR_INNER), (1, 1))
     found, busy, _ = boundary_messages(upper, lower, 8.0, fabric)
     assert [(p.send_seconds, p.latency_seconds) for p in found] == [(16.0, 0.25)] * 2
     assert busy["out", "node-1"] == 16.0
     # A receiver with tensor degree 2 takes every row twice over the network.
-    tensor = boundary_messages(upper, RankLayout(lower.members, 2, 1, RankOrder.TENSOR_INNER, (2,)), 8.0, fabric).pieces
+    tensor = boundary_messages(
+        upper, RankLayout(lower.members, Strategy(2, 1, RankOrder.TENSOR_INNER), (2,)), 8.0, fabric
+    ).pieces
     assert [p.send_seconds for p in tensor] == [32.0] * 2
 
 
@@ -213,8 +215,8 @@ def test_gradients_are_reduced_after_the_last_pipeline_ends(problem: Problem) ->
 
 
 def test_pipelines_of_different_tensor_degrees_reduce_per_slice() -> None:
-    one = RankLayout(("a", "a"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
-    two = RankLayout(("b", "b"), 2, 1, RankOrder.TENSOR_INNER, (2,))
+    one = RankLayout(("a", "a"), Strategy(1, 2, RankOrder.TENSOR_INNER), (1, 1))
+    two = RankLayout(("b", "b"), Strategy(2, 1, RankOrder.TENSOR_INNER), (2,))
     # Rank b:0 holds the first half, b:1 the second; both ranks of a hold both and reduce them in sequence.
     assert slice_rounds([one, two], sharded=False) == [(("a", "a", "b"),), (("a", "a", "b"),)]
     assert slice_rounds([two, two], sharded=False) == [(("b", "b"), ("b", "b"))]

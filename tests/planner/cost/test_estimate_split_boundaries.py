@@ -20,7 +20,7 @@ from trainwright.cost.network import Network
 from trainwright.rank_layout import RankLayout
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run
-from trainwright.strategy import RankOrder
+from trainwright.strategy import RankOrder, Strategy
 
 CARD, INSIDE = Port(0.5, 2.0), Port(0.25, 8.0)
 CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, INSIDE) for name in "ab"))
@@ -29,7 +29,7 @@ CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, IN
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_nic_carries_a_boundary_once(tensor):
     fabric = Network(CLUSTER)
-    upper, lower = (RankLayout((name,) * tensor, tensor, 1, RankOrder.TENSOR_INNER, (3,)) for name in "ab")
+    upper, lower = (RankLayout((name,) * tensor, Strategy(tensor, 1, RankOrder.TENSOR_INNER), (3,)) for name in "ab")
     whole, parts = (
         boundary_messages(upper, lower, 16.0, fabric, collectives=gathers) for gathers in (None, Collectives(fabric))
     )
@@ -63,9 +63,7 @@ def test_tables_of_boundaries_equal_the_exact_messages(make_problem, placements,
     found = SharedNics(context).boundaries(placements, is_divided=is_divided)
     replicas, tensor = placements.shape[1:]
     upper, lower = (
-        RankLayout(
-            tuple(names[node] for node in stage.ravel()), tensor, replicas, RankOrder.TENSOR_INNER, (1,) * replicas
-        )
+        RankLayout(tuple(names[node] for node in stage.ravel()), Strategy(tensor, replicas), (1,) * replicas)
         for stage in placements
     )
     both = [

@@ -152,16 +152,16 @@ def layout_pairs(draw: st.DrawFn) -> tuple[RankLayout[str], RankLayout[str]]:
         data = draw(st.sampled_from([one for one in range(1, min(size, rows) + 1) if size % one == 0]))
         cuts = draw(st.sets(st.integers(1, rows - 1), min_size=data - 1, max_size=data - 1)) if data > 1 else ()
         split = tuple(b - a for a, b in pairwise((0, *sorted(cuts), rows)))
-        found.append(RankLayout(members, size // data, data, draw(st.sampled_from(RankOrder)), split))
+        found.append(RankLayout(members, Strategy(size // data, data, draw(st.sampled_from(RankOrder))), split))
     return found[0], found[1]
 
 
 def placed(layout: RankLayout[str]) -> dict[tuple[int, int], str]:
     """Return the member at each (replica, tensor rank), index by index."""
     found, index = {}, 0
-    is_tensor_inner = layout.order is RankOrder.TENSOR_INNER
-    for outer in range(layout.data if is_tensor_inner else layout.tensor):
-        for inner in range(layout.tensor if is_tensor_inner else layout.data):
+    is_tensor_inner = layout.arrangement.order is RankOrder.TENSOR_INNER
+    for outer in range(layout.replicas if is_tensor_inner else layout.arrangement.tensor):
+        for inner in range(layout.arrangement.tensor if is_tensor_inner else layout.replicas):
             found[(outer, inner) if is_tensor_inner else (inner, outer)] = layout.members[index]
             index += 1
     return found
@@ -169,7 +169,7 @@ def placed(layout: RankLayout[str]) -> dict[tuple[int, int], str]:
 
 def replica_by_row(layout: RankLayout[str]) -> list[int]:
     found = []
-    for replica in range(layout.data):
+    for replica in range(layout.replicas):
         for _ in range(layout.rows[replica]):
             found.append(replica)  # noqa: PERF401 (nested loops are the point)
     return found
@@ -187,17 +187,17 @@ def is_first_node(member: str) -> str:
 def test_layouts_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
     for layout in pair:
         at, replicas = placed(layout), replica_by_row(layout)
-        for replica in range(layout.data):
+        for replica in range(layout.replicas):
             rows = [row for row, owner in enumerate(replicas) if owner == replica]
             assert list(range(*layout.row_intervals[replica])) == rows
-            for tensor in range(layout.tensor):
+            for tensor in range(layout.arrangement.tensor):
                 member = at[replica, tensor]
                 index = layout.members.index(member)
                 assert layout.position(index) == layout.position_of(member) == (replica, tensor)
                 assert layout.tensor_groups[replica][tensor] == layout.data_groups[tensor][replica] == member
                 assert layout.rows_by_member[index] == len(rows)
                 assert layout.by_index.tensor_groups[replica][tensor] == index
-        assert layout.order.members(layout.tensor_groups) == layout.members
+        assert layout.arrangement.order.members(layout.tensor_groups) == layout.members
 
 
 @given(layout_pairs())
@@ -208,13 +208,15 @@ def test_messages_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str
     across, inside = [], []
     for row, (sender, receiver) in enumerate(zip(old_replicas, new_replicas, strict=True)):
         overlaps.setdefault((sender, receiver), []).append(row)
-        holders = [old_at[sender, tensor] for tensor in range(old.tensor)]
-        for tensor in range(new.tensor):
+        holders = [old_at[sender, tensor] for tensor in range(old.arrangement.tensor)]
+        for tensor in range(new.arrangement.tensor):
             member = new_at[receiver, tensor]
-            group = [new_at[receiver, other] for other in range(new.tensor)]
+            group = [new_at[receiver, other] for other in range(new.arrangement.tensor)]
             peers = [other for other in group if is_first_node(other) == is_first_node(member)]
             near = [holder for holder in holders if is_first_node(holder) == is_first_node(member)]
-            sender_of_peers = near[peers.index(member) % len(near)] if near else holders[tensor % old.tensor]
+            sender_of_peers = (
+                near[peers.index(member) % len(near)] if near else holders[tensor % old.arrangement.tensor]
+            )
             across.append((sender_of_peers, member, row))
             near = near or holders
             inside.append((member if member in holders else near[tensor % len(near)], member, row))
