@@ -79,8 +79,8 @@ class Stage:
             strategy = run.strategy
             if strategy.width != len(self.devices):
                 raise ValueError(
-                    f"layers {run.first}…{run.end - 1}: tensor {strategy.tensor} × data {strategy.data} = "
-                    f"{strategy.width}, but the stage has {len(self.devices)} devices; make them equal"
+                    f"layers {run.first}…{run.end - 1}: {strategy.product}, but the stage has {len(self.devices)} "
+                    "devices; make them equal"
                 )
         for run, following in zip(self.layers, self.layers[1:], strict=False):
             if following.first != run.end:
@@ -230,17 +230,15 @@ def check_plan_of_model(plan: Plan, stack: LayerList, file: str) -> None:
             "model that the plan was made for"
         )
     for run in chain.from_iterable(stage.layers for stage in plan.stages):
-        named = f"layers {run.first}…{run.end - 1}: tensor degree {run.strategy.tensor}"
-        check_tensor_degree(named, run.strategy.tensor, stack.max_tensor_degree)
+        if degree := run.strategy.indivisible_degree(stack.max_tensor_degree):
+            raise indivisible(f"layers {run.first}…{run.end - 1}: {degree}", stack.max_tensor_degree)
 
 
-def check_tensor_degree(named: str, tensor: int, most: int) -> None:
-    """Raise ValueError for a tensor degree, in these words, that does not divide `most`, the model's maximum."""
-    if most % tensor == 0:
-        return
+def indivisible(named: str, most: int) -> ValueError:
+    """Return the error of a tensor degree, in these words, that does not divide `most`, the model's maximum."""
     *others, last = (str(degree) for degree in range(1, min(most, MAX_NAMED_DEGREE) + 1) if most % degree == 0)
     degrees = f"degrees are {', '.join(others)} and {last}" if others else "degree is 1"
-    raise ValueError(f"{named} does not divide the model, whose tensor {degrees}")
+    return ValueError(f"{named} does not divide the model, whose tensor {degrees}")
 
 
 MAX_GROUPS = 6
@@ -271,7 +269,12 @@ def format_batches(pipeline: Pipeline) -> str:
 
 def format_degrees(stage: Stage) -> str:
     """Format `dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
-    data, tensor = ({getattr(run.strategy, name) for run in stage.layers} for name in ("data", "tensor"))
+    return format_run_degrees(stage.layers)
+
+
+def format_run_degrees(runs: Iterable[LayerRun]) -> str:
+    """Format `dp2 tp1`; `dp2–4 tp1–2` where runs differ."""
+    tensor, data = zip(*(run.strategy.degrees for run in runs), strict=True)
     return f"dp{format_range(data)} tp{format_range(tensor)}"
 
 

@@ -78,6 +78,15 @@ class Strategy:
         return self.tensor, self.data
 
     @property
+    def product(self) -> str:
+        """The degrees and their product in words: `tensor 2 × data 4 = 8`."""
+        return f"tensor {self.tensor} × data {self.data} = {self.width}"
+
+    def indivisible_degree(self, max_tensor_degree: int) -> str | None:
+        """Return `tensor degree 3`, the degree that does not divide a model's maximum; None where all divide theirs."""
+        return f"tensor degree {self.tensor}" if max_tensor_degree % self.tensor else None
+
+    @property
     def effective(self) -> Self:
         """The strategy without what changes nothing: one replica shards no state, and one device divides no sequence."""
         sharding = self.sharding if self.data > 1 else Sharding.NONE

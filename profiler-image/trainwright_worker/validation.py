@@ -12,6 +12,7 @@ from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.strategy import Strategy
 from trainwright.worker_api import FailureReason, Gang, LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.rank_assignment import gang_devices
@@ -122,7 +123,7 @@ def _profile_problems(task: ProfilingTask) -> Iterator[str]:
         yield f"kinds must name layer kinds of the model, got {min(unknown)}"
     if task.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {task.tensor_degree}"
-    elif problem := _degree_problem(task.model, task.tensor_degree):
+    elif problem := _degree_problem(task.model, Strategy(task.tensor_degree, 1)):
         yield problem
 
 
@@ -160,12 +161,12 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
-                if problem := _degree_problem(model, run.strategy.tensor):
+                if problem := _degree_problem(model, run.strategy):
                     yield (f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}: {problem}")
 
 
-def _degree_problem(model: Model, tensor: int) -> str | None:
-    """Return why the layers cannot be split into `tensor` equal parts, or None if they can."""
-    if model.max_tensor_degree % tensor:
-        return f"tensor degree {tensor} does not divide {model.max_tensor_degree}, the highest that this model allows"
+def _degree_problem(model: Model, strategy: Strategy) -> str | None:
+    """Return why the layers cannot be split as the strategy does, or None if they can."""
+    if degree := strategy.indivisible_degree(model.max_tensor_degree):
+        return f"{degree} does not divide {model.max_tensor_degree}, the highest that this model allows"
     return None

@@ -32,10 +32,10 @@ def check_plan(plan: Plan, context: CostContext) -> None:
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
-                if model.max_tensor_degree % run.strategy.tensor:
+                if degree := run.strategy.indivisible_degree(model.max_tensor_degree):
                     raise ValueError(
                         f"{f'pipeline {index}, ' if several else ''}stage {number}, layers {run.first}…"
-                        f"{run.end - 1}: tensor degree {run.strategy.tensor} does not divide the model, which "
+                        f"{run.end - 1}: {degree} does not divide the model, which "
                         f"allows {model.max_tensor_degree}"
                     )
 

@@ -9,7 +9,7 @@ from trainwright.cluster import Device
 from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misunderstood, words_of
 from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.plan import Plan, Schedule, check_tensor_degree, split_rows
+from trainwright.plan import Plan, Schedule, indivisible, split_rows
 from trainwright.strategy import Sharding, Strategy
 
 __all__ = ["WORDS", "is_shorthand", "plan_of_shorthand"]
@@ -35,8 +35,8 @@ def _shape(
     said: PlanWords, devices: Sequence[Device], layers: int, batch: int, max_tensor_degree: int | None
 ) -> UniformShape:
     tensor, rows = (said.numbers.get(name, 1) for name in ("tp", "mb"))
-    if max_tensor_degree is not None:
-        check_tensor_degree(f"tp{tensor}", tensor, max_tensor_degree)
+    if max_tensor_degree is not None and max_tensor_degree % tensor:
+        raise indivisible(f"tp{tensor}", max_tensor_degree)
     if said.recomputed not in (None, f"{layers - 2}/{layers}", f"{layers}/{layers}"):
         raise misunderstood(said.recomputed)
     stages = said.numbers.get("pp", len(said.layers or [layers]))

@@ -9,7 +9,16 @@ from itertools import groupby
 from operator import itemgetter
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage, format_batches, format_degrees, format_range
+from trainwright.plan import (
+    LayerRun,
+    Pipeline,
+    Plan,
+    Stage,
+    format_batches,
+    format_degrees,
+    format_range,
+    format_run_degrees,
+)
 from trainwright.report.remark import Remark
 from trainwright.strategy import Sharding
 
@@ -35,10 +44,7 @@ def degrees(plan: Plan) -> str:
 def _degrees(pipeline: Pipeline) -> str:
     told = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
     if len(told) > MAX_DIFFERENT:
-        runs = runs_of(pipeline)
-        told = [
-            f"dp{format_range(run.strategy.data for run in runs)} tp{format_range(run.strategy.tensor for run in runs)}"
-        ]
+        told = [format_run_degrees(runs_of(pipeline))]
     return f"pp{len(pipeline.stages)} {' | '.join(told)}"
 
 
@@ -83,7 +89,7 @@ def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
     if detail is Detail.STAGES:
         return (format_degrees(stage) + _rows(stage.layers),)
     words = [
-        strategy(run) if detail is Detail.STRATEGIES else f"dp{run.strategy.data} tp{run.strategy.tensor}{_rows([run])}"
+        strategy(run) if detail is Detail.STRATEGIES else f"{format_run_degrees([run])}{_rows([run])}"
         for run in stage.layers
     ]
     counts = [run.count for run in stage.layers]
@@ -132,7 +138,7 @@ def strategy(run: LayerRun) -> str:
         *(["kept"] if run.strategy.keep_gathered_weights else []),
         *(["recompute"] if run.strategy.recompute else []),
     ]
-    return " ".join([f"dp{run.strategy.data} tp{run.strategy.tensor}", *odd])
+    return " ".join([format_run_degrees([run]), *odd])
 
 
 def strategies(stage: Stage) -> str:
