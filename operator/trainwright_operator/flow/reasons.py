@@ -119,6 +119,10 @@ class Reason(StrEnum):
         "DeviceHoursExhausted",
         "trials used {hours:.2f} of {limit:g} device-hours (trials.maxDeviceHours); raise that to try the plans that are left",
     )
+    LOSSES_DISAGREE = (
+        "LossesDisagree",
+        "{total} trials were measured, but no more than half of those in one number format have the same first loss, so none wins: {what}",
+    )
     REGRET_IS_SMALL = (
         "RegretIsSmall",
         "{succeeded} of {total} trials were measured; the expected gain of the others is below trials.stopWhenRegretBelow {limit:g}",
@@ -217,6 +221,10 @@ class Reason(StrEnum):
     ORDER_INVALID = "OrderInvalid", "the worker cannot read its task; its image may be of another version: {what}"
     CRASHED = "Crashed"
     LOSS_INVALID = "LossInvalid"
+    LOSS_DIFFERS = (
+        "LossDiffers",
+        "the first loss is {loss:.6g}, elsewhere {other} ({agreeing} of {compared} trials in {dtype} agree), so this plan may train another model and does not count",
+    )
     TERMINATED = "Terminated", "{what}", Cause.CLUSTER
     EMULATION_TOO_SLOW = (
         "EmulationTooSlow",

@@ -28,7 +28,7 @@ from trainwright_operator.metrics.series import OTHER, ReasonCounter, counter, h
 _TRIAL_REASONS: Final = {
     TrialState.SUCCEEDED.lower(): {Reason.MEASUREMENT_TAKEN.value},
     TrialState.FAILED.lower(): {*map(str, FailureReason), Reason.DEADLINE_EXCEEDED.value},
-    TrialState.VOID.lower(): {Reason.EMULATION_TOO_SLOW.value},
+    TrialState.VOID.lower(): {Reason.EMULATION_TOO_SLOW.value, Reason.LOSS_DIFFERS.value},
     TrialState.SKIPPED.lower(): {
         Reason.MAX_FAILED_TRIALS_REACHED.value,
         Reason.DEVICE_HOURS_EXHAUSTED.value,

@@ -78,4 +78,11 @@ def report_of(order: WorkerTask) -> Any:
         return TrialSeriesReport(tuple(report_of(order.trial_task(number)) for number in range(len(order.plans))))
     seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
     memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
-    return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)
+    return TrialReport(
+        (seconds, seconds),
+        (2.0, 1.0, 0.5),
+        memory,
+        paced_segments=1000,
+        late_segments=1,
+        mean_absolute_row_loss=2.0,
+    )

@@ -3,6 +3,7 @@
 Waits for the gang of the present trial; it fails after `trials.runDeadlineSeconds` of running, which ends the trial alone.
 A trial whose gang the cluster ended is tried again; until that is due the others go on. No further trial begins after
 more than `trials.maxFailed` failures, once `trials.maxDeviceHours` are spent, or once `waitDeadlineSeconds` are over.
+Then their first losses are compared: a trial of another loss than most does not count, and nothing is repeated for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from trainwright.cluster import Cluster
 from trainwright.worker_api import Progress
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.api.status import TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import TrainingPlanStatus, TrialState, TrialStatus
 from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.flow.documents.outcome import OutcomeState
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, counting_digests, only_accelerator
@@ -27,6 +28,7 @@ from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult,
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
+from trainwright_operator.flow.trials.loss_verdict import FRAMEWORK_VERDICT, LossVerdict
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
 
@@ -100,10 +102,11 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     tried = tuple(entries.of(turn) for turn in turns)
     if step is not None:
         return _in_progress(active, step, tried)
+    judged = _JudgedTrials.of(context, tried)
     if exhaustion is not None:
-        return _give_up(findings, tried, exhaustion)
+        return _give_up(findings, judged, exhaustion)
     usage = TrialUsage.of(attempts.values(), former_revision(context).device_seconds)
-    return _finish(context, findings, tried, active.stop_reason, used_hours=usage.device_seconds / 3600.0)
+    return _finish(context, findings, judged, active.stop_reason, used_hours=usage.device_seconds / 3600.0)
 
 
 def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None:
@@ -214,41 +217,92 @@ def _in_progress(active: ActiveGang, step: GangStep, tried: Sequence[TriedPlan])
     )
 
 
-def _give_up(findings: Findings, tried: tuple[TriedPlan, ...], exhaustion: Explanation) -> Done | Failed:
+@dataclass(frozen=True, slots=True)
+class _JudgedTrials:
+    """Trials once no further one runs, with the verdict on their first losses."""
+
+    tried: tuple[TriedPlan, ...]
+    verdict: LossVerdict
+
+    @classmethod
+    def of(cls, context: ReconcileContext, tried: Iterable[TriedPlan]) -> _JudgedTrials:
+        plans, verdict = tuple(tried), FRAMEWORK_VERDICT
+        if context.spec.trials.framework is None:
+            verdict = LossVerdict.of(
+                {
+                    plan.planned.name: (model_from_spec(context.spec, plan.planned.dtype).dtype, plan.report)
+                    for plan in plans
+                    if plan.report is not None
+                }
+            )
+        return cls(tuple(plan.judged(verdict) for plan in plans), verdict)
+
+    @property
+    def status(self) -> TrainingPlanStatus:
+        return _status(self.tried)
+
+    @property
+    def measured(self) -> int:
+        """Number of measured trials, those that do not count included."""
+        return sum(plan.report is not None for plan in self.tried)
+
+    @property
+    def counting(self) -> tuple[tuple[float, PlannedTrial], ...]:
+        """Seconds per iteration and plan of the trials that count."""
+        return tuple((plan.seconds, plan.planned) for plan in self.tried if plan.seconds is not None)
+
+    @property
+    def unlucky(self) -> list[TrialStatus]:
+        """Trials that ran without a measurement."""
+        ends = TrialState.FAILED, TrialState.VOID
+        return [plan.status for plan in self.tried if plan.status.state in ends and plan.report is None]
+
+    @property
+    def remarks(self) -> str:
+        """Clauses on the verdict, for the end of a condition's sentence."""
+        names = ", ".join(self.verdict.differing)
+        differing = f"the first loss of {names} differs, so it does not count" if names else ""
+        return "".join(f"; {clause}" for clause in (differing, self.verdict.remark) if clause)
+
+
+def _give_up(findings: Findings, judged: _JudgedTrials, exhaustion: Explanation) -> Done | Failed:
     """Answer with the trials measured so far, if any, once no more is waited for."""
-    measured = tuple((plan.seconds, plan.planned) for plan in tried if plan.seconds is not None)
-    if not measured:
-        return Failed(exhaustion, status=_status(tried))
-    sentence = f"{len(measured)} of {len(tried)} trials were measured; {exhaustion.message}"
-    return Done(replace(findings, measured=measured), Explanation(exhaustion.reason, sentence), status=_status(tried))
+    if not judged.counting:
+        return Failed(exhaustion, status=judged.status)
+    sentence = f"{judged.measured} of {len(judged.tried)} trials were measured{judged.remarks}; {exhaustion.message}"
+    return Done(
+        replace(findings, measured=judged.counting), Explanation(exhaustion.reason, sentence), status=judged.status
+    )
 
 
 def _finish(
     context: ReconcileContext,
     findings: Findings,
-    tried: tuple[TriedPlan, ...],
+    judged: _JudgedTrials,
     stop_reason: Reason | None,
     *,
     used_hours: float,
 ) -> Done | Failed:
-    measured = tuple((plan.seconds, plan.planned) for plan in tried if plan.seconds is not None)
-    failed = sum(plan.status.state in (TrialState.FAILED, TrialState.VOID) for plan in tried)
-    limits = context.spec.trials
-    unlucky = (p.status for p in reversed(tried) if p.status.state in (TrialState.FAILED, TrialState.VOID))
-    last = next(unlucky, tried[0].status)
+    tried, limits, unlucky = judged.tried, context.spec.trials, judged.unlucky
+    if not judged.counting and judged.verdict.differing:
+        name, sentence = next(iter(judged.verdict.differing.items()))
+        disagreement = explain(Reason.LOSSES_DISAGREE, total=judged.measured, what=f"{name}: {sentence}")
+        return Failed(disagreement, status=judged.status)
+    last = unlucky[-1] if unlucky else tried[0].status
     what = f"{last.name}: {last.reason}: {last.message}"
-    if not measured:
-        return Failed(explain(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what), status=_status(tried))
-    fields: dict[str, object] = {"succeeded": len(measured), "total": len(tried)}
+    if not judged.counting:
+        return Failed(explain(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what), status=judged.status)
+    fields: dict[str, object] = {"succeeded": judged.measured, "total": len(tried)}
     if stop_reason is Reason.MAX_FAILED_TRIALS_REACHED:
-        fields |= {"failed": failed, "limit": limits.max_failed, "what": what}
+        fields |= {"failed": len(unlucky), "limit": limits.max_failed, "what": what}
     elif stop_reason is Reason.DEVICE_HOURS_EXHAUSTED:
         fields |= {"hours": used_hours, "limit": limits.max_device_hours}
     elif any(plan.status.reason == Reason.REGRET_IS_SMALL for plan in tried):
         stop_reason = Reason.REGRET_IS_SMALL
         fields |= {"limit": limits.stop_when_regret_below}
     explanation = explain(stop_reason or Reason.ALL_TRIALS_FINISHED, **fields)
-    return Done(replace(findings, measured=measured), explanation, status=_status(tried))
+    explanation = Explanation(explanation.reason, explanation.message + judged.remarks)
+    return Done(replace(findings, measured=judged.counting), explanation, status=judged.status)
 
 
 def _status(tried: Iterable[TriedPlan]) -> TrainingPlanStatus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from trainwright.cluster import Cluster
@@ -15,6 +15,7 @@ from trainwright_operator.flow.documents.planned_trials import PlannedTrial
 from trainwright_operator.flow.gangs.gang_step import GangStep
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.trials.loss_verdict import LossVerdict
 from trainwright_operator.flow.trials.trial_schedule import TrialResult
 
 _MAX_MESSAGE = 1000
@@ -22,11 +23,25 @@ _MAX_MESSAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class TriedPlan:
-    """Planned trial with its status; `seconds`: median iteration, None if not measured."""
+    """Planned trial with its status.
+
+    Attributes:
+        seconds: median iteration, None if not measured.
+        report: None if not measured.
+    """
 
     planned: PlannedTrial
     status: TrialStatus
     seconds: float | None = None
+    report: TrialReport | None = None
+
+    def judged(self, verdict: LossVerdict) -> TriedPlan:
+        """Return the trial as the verdict leaves it: void where its first loss differs, with its figures."""
+        sentence = verdict.differing.get(self.planned.name)
+        if sentence is None:
+            return self
+        update = {"state": TrialState.VOID, "reason": Reason.LOSS_DIFFERS.value, "message": sentence[:_MAX_MESSAGE]}
+        return replace(self, status=self.status.model_copy(update=update), seconds=None)
 
 
 def pending_or_skipped(
@@ -90,7 +105,10 @@ def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model
         update |= _figures(trial, report, model, cluster)
     # Validate again, because the model rounds metric values.
     status = TrialStatus.model_validate(status.model_copy(update=update).model_dump())
-    return TriedPlan(trial, status, trial_result(result).seconds)
+    seconds = trial_result(result).seconds
+    return TriedPlan(
+        trial, status, seconds, report if seconds is not None and isinstance(report, TrialReport) else None
+    )
 
 
 def trial_result(result: GangResult) -> TrialResult:
