@@ -19,11 +19,18 @@ from trainwright_operator.metrics.plan_events import _RATIO_BUCKETS as RATIO_BUC
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "charts" / "trainwright" / "files" / "alerts.yaml"
-DASHBOARD = ROOT / "charts" / "trainwright" / "files" / "dashboard.json"
+DASHBOARDS = {
+    "trainwright.json": ALERTS.parent / "dashboard.json",
+    "trainwright-quality.json": ALERTS.parent / "quality-dashboard.json",
+}
 PROMETHEUS_OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
-RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-PANELS = json.loads(DASHBOARD.read_text())["panels"]
+EVERY_RULE = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+RULES = [rule for rule in EVERY_RULE if "alert" in rule]
+RECORDS = [rule for rule in EVERY_RULE if "record" in rule]
+BOARDS = {key: json.loads(file.read_text()) for key, file in DASHBOARDS.items()}
+PANELS = [panel for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+VERSIONS = [one["expr"] for board in BOARDS.values() for one in board["annotations"]["list"]]
 
 
 def exported() -> Iterator[str]:
@@ -37,8 +44,16 @@ def exported() -> Iterator[str]:
 
 def metric_names(expression: str) -> set[str]:
     """Return the metrics in an expression: words that are not labels, strings or PromQL's own."""
-    words = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b(by|on) \([^)]*\)', " ", expression)
-    return set(re.findall(r"\b[a-z_]+_[a-z_]+\b(?!\s*\()", words))
+    words = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b(by|on) \([^)]*\)|group_left \(\)', " ", expression)
+    return set(re.findall(r"(?<![\w:])[a-z_:]+[_:][a-z_:0-9]+\b(?!\s*\()", words))
+
+
+VARIABLES = {
+    f"${variable['name']}"
+    for board in BOARDS.values()
+    for variable in board["templating"]["list"]
+    if variable["type"] == "query"
+}
 
 
 @pytest.fixture
@@ -118,6 +133,7 @@ def test_alerts_are_changed_one_by_one(only) -> None:
         "metrics.prometheusRule.alerts.TrainwrightPlanStuck.enabled=false,metrics.prometheusRule.alertLabels.team=ml",
     )
     found = {one["alert"]: one for one in rule["spec"]["groups"][0]["rules"]}
+    assert rule["spec"]["groups"][1:] == yaml.safe_load(ALERTS.read_text())["groups"][1:]
     expected = {one["alert"]: one | {"labels": one["labels"] | {"team": "ml"}} for one in RULES}
     del expected["TrainwrightPlanStuck"]
     changed = expected["TrainwrightPlanWaitsForCapacity"]
@@ -383,19 +399,43 @@ def test_every_figure_is_taken_over_all_operators_of_a_release() -> None:
         assert over_all.search(expression), f"{expression}: a standby would be a line of its own"
 
 
-def test_dashboard_equals_the_file_and_has_its_label(only) -> None:
+def test_dashboards_equal_the_files_and_have_their_label(only) -> None:
     config_map = only("ConfigMap", "metrics.dashboard.enabled=true")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(config_map["data"]["trainwright.json"]) == json.loads(DASHBOARD.read_text())
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    assert {key: json.loads(text) for key, text in config_map["data"].items()} == BOARDS
     assert {panel["datasource"]["uid"] for panel in PANELS} == {"${datasource}"}
+    for board in BOARDS.values():
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS)
 
 
-@pytest.mark.parametrize("expression", [rule["expr"] for rule in RULES] + QUERIES)
+def test_names_of_plans_link_where_the_installation_says(only) -> None:
+    address = "https://console.example/plans/${__data.fields.plan_namespace}/${__data.fields.name}?a=1&b=2"
+    config_map = only("ConfigMap", f"metrics.dashboard.enabled=true,metrics.dashboard.planLink={address}")
+    for text in config_map["data"].values():
+        tables = [panel for panel in json.loads(text)["panels"] if panel["type"] == "table"]
+        assert tables
+        for table in tables:
+            (links,) = (
+                change["value"]
+                for override in table["fieldConfig"]["overrides"]
+                for change in override["properties"]
+                if change["id"] == "links"
+            )
+            assert [link["url"] for link in links] == [address]
+
+
+def test_colours_of_single_numbers_mean_something() -> None:
+    """Grafana's own default is green, and red from 80."""
+    for panel in PANELS:
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
+
+
+@pytest.mark.parametrize("expression", [rule["expr"] for rule in EVERY_RULE] + QUERIES + VERSIONS)
 def test_expressions_use_only_exported_metrics(expression) -> None:
     named = metric_names(expression)
     assert named
-    assert named <= set(exported())
+    assert named <= {*exported(), *(rule["record"] for rule in RECORDS)}
 
 
 def test_unexported_metric_is_detected() -> None:
@@ -415,16 +455,16 @@ def test_every_alert_says_what_to_do(rule) -> None:
 def test_bounds_of_ratios_are_histogram_buckets() -> None:
     bounds = set(re.findall(r'le="([^"]*)"', " ".join([*QUERIES, *(rule["expr"] for rule in RULES)])))
     assert bounds
-    assert bounds <= {str(bucket) for bucket in RATIO_BUCKETS}
+    assert bounds <= {*(str(bucket) for bucket in RATIO_BUCKETS), "+Inf"}
 
 
 def test_prometheus_reads_every_expression(tmp_path) -> None:
-    queries = [expression.replace("$__range", "1d").replace("$__rate_interval", "2m") for expression in QUERIES]
+    queries = [re.sub(r"\$__\w+", "1d", expression) for expression in [*QUERIES, *VERSIONS]]
     rules = [
-        *RULES,
+        *EVERY_RULE,
         *({"record": f"panel:query:{number}", "expr": expression} for number, expression in enumerate(queries)),
     ]
-    assert not any("$" in rule["expr"] for rule in rules)
+    assert {found for rule in rules for found in re.findall(r"\$\w+", rule["expr"])} == VARIABLES
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
     promtool = shutil.which("promtool")

@@ -12,7 +12,7 @@ from source_files import ROOT
 
 RUNBOOKS = Page(DOCS / "runbooks.md")
 ALERTS = yaml.safe_load((ROOT / "charts" / "trainwright" / "files" / "alerts.yaml").read_text(encoding="utf-8"))
-RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"] if "alert" in rule]
 PARTS = ("**Meaning.**", "**See it.**", "**Likely causes.**", "**Do.**", "**Silence**")
 
 

@@ -8,58 +8,18 @@ from itertools import product
 from typing import Any
 
 import pytest
+from answered_plans import BASELINE, FIRST, SECOND, plan_of, status_of, trial
 from flow_world import START, World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
-from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.status import DeviceSecondsStatus, MeasuringPurpose, TrainingPlanStatus, TrialState
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.metrics.figures import plan_figures
 
 RATIOS = "trainwright_trial_predicted_over_measured_ratio"
 MOST_SERIES, MOST_SECONDS = 20_000, 0.3
-
-
-def plan_of(**changes: Any) -> PlanFacts:
-    """Return a plan with these fields of the spec."""
-    return PlanFacts("demo", "team", "uid", 1, START, spec_of(**changes), TrainingPlanStatus(), "image")
-
-
-def trial(name: str, rank: int, predicted: float, measured: float | None, **fields: Any) -> dict[str, Any]:
-    """Return the entry of a trial in a status."""
-    ended = {"measuredSeconds": measured, "state": "Succeeded", "reason": "MeasurementTaken"}
-    return {
-        "name": name, "role": "Candidate", "summary": "", "predictedRank": rank, "predictedSeconds": predicted,
-        "devices": 4, "endTime": START, **ended, **fields,
-    }  # fmt: skip
-
-
-def status_of(*trials: dict[str, Any], succeeded: str = "True", **fields: Any) -> TrainingPlanStatus:
-    """Return the status of a plan whose winner is the fastest trial."""
-    best = min((one for one in trials if one["measuredSeconds"]), key=lambda one: one["measuredSeconds"])
-    baseline = min((one["measuredSeconds"] for one in trials if one["role"] == "Baseline"), default=None)
-    winner = {
-        "trial": best["name"], "summary": "", "predictedRank": best["predictedRank"], "plan": {},
-        "predictedSeconds": best["predictedSeconds"], "measuredSeconds": best["measuredSeconds"],
-        "speedupOverBaseline": baseline / best["measuredSeconds"] if baseline else None,
-    }  # fmt: skip
-    cluster = {
-        "devices": 8,
-        "accelerators": [{"name": name, "devices": 4, "memoryBytes": 1} for name in ("Tesla-T4", "Tesla-V100")],
-    }
-    answer = Condition(
-        type=ConditionType.SUCCEEDED, status=succeeded, last_transition_time=START, reason="BestTrialSelected"
-    )  # type: ignore[arg-type]
-    body = {"cluster": cluster, "trials": list(trials), "winner": winner, "conditions": [answer], **fields}
-    return TrainingPlanStatus.model_validate(body)
-
-
-FIRST = trial("candidate-1", 1, predicted=1.0, measured=1.5)
-SECOND = trial("candidate-2", 2, predicted=1.1, measured=1.0, devices=3)
-BASELINE = trial("baseline-1", 1, predicted=2.0, measured=2.0, role="Baseline", devices=8)
 
 
 def test_figures_of_an_answer_say_what_it_gained_and_cost() -> None:

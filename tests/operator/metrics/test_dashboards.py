@@ -1,0 +1,248 @@
+"""Panels of both dashboards show the right numbers, and queries of the page have answers: Prometheus computes each over a failover of two operators."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from answered_plans import BASELINE, FIRST, SECOND, plan_of, status_of, trial
+from prometheus_client import CollectorRegistry
+
+from trainwright_operator.api.conditions import Condition, ConditionType
+from trainwright_operator.api.status import TrainingPlanStatus, TrialState
+from trainwright_operator.flow.snapshot import PlanFacts
+from trainwright_operator.metrics import Metrics
+
+FILES = Path(__file__).resolve().parents[3] / "charts" / "trainwright" / "files"
+PAGE = FILES.parents[2] / "docs" / "metrics-and-alerts.md"
+DASHBOARDS = {name: json.loads((FILES / name).read_text()) for name in ("dashboard.json", "quality-dashboard.json")}
+PANELS = [panel for dashboard in DASHBOARDS.values() for panel in dashboard["panels"] if panel["type"] != "row"]
+VARIABLES = {"$release": ".*", "$namespace": ".*", "$accelerator": ".*", "$planner": ".*", "$__range": "2h"}
+FIRST_MINUTES, SECOND_MINUTES = 60, 64
+"""When the first operator is killed, and when the second, which waited for the lease, has it."""
+END_MINUTES = 120
+AT = datetime.fromtimestamp(0, UTC) + timedelta(minutes=10)
+Series = Mapping[str, float]
+Answer = Mapping[str, float]
+"""Values by the labels that a panel shows, with commas between."""
+
+
+def exported(registry: CollectorRegistry, instance: str) -> Series:
+    """Return all series as a scrape has them."""
+    target = {"job": "trainwright-metrics", "namespace": "system", "instance": instance}
+    return {
+        name_of(sample.name, {**sample.labels, **target}): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def name_of(name: str, labels: Mapping[str, str]) -> str:
+    return f"{name}{{{','.join(f'{key}={json.dumps(value)}' for key, value in sorted(labels.items()))}}}"
+
+
+def condition(kind: ConditionType, state: Any, reason: str, at: datetime = AT) -> Condition:
+    return Condition(type=kind, status=state, last_transition_time=at, reason=reason, observed_generation=1)
+
+
+WAITING = TrainingPlanStatus.model_validate(
+    {
+        "observedGeneration": 1,
+        "conditions": [
+            condition(ConditionType.ACCEPTED, "True", "Accepted"),
+            condition(ConditionType.NODES_DISCOVERED, "Unknown", "WaitingForCapacity"),
+        ],
+        "waiting": {"reason": "WaitingForCapacity", "since": AT + timedelta(minutes=20), "earlierSeconds": 300},
+    }
+)
+FAILED = TrainingPlanStatus(conditions=(condition(ConditionType.SUCCEEDED, "False", "NoFeasiblePlan"),))
+SUSPENDED = TrainingPlanStatus(conditions=(condition(ConditionType.SUSPENDED, "True", "Suspended"),))
+MEMORY = {"predictedPeakMemoryBytes": 10, "peakMemoryBytes": 10}
+LOST = trial("candidate-3", 3, 1.0, None, state="Failed", reason="OutOfMemory", predictedPeakMemoryBytes=10)
+SPENT = [{"purpose": "Trials", "succeeded": 5400.0, "lost": 1800.0}, {"purpose": "Links", "succeeded": 3600.0}]
+ANSWERED = status_of(
+    FIRST | MEMORY, SECOND | MEMORY, BASELINE | MEMORY, LOST, at=AT, deviceSeconds=SPENT, profilesMeasuredAt=AT
+)
+PENDING = ANSWERED.model_copy(
+    update={
+        "conditions": (condition(ConditionType.ACCEPTED, "Unknown", "NotStarted"),),
+        "trials": tuple(
+            one.model_copy(update={"state": TrialState.PENDING, "end_time": None}) for one in ANSWERED.trials
+        ),
+        "winner": None,
+        "device_seconds": (),
+    }
+)
+
+
+def operators() -> Iterator[tuple[int, Series, Series]]:
+    """Yield since which minute the first and the second operator export what."""
+    plans = {name: plan_of(name=name, at=AT) for name in ("good", "later", "waiting", "failing", "suspended")}
+    first, second = CollectorRegistry(), CollectorRegistry()
+    leader, standby = Metrics(first), Metrics(second)
+    leader.leads()
+    started = {"good": PENDING, "later": PENDING, "waiting": WAITING, "suspended": SUSPENDED, "failing": PENDING}
+    for metrics in (leader, standby):
+        metrics.observe_searches(lambda: 1, lambda: 2)
+    record(leader, plans, started)
+    yield 0, exported(first, "first"), exported(second, "second")
+    record(leader, plans, started | {"good": ANSWERED, "failing": FAILED})
+    leader.record_reconcile(0.02)
+    yield 30, exported(first, "first"), exported(second, "second")
+    yield FIRST_MINUTES, {}, exported(second, "second")
+    standby.leads()
+    present = started | {"good": ANSWERED, "failing": FAILED}
+    record(standby, {name: replace(plan, status=present[name]) for name, plan in plans.items()}, present)
+    yield SECOND_MINUTES, {}, exported(second, "second")
+    record(standby, plans, present | {"later": ANSWERED})
+    standby.record_reconcile(0.02)
+    standby.record_reconcile_error()
+    standby.record_wait(0.05)
+    yield 90, {}, exported(second, "second")
+
+
+def record(metrics: Metrics, plans: Mapping[str, PlanFacts], statuses: Mapping[str, TrainingPlanStatus]) -> None:
+    for name, status in statuses.items():
+        metrics.record_status(plans[name], status)
+
+
+def input_series() -> list[dict[str, str]]:
+    """Return what Prometheus scraped, once a minute."""
+    parts = [(minute, {**first, **second}) for minute, first, second in operators()]
+    ends = [*(minute for minute, _ in parts[1:]), END_MINUTES + 1]
+    found = []
+    for name in sorted({name for _, part in parts for name in part}):
+        values, is_there = [], False
+        for (minute, part), end in zip(parts, ends, strict=True):
+            if name in part:
+                values.append(f"{part[name]!r}x{end - minute - 1}")
+            else:
+                values.append(f"stale _x{end - minute - 1}" if is_there else f"_x{end - minute}")
+            is_there = name in part
+        found.append({"series": name, "values": " ".join(values)})
+    return found
+
+
+PLAN = ("plan_namespace", "name")
+EXPECTED: Mapping[tuple[str, str], tuple[float, tuple[str, ...], Answer]] = {
+    ("Operator", "A"): (1, (), {"": 1}),
+    ("Failed", "A"): (1, (), {"": 1}),
+    ("Suspended", "A"): (1, (), {"": 1}),
+    ("Waiting", "A"): (1, (), {"": 1}),
+    ("Plans under way", "A"): (
+        1, ("phase", "reason"), {"Discovering,WaitingForCapacity": 1, "Suspended,Suspended": 1},
+    ),
+    ("Finished plans that exist", "A"): (
+        1, ("phase", "reason"), {"Failed,NoFeasiblePlan": 1, "Succeeded,BestTrialSelected": 2},
+    ),
+    ("Where each plan is", "A"): (1, (*PLAN, "phase"), {"team,waiting,Discovering": 110 * 60}),
+    ("Where each plan is", "B"): (1, (*PLAN, "reason"), {"team,waiting,WaitingForCapacity": 90 * 60}),
+    ("Where each plan is", "C"): (1, PLAN, {"team,waiting": 300}),
+    ("Plans that finished", "A"): (
+        1, ("result", "reason"), {"succeeded,BestTrialSelected": 2, "failed,NoFeasiblePlan": 1},
+    ),
+    ("Trials", "A"): (1, ("result", "reason"), {"succeeded,MeasurementTaken": 6, "failed,OutOfMemory": 2}),
+    ("Searches", "A"): (1, ("state",), {"running": 1, "waiting": 2}),
+    ("Times that were predicted well", "A"): (0.01, (), {"": 0.33}),
+    ("Times that were predicted well", "B"): (0.01, (), {"": 0.67}),
+    ("Times that were predicted well", "C"): (0.01, (), {"": 0.67}),
+    ("Memory that was predicted well", "A"): (0.01, (), {"": 0.75}),
+    ("Memory that was predicted well", "B"): (0.01, (), {"": 0.75}),
+    ("Memory that was predicted well", "C"): (0.01, (), {"": 0.75}),
+    ("Out of memory", "A"): (1, (), {"": 2}),
+    ("Predicted over measured time, by accelerator", "A"): (0.1, ("accelerator",), {"mixed": 1}),
+    ("Predicted over measured time, by family", "A"): (0.1, ("family",), {"gpt": 1}),
+    ("Predicted over measured time, by planner", "A"): (0.1, ("planner",), {"Amp": 1}),
+    ("Speed-up over the heuristic", "A"): (0.1, (), {"": 1.8}),
+    ("Speed-up over the heuristic", "B"): (0.1, (), {"": 2}),
+    ("Regret of the first prediction", "A"): (0.01, (), {"": 0.5}),
+    ("Regret of the first prediction", "B"): (0.01, (), {"": 0.5}),
+    ("Winners by predicted rank", "A"): (1, ("rank",), {"2": 2}),
+    ("Finished plans", "A"): (1, ("result", "reason"), {"succeeded,BestTrialSelected": 2, "failed,NoFeasiblePlan": 1}),
+    ("Device-hours spent", "A"): (0.1, ("purpose",), {"links": 2, "trials": 3, "profiles": 0}),
+    ("Device-hours spent", "B"): (0.1, (), {"": 1}),
+    ("Iterations until measuring is paid back", "A"): (1, (), {"": round(10800 / 13)}),
+    ("Age of profiles", "A"): (1, ("accelerator",), {"Tesla-T4": 110 * 60, "Tesla-V100": 110 * 60}),
+    ("Plans made for other nodes", "A"): (1, (), {"": 0}),
+    ("Plans that leave nodes out", "A"): (1, (), {"": 0}),
+    ("Winners", "B"): (0.1, PLAN, {"team,good": 2, "team,later": 2}),
+    ("Winners", "C"): (0.1, PLAN, {"team,good": 1, "team,later": 1}),
+    ("Winners", "D"): (0.1, PLAN, {"team,good": 1.1, "team,later": 1.1}),
+    ("Winners", "E"): (1, PLAN, {"team,good": 2, "team,later": 2}),
+    ("Winners", "F"): (0.1, PLAN, {"team,good": 0.5, "team,later": 0.5}),
+    ("Winners", "G"): (1, PLAN, {"team,good": 3, "team,later": 3}),
+    ("Winners", "J"): (1, PLAN, {"team,good": round(10800 / 13), "team,later": round(10800 / 13)}),
+}  # fmt: skip
+"""What panels show at the end: to what the values are rounded, the labels, and the values."""
+OF_THE_PROCESS = {
+    "How long a pass takes", "How long a pass waits for its turn", "How long phases take", "Passes over plans",
+    "Version", "Waits", "Without an answer from the API server",
+}  # fmt: skip
+"""Panels whose numbers depend on this machine: that they have data is compared."""
+NO_DATA_HERE = {("Winners", letter) for letter in "HIK"}
+"""Queries of figures that no plan of this story has."""
+
+
+def is_read_only(key: tuple[str, str]) -> bool:
+    return key[0] in OF_THE_PROCESS or key == ("Winners", "A")
+
+
+def queries() -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield each query by its panel's title and its letter."""
+    for panel in PANELS:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$__rate_interval", "5m")
+            for name, value in VARIABLES.items():
+                expression = expression.replace(name, value)
+            yield (panel["title"], target["refId"]), expression
+
+
+def test_every_panel_has_an_answer() -> None:
+    compared = {key for key, _ in queries()} - NO_DATA_HERE
+    assert compared == EXPECTED.keys() | {key for key in compared if is_read_only(key)}
+
+
+def test_panels_show_the_right_numbers_across_a_failover(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    cases = []
+    for key, expression in queries():
+        if key in EXPECTED:
+            step, labels, answer = EXPECTED[key]
+            samples = [
+                {
+                    "labels": name_of("", dict(zip(labels, shown.split(","), strict=True)) if labels else {}),
+                    "value": value,
+                }
+                for shown, value in answer.items()
+            ]
+            shown = f"round({expression}, {step})"
+            cases.append({"expr": shown, "eval_time": f"{END_MINUTES}m", "exp_samples": samples})
+        elif is_read_only(key):
+            has_data = f"count({expression}) > bool 0"
+            cases.append({"expr": has_data, "eval_time": "92m", "exp_samples": [{"labels": "{}", "value": 1}]})
+    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) > 12
+    cases += [
+        {"expr": f"count({one}) > bool 0", "eval_time": "92m", "exp_samples": [{"labels": "{}", "value": 1}]}
+        for one in blocks
+    ]
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    records = [{**group, "rules": [rule for rule in group["rules"] if "record" in rule]} for group in groups]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group for group in records if group["rules"]]}))
+    test = {"interval": "1m", "input_series": input_series(), "promql_expr_test": cases}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
