@@ -191,7 +191,7 @@ class Plan:
 
     def map_stages(self, change: Callable[[Stage], Stage]) -> Plan:
         """Return the plan with every stage changed."""
-        pipelines = (replace(one, stages=tuple(map(change, one.stages))) for one in self.pipelines)
+        pipelines = (replace(pipeline, stages=tuple(map(change, pipeline.stages))) for pipeline in self.pipelines)
         return replace(self, pipelines=tuple(pipelines))
 
     @property
@@ -254,8 +254,8 @@ def _summary(pipeline: Pipeline) -> str:
     ]
     if len(groups) == 1:
         return f"{depth} {groups[0][0]} {batches} [{groups[0][1]}]"
-    told = [f"{layers} {degrees}" for degrees, layers in groups[:MAX_GROUPS]]
-    return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MAX_GROUPS else ''}]"
+    stage_texts = [f"{layers} {degrees}" for degrees, layers in groups[:MAX_GROUPS]]
+    return f"{depth} {batches} [{' | '.join(stage_texts)}{' | …' if len(groups) > MAX_GROUPS else ''}]"
 
 
 def format_batches(pipeline: Pipeline) -> str:
@@ -280,5 +280,5 @@ def format_run_degrees(runs: Iterable[LayerRun]) -> str:
 
 def format_range(numbers: Iterable[int]) -> str:
     """Format the only number, or the minimum and the maximum: `2–4`."""
-    found = set(numbers)
-    return str(found.pop()) if len(found) == 1 else f"{min(found)}–{max(found)}"
+    distinct = set(numbers)
+    return str(distinct.pop()) if len(distinct) == 1 else f"{min(distinct)}–{max(distinct)}"

@@ -212,7 +212,7 @@ def deliveries(
     the k receivers on a node are sent one of k equal slices each, which they all-gather.
     """
     nodes = tuple(map(node_of, receivers))
-    found = []
+    delivery_list = []
     for index, (receiver, node) in enumerate(zip(receivers, nodes, strict=True)):
         source, part = holders[index % len(holders)], WHOLE
         if split:
@@ -222,8 +222,8 @@ def deliveries(
                 source = near[place % len(near)]
             else:
                 part = place, nodes.count(node)
-        found.append(Delivery(source, receiver, part))
-    return tuple(found)
+        delivery_list.append(Delivery(source, receiver, part))
+    return tuple(delivery_list)
 
 
 def divides_boundary(model: Model, above: LayerRun, below: LayerRun) -> bool:
@@ -243,9 +243,9 @@ def boundary_transfers(
 ) -> tuple[Transfer[T], ...]:
     """Return the messages of overlapping rows from one stage to another, of activations or of gradients."""
     return tuple(
-        Transfer(one.source, one.target, start, stop, one.part)
+        Transfer(delivery.source, delivery.target, start, stop, delivery.part)
         for sender, receiver, start, stop in row_overlaps(source, target)
-        for one in deliveries(source.tensor_groups[sender], target.tensor_groups[receiver], node_of, split=split)
+        for delivery in deliveries(source.tensor_groups[sender], target.tensor_groups[receiver], node_of, split=split)
     )
 
 

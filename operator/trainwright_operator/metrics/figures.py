@@ -221,7 +221,9 @@ def _waits(plan: PlanFacts, status: TrainingPlanStatus) -> WaitFigures:
 
 def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTraits:
     cluster, winner = status.cluster, status.winner
-    accelerators = tuple(sorted(one.name for one in cluster.accelerators)) if cluster is not None else ()
+    accelerators = (
+        tuple(sorted(accelerator.name for accelerator in cluster.accelerators)) if cluster is not None else ()
+    )
     emulated = cluster is not None and cluster.emulated
     if spec is None:
         return PlanTraits("", "", "", accelerators, emulated, "", "", "")
@@ -239,10 +241,10 @@ def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTr
 
 def _trial(trial: TrialStatus, traits: PlanTraits) -> TrialFigures:
     time_ratio = memory_ratio = None
-    predicted, held = trial.predicted_peak_memory_bytes, trial.peak_memory_bytes
+    predicted, measured = trial.predicted_peak_memory_bytes, trial.peak_memory_bytes
     if trial.state is TrialState.SUCCEEDED:
         time_ratio = trial.predicted_seconds / trial.measured_seconds if trial.measured_seconds else None
-        memory_ratio = predicted / held if predicted is not None and held else None
+        memory_ratio = predicted / measured if predicted is not None and measured else None
     elif trial.state is TrialState.FAILED and trial.reason == Reason.OUT_OF_MEMORY:
         memory_ratio = _OUT_OF_MEMORY_RATIO
     return TrialFigures(
@@ -266,10 +268,10 @@ def _answer(status: TrainingPlanStatus, traits: PlanTraits) -> AnswerFigures:
     baseline_seconds = measured * speedup if measured is not None and speedup is not None else None
     devices = next((trial.devices for trial in status.trials if trial.name == winner.trial), None)
     saved = _saved_device_seconds(status, measured, baseline_seconds, devices)
-    spent = sum(one.total for one in status.device_seconds)
+    spent = sum(used.total for used in status.device_seconds)
     candidates = [trial for trial in status.trials if trial.role is TrialRole.CANDIDATE and trial.measured_seconds]
     has_competed = measured is not None and (
-        len(candidates) > 1 or winner.trial not in {one.name for one in candidates}
+        len(candidates) > 1 or winner.trial not in {candidate.name for candidate in candidates}
     )
     return AnswerFigures(
         predicted_iteration_seconds=winner.predicted_seconds,
@@ -302,5 +304,5 @@ def _saved_device_seconds(
         return None
     # A candidate may count as the baseline. Figures of the status are rounded, so the nearest is the one.
     tried = [(trial.measured_seconds, trial.devices) for trial in status.trials if trial.measured_seconds]
-    _, of_baseline = min(tried, key=lambda one: abs(one[0] - baseline_seconds), default=(0.0, None))
+    _, of_baseline = min(tried, key=lambda pair: abs(pair[0] - baseline_seconds), default=(0.0, None))
     return baseline_seconds * of_baseline - measured * devices if of_baseline is not None else None

@@ -45,7 +45,7 @@ class ReasonCounter:
     ) -> None:
         """Begin with the known reasons by result, and the known values of the labels before these."""
         self._counter = counter(name, registry)
-        self._reasons = {result: {*known, OTHER} for result, known in reasons.items()}
+        self._reasons = {result: {*names, OTHER} for result, names in reasons.items()}
         self._scopes: set[tuple[str, ...]] = set()
         for scope in scopes:
             self.add_scope(scope)

@@ -94,20 +94,23 @@ def boundary_messages(
     alike = Counter(key for _, _, key in pairs)
     sent = {key: deliveries(key[0], key[1], str, split=collectives is not None) for key in alike}
     messages = {
-        key: Counter((source, target, key[2] * row_bytes / parts) for source, target, (_, parts) in found)
-        for key, found in sent.items()
+        key: Counter((source, target, key[2] * row_bytes / parts) for source, target, (_, parts) in parts_sent)
+        for key, parts_sent in sent.items()
     }
-    latencies = {key: max(network.link((one.source, one.target))[0] for one in found) for key, found in sent.items()}
+    latencies = {
+        key: max(network.link((delivery.source, delivery.target))[0] for delivery in parts_sent)
+        for key, parts_sent in sent.items()
+    }
     work = {key: _nic_seconds(own, network) for key, own in messages.items()}
     departures = (
         _queued_send_times(alike, messages, work, network)
         if network.is_fifo
         else _concurrent_send_times(alike, messages, network)
     )
-    found = []
+    boundary_list = []
     for a, b, key in pairs:
         drain, queues = departures[key]
-        found.append(BoundaryMessage(a, b, drain, latencies[key], queues))
+        boundary_list.append(BoundaryMessage(a, b, drain, latencies[key], queues))
     load = Load()
     for key, times in alike.items():
         for card, seconds in work[key].items():
@@ -121,7 +124,7 @@ def boundary_messages(
         for (b, nodes), rows in gathered.items():
             seconds = collectives.all_reduce((nodes,)).all_gather_seconds(rows * row_bytes)
             gather_seconds[b] = max(gather_seconds[b], seconds)
-    return BoundaryMessages(tuple(found), load, tuple(gather_seconds))
+    return BoundaryMessages(tuple(boundary_list), load, tuple(gather_seconds))
 
 
 def _concurrent_send_times(
@@ -146,12 +149,12 @@ def _queued_send_times(
     holders: Counter[Nic] = Counter()
     for key, times in alike.items():
         holders.update(dict.fromkeys(nic_seconds[key], times))
-    found = {}
+    send_times = {}
     for key, own in messages.items():
         seconds = network.concurrent_send_seconds(own)
         shared = tuple((card, busy) for card, busy in nic_seconds[key].items() if holders[card] > 1)
-        found[key] = max(seconds.values()), shared
-    return found
+        send_times[key] = max(seconds.values()), shared
+    return send_times
 
 
 def _nic_seconds(messages: Mapping[Message, int], network: Network) -> dict[Nic, float]:
@@ -166,7 +169,9 @@ def _nic_seconds(messages: Mapping[Message, int], network: Network) -> dict[Nic,
 def _device_transfers(old: RankLayout[str], new: RankLayout[str]) -> tuple[Transfer[int], ...]:
     """Return the rows that change devices, by index, in the order of receivers: sums of seconds depend on the order."""
     transfers = relayout_transfers(old.by_index, new.by_index, old.members.__getitem__)
-    return tuple(sorted((one for one in transfers if one.source != one.target), key=attrgetter("target")))
+    return tuple(
+        sorted((transfer for transfer in transfers if transfer.source != transfer.target), key=attrgetter("target"))
+    )
 
 
 def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes: float, network: Network) -> float:
@@ -176,13 +181,16 @@ def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes
     """
     messages: Counter[Message] = Counter()
     ports: defaultdict[tuple[str, int, str], float] = defaultdict(float)
-    for one in _device_transfers(old, new):
-        edge, size = (old.members[one.source], new.members[one.target]), (one.stop - one.start) * row_bytes
+    for transfer in _device_transfers(old, new):
+        edge, size = (
+            (old.members[transfer.source], new.members[transfer.target]),
+            (transfer.stop - transfer.start) * row_bytes,
+        )
         messages[*edge, size] += 1
         if edge[0] == edge[1]:
             seconds = size / network.flow_bytes_per_second(edge)
-            ports["out", one.source, edge[0]] += seconds
-            ports["in", one.target, edge[1]] += seconds
+            ports["out", transfer.source, edge[0]] += seconds
+            ports["in", transfer.target, edge[1]] += seconds
     alone = network.concurrent_send_seconds(messages)
     at_once = max((spent + network.link((a, b))[0] for (a, b, _), spent in alone.items()), default=0.0)
     through = max((busy + network.link((node, node))[0] for (_, _, node), busy in ports.items()), default=0.0)

@@ -140,7 +140,7 @@ def _estimate(
     end = _slowest(plan_times)
     return Estimate(
         iteration_seconds=end.seconds,
-        peak_memory_bytes=max(held for _, held in by_device),
+        peak_memory_bytes=max(size for _, size in by_device),
         feasible=reason is None,
         reason=reason,
         breakdown=end.breakdown(),
@@ -176,12 +176,12 @@ def _by_device(plan: Plan, parts: tuple[MemoryParts, ...]) -> tuple[tuple[Device
 
 def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
     plan = plan_times.plan
-    found: list[MemoryParts] = []
+    parts: list[MemoryParts] = []
     for index, pipeline in enumerate(plan.pipelines):
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         chunks = plan_times.context.runtime.chunks_of(batches, pipeline.layer_counts)
         for number, stage in enumerate(pipeline.stages):
-            found += stage_memory(
+            parts += stage_memory(
                 stage,
                 plan_times.layouts[index, number],
                 plan_times.context,
@@ -190,18 +190,18 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
                 divided_sides=plan_times.divided_sides(index, number),
                 mixed_sharding_layers=plan_times.mixed_sharding_layers,
             )
-    return tuple(found)
+    return tuple(parts)
 
 
 def memory_shortfalls(by_device: tuple[tuple[Device, int], ...], context: CostContext) -> str | None:
     """Describe the device with the largest memory shortfall; return None if the plan fits."""
     memory, cluster = context.memory_of_node, context.cluster
-    if all(held <= memory[device.node] for device, held in by_device):
+    if all(size <= memory[device.node] for device, size in by_device):
         return None
-    device, held = max(by_device, key=lambda item: item[1] - memory[item[0].node])
+    device, device_bytes = max(by_device, key=lambda item: item[1] - memory[item[0].node])
     accelerator = cluster.accelerator_of(device)
     return (
-        f"device {device} ({accelerator.name}) lacks {_format_shortfall(held - accelerator.memory_bytes)}: the plan needs {_format_shortfall(held)} there, "
+        f"device {device} ({accelerator.name}) lacks {_format_shortfall(device_bytes - accelerator.memory_bytes)}: the plan needs {_format_shortfall(device_bytes)} there, "
         f"it has {_format_shortfall(accelerator.memory_bytes)}"
     )
 
@@ -232,12 +232,12 @@ class _DeviceEnd:
         ended = self.times.ends[number]
         summed = max(ended, self.optimizer_step.gradients_end)
         return Breakdown(
-            compute_seconds=batches * sum(one.compute_seconds for one in both),
-            tensor_sync_seconds=batches * sum(one.sync_seconds for one in both),
-            sharding_seconds=batches * sum(one.sharding_seconds for one in both)
+            compute_seconds=batches * sum(pass_time.compute_seconds for pass_time in both),
+            tensor_sync_seconds=batches * sum(pass_time.sync_seconds for pass_time in both),
+            sharding_seconds=batches * sum(pass_time.sharding_seconds for pass_time in both)
             + worker.first_gather_seconds
             + self.optimizer_step.all_gather_seconds,
-            redistribution_seconds=batches * sum(one.redistribution_seconds for one in both),
+            redistribution_seconds=batches * sum(pass_time.redistribution_seconds for pass_time in both),
             point_to_point_seconds=self.times.transit_seconds[number],
             bubble_seconds=self.times.idle_seconds[number],
             gradient_sync_seconds=summed - ended + worker.last_backward_seconds - worker.backward.seconds,
@@ -267,7 +267,7 @@ def _slowest(plan_times: PlanTimes) -> _DeviceEnd:
 def stage_end_times(plan_times: PlanTimes) -> tuple[dict[StageKey, StageReplayTimes], dict[StageKey, OptimizerStep]]:
     """Return the times of every stage's workers, and its optimizer step."""
     times = replay_pipelines(plan_times)
-    ends = {key: _stage_end(plan_times.stages[key], found) for key, found in times.items()}
+    ends = {key: _stage_end(plan_times.stages[key], stage_times) for key, stage_times in times.items()}
     return times, optimizer_steps(plan_times, gradient_reductions(plan_times), ends)
 
 

@@ -42,10 +42,10 @@ def degrees(plan: Plan) -> str:
 
 
 def _degrees(pipeline: Pipeline) -> str:
-    told = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
-    if len(told) > MAX_DIFFERENT:
-        told = [format_run_degrees(runs_of(pipeline))]
-    return f"pp{len(pipeline.stages)} {' | '.join(told)}"
+    texts = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
+    if len(texts) > MAX_DIFFERENT:
+        texts = [format_run_degrees(runs_of(pipeline))]
+    return f"pp{len(pipeline.stages)} {' | '.join(texts)}"
 
 
 class Detail(IntEnum):
@@ -64,27 +64,28 @@ def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple
     """
     names = short_names(cluster)
     used = cluster.accelerators_of(plan.nodes)
-    found: list[tuple[str, str, str]] = []
+    cells: list[tuple[str, str, str]] = []
     for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
         head = f"pp{len(pipeline.stages)}"
         by_kind = groupby(
-            pipeline.stages, key=lambda stage: (_told(stage, detail), _format_accelerators(stage, cluster, names))
+            pipeline.stages,
+            key=lambda stage: (_description(stage, detail), _format_accelerators(stage, cluster, names)),
         )
         groups = [
-            (told, f" {accelerators}" if len(used) > 1 else "", list(stages))
-            for (told, accelerators), stages in by_kind
+            (described, f" {accelerators}" if len(used) > 1 else "", list(stages))
+            for (described, accelerators), stages in by_kind
         ]
-        if len(groups) > MAX_DIFFERENT and len({told for told, _, _ in groups}) == 1:
+        if len(groups) > MAX_DIFFERENT and len({described for described, _, _ in groups}) == 1:
             groups = [(groups[0][0], "", list(pipeline.stages))]
-        for number, (told, where, stages) in enumerate(groups):
+        for number, (texts, where, stages) in enumerate(groups):
             margin = " " * len(head) if number else head
-            found.append((f"{margin} {told[0]}{where}", "" if number else batch, _layers(stages)))
-            found += [(f"{' ' * len(head)} {line}", "", "") for line in told[1:]]
-    first, second, third = zip(*found, strict=True)
+            cells.append((f"{margin} {texts[0]}{where}", "" if number else batch, _layers(stages)))
+            cells += [(f"{' ' * len(head)} {line}", "", "") for line in texts[1:]]
+    first, second, third = zip(*cells, strict=True)
     return "\n".join(first), "\n".join(second), "\n".join(third)
 
 
-def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
+def _description(stage: Stage, detail: Detail) -> tuple[str, ...]:
     """Format `dp4 tp1`, with the replicas' rows where they differ; with more detail, a line for consecutive layers."""
     if detail is Detail.STAGES:
         return (format_degrees(stage) + _rows(stage.layers),)
@@ -93,13 +94,13 @@ def _told(stage: Stage, detail: Detail) -> tuple[str, ...]:
         for run in stage.layers
     ]
     counts = [run.count for run in stage.layers]
-    told = [
+    texts = [
         (text, sum(count for _, count in group))
         for text, group in groupby(zip(words, counts, strict=True), key=itemgetter(0))
     ]
-    if len(told) == 1:
+    if len(texts) == 1:
         return (words[0],)
-    listed = [f"{count} × {text}" for text, count in told]
+    listed = [f"{count} × {text}" for text, count in texts]
     return (*listed[:MAX_RUNS], *(["…"] if len(listed) > MAX_RUNS else []))
 
 
@@ -118,7 +119,7 @@ def _layers(stages: Sequence[Stage]) -> str:
 
 def short_names(cluster: Cluster) -> dict[str, str]:
     """Map each accelerator to its model (`A100`, `T4`), or to its full name where two would share that."""
-    short = {one.name: _short(one.name) for one in cluster.accelerators}
+    short = {accelerator.name: _short(accelerator.name) for accelerator in cluster.accelerators}
     uses = Counter(short.values())
     return {name: text if uses[text] == 1 else name for name, text in short.items()}
 
@@ -143,10 +144,10 @@ def strategy(run: LayerRun) -> str:
 
 def strategies(stage: Stage) -> str:
     """Format the strategies of a stage's layer runs, with layer counts where they differ."""
-    told = [(strategy(run), run.count) for run in stage.layers]
-    if len({text for text, _ in told}) == 1:
-        return told[0][0]
-    return "\n".join(f"{count} × {text}" for text, count in told)
+    texts = [(strategy(run), run.count) for run in stage.layers]
+    if len({text for text, _ in texts}) == 1:
+        return texts[0][0]
+    return "\n".join(f"{count} × {text}" for text, count in texts)
 
 
 def batches(plan: Plan) -> str:
@@ -198,8 +199,8 @@ def idle_devices(plan: Plan, cluster: Cluster) -> Remark:
     whole = len(cluster.devices)
     idle = whole - len(plan.devices)
     are = "1 is" if idle == 1 else f"{idle} are"
-    told = (f"The plan uses {whole - idle} of the cluster's {whole} devices; {are} idle.",) if idle else ()
-    return Remark(told, {"idle_devices": idle})
+    sentence = (f"The plan uses {whole - idle} of the cluster's {whole} devices; {are} idle.",) if idle else ()
+    return Remark(sentence, {"idle_devices": idle})
 
 
 def runs_of(pipeline: Pipeline) -> list[LayerRun]:

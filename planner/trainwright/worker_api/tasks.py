@@ -54,7 +54,7 @@ class Gang:
         return bool(self.emulations)
 
     def accelerator_of(self, node: str) -> str:
-        return next(one.accelerator for one in self.nodes if one.name == node)
+        return next(gang_node.accelerator for gang_node in self.nodes if gang_node.name == node)
 
     def emulation_of(self, accelerator: str) -> Emulation | None:
         """Return an accelerator's device table, or None if it is real."""

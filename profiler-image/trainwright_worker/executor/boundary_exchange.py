@@ -91,23 +91,23 @@ class BoundaryReceiver:
         spec: BoundarySpec,
     ) -> None:
         self._group_with, self._spec = group_with, spec
-        self._transfers = [one for one in transfers if one.target == rank]
-        self._counts = [(one.stop - one.start) * spec.values for one in self._transfers]
-        self._sliced = [index for index, one in enumerate(self._transfers) if one.part != WHOLE]
+        self._transfers = [transfer for transfer in transfers if transfer.target == rank]
+        self._counts = [(transfer.stop - transfer.start) * spec.values for transfer in self._transfers]
+        self._sliced = [index for index, transfer in enumerate(self._transfers) if transfer.part != WHOLE]
         self._posted: list[tuple[list[Tensor], list[dist.Work]]] = []
         if self._sliced:
             ranks = own.node_ranks(rank)
             self._gather_group = gather_group(tuple(sorted(ranks)))
-            self._slice_order = [sorted(ranks).index(one) for one in ranks]
+            self._slice_order = [sorted(ranks).index(member) for member in ranks]
 
     def post_receive(self) -> None:
         """Post the receives of the next micro-batch's boundary."""
         buffers, operations = [], []
-        for one, count in zip(self._transfers, self._counts, strict=True):
-            start, stop = slice_interval(count, one.part)
-            buffers.append(self._spec.empty(slice_size(count, one.part)))
+        for transfer, count in zip(self._transfers, self._counts, strict=True):
+            start, stop = slice_interval(count, transfer.part)
+            buffers.append(self._spec.empty(slice_size(count, transfer.part)))
             received = buffers[-1][: stop - start]
-            operations.append(dist.P2POp(dist.irecv, received, one.source, self._group_with(one.source)))
+            operations.append(dist.P2POp(dist.irecv, received, transfer.source, self._group_with(transfer.source)))
         self._posted.append((buffers, _start_messages(operations)))
 
     def wait_for_next(self) -> tuple[Boundary, float]:
@@ -146,20 +146,20 @@ class BoundarySender:
     def __init__(self, group_with: GroupWith, transfers: Sequence[Transfer[int]], own: RunRanks, rank: int) -> None:
         self._first_row, _ = own.row_interval_of(rank)
         self._group_with = group_with
-        self._transfers = [one for one in transfers if one.source == rank]
+        self._transfers = [transfer for transfer in transfers if transfer.source == rank]
         self._sent: dict[int, tuple[list[Tensor], list[dist.Work]]] = {}
 
     def send(self, micro_batch: int, boundary: Boundary) -> None:
         detached = tuple(tensor.detach() for tensor in boundary)
         pieces: dict[Interval, Tensor] = {}
         operations = []
-        for one in self._transfers:
-            rows = one.start - self._first_row, one.stop - self._first_row
+        for transfer in self._transfers:
+            rows = transfer.start - self._first_row, transfer.stop - self._first_row
             if rows not in pieces:
                 pieces[rows] = flatten_rows(detached, *rows)
-            start, stop = slice_interval(pieces[rows].numel(), one.part)
+            start, stop = slice_interval(pieces[rows].numel(), transfer.part)
             sent = pieces[rows][start:stop]
-            operations.append(dist.P2POp(dist.isend, sent, one.target, self._group_with(one.target)))
+            operations.append(dist.P2POp(dist.isend, sent, transfer.target, self._group_with(transfer.target)))
         self._sent[micro_batch] = list(pieces.values()), _start_messages(operations)
 
     def wait_for_sends(self, micro_batches: Sequence[int]) -> None:
@@ -176,7 +176,9 @@ class BoundarySender:
 
 def _start_messages(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
     """Start messages, each in a batch of its own: all go to or come from different ranks; empty slices are left out."""
-    return [work for one in operations if one.tensor.numel() for work in dist.batch_isend_irecv([one])]
+    return [
+        work for operation in operations if operation.tensor.numel() for work in dist.batch_isend_irecv([operation])
+    ]
 
 
 class RowRelayout:
@@ -186,8 +188,8 @@ class RowRelayout:
         self._group, self._rank = group, rank
         self._old, self._new = old.row_interval_of(rank), new.row_interval_of(rank)
         transfers = relayout_transfers(old, new, old.node_of.__getitem__)
-        self._sends = [one for one in transfers if one.source == rank and one.target != rank]
-        self._receives = [one for one in transfers if one.target == rank]
+        self._sends = [transfer for transfer in transfers if transfer.source == rank and transfer.target != rank]
+        self._receives = [transfer for transfer in transfers if transfer.target == rank]
 
     def relayout(self, boundary: Boundary) -> Boundary:
         rows = self._new[1] - self._new[0]

@@ -296,8 +296,8 @@ class TileLoadPlanner(DefaultLoadPlanner):
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Check, on the first rank, that some rank reads every stored tensor. Raises CheckpointError otherwise."""
-        wanted = {item.dest_index.fqn for plan in global_plan for item in plan.items}
-        if unread := sorted(set(self._stored_tensors) - wanted):
+        names = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+        if unread := sorted(set(self._stored_tensors) - names):
             raise CheckpointError(f"{self._folder}: {unread[0]} is in the checkpoint, but not in this run's model")
         return global_plan
 

@@ -52,8 +52,8 @@ class ForwardObserver:
         if self._device.type == "cuda":
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         return any(
-            not torch.equal(one.get_state(), torch.Generator(one.device).manual_seed(seed).get_state())
-            for one in generators
+            not torch.equal(generator.get_state(), torch.Generator(generator.device).manual_seed(seed).get_state())
+            for generator in generators
         )
 
 

@@ -74,10 +74,10 @@ class RankLayer:
 
     @property
     def _collectives(self) -> Collectives:
-        found = self.module.shard.collectives
-        if found is None:
+        collectives = self.module.shard.collectives
+        if collectives is None:
             raise RuntimeError(f"layer {self.number} has no tensor group to split the sequence over")
-        return found
+        return collectives
 
     def keeps_sequence_sharded_for(self, other: RankLayer) -> bool:
         """Return whether the next layer continues with this layer's scattered sequence."""

@@ -58,7 +58,7 @@ def device_seconds_by_purpose(context: ReconcileContext) -> tuple[DeviceSecondsS
             retry = find_retry(context, gang)
             seconds[_purpose(gang)]["lost"] += retry.lost.device_seconds if retry is not None else 0.0
     spent = (DeviceSecondsStatus(purpose=purpose, **results) for purpose, results in seconds.items())
-    return tuple(one for one in spent if one.total)
+    return tuple(used for used in spent if used.total)
 
 
 def _purpose(gang: str) -> MeasuringPurpose:
