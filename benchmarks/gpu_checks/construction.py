@@ -23,7 +23,7 @@ from trainwright.strategy import Sharding, Strategy
 from trainwright_worker.device import synchronize
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes
 
 RANKS = 8
 SECONDS, WEIGHTS = 5.0, 0.9e9

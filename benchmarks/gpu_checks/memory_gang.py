@@ -19,7 +19,7 @@ from trainwright import documents
 from trainwright.worker_api import TrialSeriesTask
 from trainwright_worker.device import barrier, release_cached_memory
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes
 
 WARM_UP = 2
 """Iterations before the measured one: receives are posted ahead from the second one on."""

@@ -35,7 +35,7 @@ from trainwright.training import Optimizer, RequestedDtype, Training
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes
 
 DEVICES = tuple(Device(f"node-{number // 4}", number % 4) for number in range(8))
 ROWS, MICRO_BATCHES = 8, 4

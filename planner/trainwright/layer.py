@@ -159,6 +159,8 @@ class LayerKind:
         shared_weight: name of a weight that layers of other kinds share (tied embeddings), or None. Every owner stores
             it; its gradients are reduced over all owners.
         shared_parameters: size of that weight.
+        workspace_bytes_per_row: what a layer of a user's model takes for a moment besides what it saves.
+        buffer_bytes: of a user's layer, whole on every rank that computes it.
     """
 
     name: str
@@ -166,6 +168,8 @@ class LayerKind:
     output_elements_per_row: int
     shared_weight: str | None = None
     shared_parameters: int = 0
+    workspace_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
+    buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -184,6 +184,21 @@ class Profiles:
             self._costs[key] = cost
         return self._costs[key]
 
+    def workspace_bytes(
+        self, accelerator: str, kind: str, tensor_degree: int, rows: int, state_bytes: float
+    ) -> float | None:
+        """Return what a layer takes at its peak besides its training state and what it saves for the backward.
+
+        It is interpolated as costs are; None where no peak was measured.
+        """
+        profiles = self._series.get((accelerator, kind, tensor_degree), [])
+        series = [
+            replace(one, activation_bytes=max(round(one.peak_bytes - state_bytes) - one.activation_bytes, 0))
+            for one in profiles
+            if one.peak_bytes is not None
+        ]
+        return _interpolate(series, rows).activation_bytes if series else None
+
     def _extrapolate_from_larger_degree(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Scale the cost at a larger degree to one at which the layer did not fit; it shows how fast devices are."""
         further = [degree for degree in self.tensor_degrees(accelerator, kind) if degree > tensor_degree]

@@ -47,8 +47,8 @@ from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
 from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.live_bytes import measure_process_peak_bytes
 from trainwright_worker.measure.layer_bench import profile_if_it_fits
-from trainwright_worker.measure.live_bytes import measure_process_peak_bytes
 
 MAX_MOMENTS = 8_000
 """Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""

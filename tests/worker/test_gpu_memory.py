@@ -11,7 +11,7 @@ import torch
 from trainwright.worker_api import TrialReport
 from trainwright_worker import trial
 from trainwright_worker.executor.optimizer import SquaredNorm
-from trainwright_worker.measure.live_bytes import (
+from trainwright_worker.live_bytes import (
     AllocationTracker,
     bytes_beside_tensors,
     measure_process_peak_bytes,

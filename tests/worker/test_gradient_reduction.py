@@ -22,7 +22,7 @@ from trainwright_worker.executor.executor import PlanExecutor, RankContext, Trai
 from trainwright_worker.executor.flat_parameter import Weight
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.initial_weights import part_start
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes
 
 MODEL = Model.of(Gpt(layers=2, hidden_size=16, heads=4, sequence_length=8, vocabulary_size=16))
 LAYERS = len(MODEL.layers)

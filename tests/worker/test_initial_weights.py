@@ -27,7 +27,7 @@ from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.initial_weights import NormalWeight, WeightSource, deferred_weights, normal
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.measure.live_bytes import AllocationTracker
+from trainwright_worker.live_bytes import AllocationTracker
 
 CPU = torch.device("cpu")
 RANKS = 8

@@ -11,8 +11,8 @@ from trainwright.model import Model
 from trainwright_worker.layers.gpt import Block
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.live_bytes import AllocationTracker
 from trainwright_worker.measure.layer_under_test import activation_bytes
-from trainwright_worker.measure.live_bytes import AllocationTracker
 from trainwright_worker.synthetic_data import token_rows
 
 GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)

@@ -76,7 +76,8 @@ def _constrained(hint: Any) -> Any:
     kind, members = get_origin(hint), get_args(hint)
     if kind is Annotated:
         plain = (Field(json_schema_extra=PLAIN_LINE),) if members[0] is str else ()
-        return Annotated[_constrained(members[0]), *(_constraint(note) for note in members[1:]), *plain]
+        notes = (note for note in members[1:] if isinstance(note, Bounds | Doc))
+        return Annotated[_constrained(members[0]), *map(_constraint, notes), *plain]
     if kind in (Union, UnionType):
         return _constrained(members[0]) | None
     return GenericAlias(tuple, (_constrained(members[0]), ...)) if kind is tuple else hint

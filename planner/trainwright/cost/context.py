@@ -21,6 +21,7 @@ from trainwright.cost.divided_activations import DividedActivations
 from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import LinkMatrices, Network, link_matrices
+from trainwright.families import Custom
 from trainwright.layer import (
     Dtype,
     LayerKind,
@@ -163,6 +164,29 @@ class CostContext:
             )
         return cost
 
+    @property
+    def counts_layer_workspace(self) -> bool:
+        """Return whether layers may take a workspace: those of a user's own model."""
+        return isinstance(self.model.family, Custom)
+
+    def workspace_bytes(self, kind: LayerKind, rows: int) -> float:
+        """Return what a layer of a user's model takes for a moment, on the accelerator where that is the most.
+
+        It is the measured peak beyond the training state of the worker, which measures it, and beyond what the layer saves; else
+        what its description counted. 0 for layers of families, of which a formula knows that only losses take some.
+        """
+        if not self.counts_layer_workspace:
+            return 0.0
+        key = (kind.name, rows)
+        if key not in self._workspace_bytes:
+            state = kind.parameters * ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32).unsharded
+            measured = [
+                self.profiles.workspace_bytes(one.name, kind.name, 1, rows, state) for one in self.cluster.accelerators
+            ]
+            found = [bytes_taken for bytes_taken in measured if bytes_taken is not None]
+            self._workspace_bytes[key] = max(found) if found else rows * kind.workspace_bytes_per_row
+        return self._workspace_bytes[key]
+
     def slowest_layer_cost(
         self, accelerators: tuple[str, ...], kind: LayerKind, split: TensorSplit, rows: int
     ) -> LayerCost:
@@ -287,6 +311,10 @@ class CostContext:
 
     @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, TensorSplit, int], LayerCost]:
+        return {}
+
+    @cached_property
+    def _workspace_bytes(self) -> dict[tuple[str, int], float]:
         return {}
 
     @cached_property

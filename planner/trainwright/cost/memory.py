@@ -38,12 +38,13 @@ class MemoryParts:
     """Parts of a device's peak memory; they add up to it.
 
     Attributes:
-        weights_bytes: the rank's shard of the weights.
+        weights_bytes: the rank's shard of the weights, and buffers, whole.
         gradients_bytes: unsharded until the last micro-batch under every sharding, unless there is only one or the runtime
             reduces in every one.
         optimizer_bytes: optimizer state, float32 master weights in half-precision training, and the framework's copies.
         activations_bytes: saved activations of the micro-batches in flight, and boundary tensors in transit.
-        workspace_bytes: logits and their gradient, and sharded weights while they are unsharded.
+        workspace_bytes: logits and their gradient, what a layer of a user's model takes for a moment, and sharded weights while
+            they are unsharded.
         constant_bytes: the runtime's own.
     """
 
@@ -95,6 +96,9 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
 ) -> tuple[MemoryParts, ...]:
     state = _state_bytes(stage, layouts, context, micro_batches, mixed_sharding_layers)
     gathered = _gathered_bytes(stage, context)
+    buffers = sum(
+        number * kind.buffer_bytes for run in stage.layers for kind, number in context.kind_counts(run.first, run.end)
+    )
     is_last = stage.end == len(context.model.layers)
     accelerators = map(context.accelerator_of_node.__getitem__, layouts[0].members)
     # Devices with equal keys have equal memory; most devices share theirs with others.
@@ -103,11 +107,13 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
     for accelerator, rows in dict.fromkeys(kinds):
         activations = _activation_bytes(stage, rows, accelerator, context, divided_sides).total(in_flight_count)
         parts_of[accelerator, rows] = MemoryParts(
-            state.weights,
+            state.weights + buffers,
             state.gradients + state.unreduced,
             round(state.optimizer),
             round(activations),
-            gathered + (loss_bytes(context, stage.layers[-1].strategy.tensor, rows[-1]) if is_last else 0),
+            gathered
+            + (loss_bytes(context, stage.layers[-1].strategy.tensor, rows[-1]) if is_last else 0)
+            + _layer_workspace_bytes(stage, rows, accelerator, context),
             context.runtime.constant_bytes_of(accelerator),
         )
     return tuple(map(parts_of.__getitem__, kinds))
@@ -170,6 +176,27 @@ def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
         elif model.dtype is not Dtype.FLOAT32:
             bytes_per_row += logits * model.dtype.num_bytes
     return round(rows * bytes_per_row)
+
+
+def _layer_workspace_bytes(stage: Stage, rows: Sequence[int], accelerator: str, context: CostContext) -> int:
+    """Return what backwards of a user's layers take beyond the activations that count.
+
+    When a layer's backward takes its workspace, later layers have freed what they kept, and one recomputed layer is the largest.
+    """
+    if not context.counts_layer_workspace:
+        return 0
+    most = freed = largest_recomputed = 0.0
+    for run, count in zip(reversed(stage.layers), reversed(rows), strict=True):
+        inputs = context.divided_activations.input_row_bytes(run.strategy)
+        for layer in reversed(range(run.first, run.end)):
+            kind = context.model.kind_of(layer)
+            split = context.divided_activations.split(kind, run.strategy)
+            saved = context.layer_cost(accelerator, kind, split, count).activation_bytes
+            recomputed = saved if run.strategy.recompute else 0.0
+            most = max(most, context.workspace_bytes(kind, count) + recomputed - freed)
+            largest_recomputed = max(largest_recomputed, recomputed)
+            freed += count * inputs[layer] if run.strategy.recompute else saved
+    return round(max(most - largest_recomputed, 0.0))
 
 
 def _activation_bytes(

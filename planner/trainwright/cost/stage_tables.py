@@ -16,6 +16,7 @@ from trainwright.cost import memory
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array, Spans, prefix_sums
 from trainwright.cost.memory_terms import InFlightBytes, boundary_buffer_bytes
+from trainwright.layer import WHOLE_LAYER
 from trainwright.model import Model
 
 
@@ -138,9 +139,37 @@ class StageTables:
         first, end = self.spans.pairs
         return boundary_buffer_bytes(self.row_bytes[first], self.row_bytes[end])
 
-    def loss_bytes(self, tensor: int, rows: int) -> Array:
-        """Return `[span]` workspace bytes of the loss, which last stages need."""
+    def workspace_bytes(self, tensor: int, rows: int) -> Array:
+        """Return `[span]` workspace bytes: of the loss, which last stages need, or of a user's layers without recompute.
+
+        Buffers of layers count with them, since nothing divides them either.
+        """
+        if self.context.counts_layer_workspace:
+            return self._layer_workspace_bytes(rows) + self._buffer_bytes
         return np.where(self.spans.is_last, float(memory.loss_bytes(self.context, tensor, rows)), 0.0)
+
+    def _layer_workspace_bytes(self, rows: int) -> Array:
+        """Return `[span]` the most that a layer takes beyond what later layers of the span have freed by then."""
+        context, kinds = self.context, self.context.kind_numbers
+        accelerators = [one.name for one in context.cluster.accelerators]
+        taken = np.array([context.workspace_bytes(kind, rows) for kind in context.model.kinds])[kinds]
+        saved = np.array(
+            [
+                min((context.layer_cost(name, kind, WHOLE_LAYER, rows).activation_bytes for name in names), default=0.0)
+                for kind in context.model.kinds
+                for names in [[name for name in accelerators if context.profiles.has(name, kind.name, 1)]]
+            ]
+        )[kinds]
+        before = prefix_sums(saved)
+        first, end = self.spans.layers
+        starts = [np.maximum.accumulate((taken + before[1:])[start:]) for start in range(len(kinds))]
+        most = np.array([starts[start][stop - start - 1] for start, stop in zip(first, end, strict=True)])
+        return np.maximum(most - before[end], 0.0)
+
+    @cached_property
+    def _buffer_bytes(self) -> Array:
+        kind_bytes = np.array([float(kind.buffer_bytes) for kind in self.context.model.kinds])
+        return self.spans.sums(kind_bytes[self.context.kind_numbers])
 
 
 def kind_parameters(context: CostContext, tensor: int) -> Array:

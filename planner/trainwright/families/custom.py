@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.families.fields import LARGEST_SIZE, MAX_LAYERS, Bounds, Doc, FieldRule, Length, check
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
@@ -31,6 +32,14 @@ class CustomKind:
         _Count, Doc("Values of the number format that its forward keeps for its backward, its input included.")
     ]
     saved_bytes_per_row: Annotated[_Count, Doc("Bytes that it keeps in other formats (indices, masks).")] = 0.0
+    workspace_bytes_per_row: Annotated[
+        _Count,
+        Doc("Bytes that its forward and backward take for a moment, in float32, besides what it keeps."),
+        OMITTED_DEFAULT,
+    ] = 0.0
+    buffer_bytes: Annotated[
+        int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Bytes of its buffers."), OMITTED_DEFAULT
+    ] = 0
 
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.kinds: {name} of {self.name}")
@@ -68,7 +77,13 @@ class CustomKind:
                 saved_bytes_per_row=self.saved_bytes_per_row,
             )
         )
-        return LayerKind(self.name, (Segment(tuple(operators)),), self.output_elements_per_row)
+        return LayerKind(
+            self.name,
+            (Segment(tuple(operators)),),
+            self.output_elements_per_row,
+            workspace_bytes_per_row=self.workspace_bytes_per_row,
+            buffer_bytes=self.buffer_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

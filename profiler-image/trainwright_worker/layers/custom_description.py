@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -14,6 +14,8 @@ from trainwright.families import Custom, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers
+from trainwright_worker.layers.custom_bytes import buffer_bytes, workspace_bytes_per_row
+from trainwright_worker.layers.fused_attention import FusedAttention
 
 _FEWER_ROWS, _MORE_ROWS = 2, 4
 """Rows of the two runs of a layer; their common part does not depend on rows, see `_ForwardCounts.per_row`."""
@@ -79,14 +81,7 @@ def _with_free_name(kind: CustomKind, taken: list[str]) -> CustomKind:
     """Return the kind under its class name, with a number appended if that is taken."""
     names = (kind.name, *(f"{kind.name}{number}" for number in range(2, len(taken) + 2)))
     name = next(name for name in names if name not in taken)
-    return CustomKind(
-        name,
-        kind.parameters,
-        kind.forward_flops_per_row,
-        kind.output_elements_per_row,
-        kind.saved_elements_per_row,
-        kind.saved_bytes_per_row,
-    )
+    return replace(kind, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +104,15 @@ class _ForwardCounts:
 
 def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
     """Return a key that identifies a layer's kind, and the kind under its class name."""
+    device = "meta"
     try:
-        layer, few, more = _count_forwards(layers, number, "meta")
+        layer, few, more = _count_forwards(layers, number, device)
     except (RuntimeError, NotImplementedError):  # deliberate: a layer that needs values runs on the CPU
-        layer, few, more = _count_forwards(layers, number, "cpu")
+        device = "cpu"
+        layer, few, more = _count_forwards(layers, number, device)
     facts = more.per_row(few)
     before: Shapes = layers.boundary(number - 1) if number else ()
+    kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     kind = CustomKind(
         name=type(layer.module).__name__,
         parameters=layers.parameters[number],
@@ -122,6 +120,8 @@ def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
         output_elements_per_row=_output_elements(layers, number),
         saved_elements_per_row=facts.saved_elements,
         saved_bytes_per_row=facts.saved_bytes,
+        workspace_bytes_per_row=workspace_bytes_per_row(layers, number, device, kept),
+        buffer_bytes=buffer_bytes(layer),
     )
     return (repr(layer.module), before, layers.boundary(number), layer.reads, kind), kind
 
@@ -150,6 +150,7 @@ def _count_forward(layers: CustomLayers, number: int, layer: CustomLayer, rows: 
         return saved
 
     with (
+        FusedAttention(),
         FlopCounterMode(display=False) as counter,
         torch.autograd.graph.saved_tensors_hooks(store, lambda saved: saved),
     ):

@@ -20,10 +20,10 @@ from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.layers.layer import Output
+from trainwright_worker.live_bytes import bytes_beside_tensors
 from trainwright_worker.measure.attention_kernels import attention_kernels
 from trainwright_worker.measure.format_speedup import format_speedup
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
-from trainwright_worker.measure.live_bytes import bytes_beside_tensors
 
 MAX_ROUNDS = 20
 """Maximum rounds: what still scatters after them will do so after more."""

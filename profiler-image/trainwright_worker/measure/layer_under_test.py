@@ -25,7 +25,7 @@ from trainwright_worker.initial_weights import deferred_weights
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes
 from trainwright_worker.synthetic_data import weight_generator
 
 

@@ -211,11 +211,11 @@ class _MeshCosts:
 
     @cached_property
     def _activation_bytes(self) -> tuple[InFlightBytes[Array], ...]:
-        """Bytes of activations, boundaries, the loss and the runtime, without and with recompute."""
+        """Bytes of activations, boundaries, the workspace and the runtime, without and with recompute."""
         tensor, stored = self.group.tensor, self._terms.activation_bytes
         buffers = self.stages.boundary_row_bytes
         constant = self._context.runtime.constant_bytes_of(*self.group.accelerators)
-        once = self.rows * buffers.once + self.stages.loss_bytes(tensor, self.rows) + constant
+        once = self.rows * buffers.once + self.stages.workspace_bytes(tensor, self.rows) + constant
         return tuple(
             InFlightBytes(
                 self.rows * buffers.per_micro_batch + saved.per_micro_batch,

@@ -76,11 +76,11 @@ class OperatorOptions:
             yield LogicalMesh(submesh.accelerators, shape, (far_latency, near_latency), (far_pace, near_pace))
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
-        """Return one option by clusters, adding the memory of the runtime, stage boundaries and the loss."""
+        """Return one option by clusters, adding the memory of the runtime, stage boundaries and the workspace."""
         context = self.problem.cost_context
         share, buffers = -(-rows // mesh.shape[0]), self._stages.boundary_row_bytes
-        loss = self._stages.loss_bytes(1, rows) / mesh.devices
-        once = share * buffers.once + loss + context.runtime.constant_bytes_of(*mesh.accelerators)
+        workspace = self._stages.workspace_bytes(1, rows) / mesh.devices
+        once = share * buffers.once + workspace + context.runtime.constant_bytes_of(*mesh.accelerators)
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
             del option  # each table has a single option

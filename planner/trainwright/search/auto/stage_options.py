@@ -37,7 +37,7 @@ class _OptionCells:
         rows: [kind] rows per micro-batch.
         device_bytes: [kind] memory of the smallest device, without the runtime's constant part.
         largest_layer_bytes: [kind] stored bytes of the largest layer.
-        loss_bytes: [kind, span] bytes of the loss.
+        workspace_bytes: [kind, span] bytes of the loss, and of the layer that takes the most.
         input_bytes: [kind, span] bytes that recompute stores.
         prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
     """
@@ -48,7 +48,7 @@ class _OptionCells:
     rows: Array
     device_bytes: Array
     largest_layer_bytes: Array
-    loss_bytes: Array
+    workspace_bytes: Array
     input_bytes: Array
     prefix_sums: Array
 
@@ -108,7 +108,7 @@ class StageOptions:
                 [float(min(replica_tables.device_bytes[name] for name in cell.accelerators)) for cell, _ in kind_of]
             ),
             largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
-            loss_bytes=np.stack([stages.loss_bytes(cell.tensor, rows) for cell, rows in kind_of]),
+            workspace_bytes=np.stack([stages.workspace_bytes(cell.tensor, rows) for cell, rows in kind_of]),
             input_bytes=np.stack([rows * stages.input_row_bytes(cell.tensor) for cell, rows in kind_of]),
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
@@ -226,7 +226,7 @@ class StageOptions:
         context, members = self.replica_tables.problem.cost_context, self._option_cells
         buffers = self._stage_tables.boundary_row_bytes
         by_kind = members.device_bytes[:, None] - members.rows[:, None] * buffers.once
-        free = (by_kind - members.loss_bytes)[members.kind_numbers]
+        free = (by_kind - members.workspace_bytes)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
         gathered = np.array(

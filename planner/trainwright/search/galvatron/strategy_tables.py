@@ -137,6 +137,7 @@ class GroupTables:
             state = strategy_bytes.state_bytes
             if layer.is_last:
                 state += memory.loss_bytes(self.problem.cost_context, run.strategy.tensor, max(run.rows))
+                state += self.problem.cost_context.workspace_bytes(layer.kind, max(run.rows))
             most = max(
                 most,
                 (strategy_bytes.kept_bytes, state, strategy_bytes.recomputed_bytes, strategy_bytes.gathered_bytes),

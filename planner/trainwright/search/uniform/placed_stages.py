@@ -210,7 +210,7 @@ class PlacementTables:
         context, spans = self.problem.cost_context, self.stages.spans
         values = self.stages.resident_values(tensor)
         state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
-        resident = state + context.runtime.constant_bytes_of(accelerator) + self.stages.loss_bytes(tensor, rows)
+        resident = state + context.runtime.constant_bytes_of(accelerator) + self.stages.workspace_bytes(tensor, rows)
         by_layer = layer_values(
             context.model,
             lambda kind: (

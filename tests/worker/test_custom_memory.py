@@ -1,0 +1,99 @@
+"""Memory of user models: what layers take for a moment, and buffers, as described, as profiled and as the executor takes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainwright.cluster import Accelerator, Cluster, Device, Node
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.cost.stage_tables import StageSpans, StageTables
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
+from trainwright.worker_api import ProfilingTask
+from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.live_bytes import measure_peak_bytes
+from trainwright_worker.measure.layer_under_test import LayerUnderTest
+
+ROWS = 4
+CPU = torch.device("cpu")
+CLUSTER = Cluster(accelerators=(Accelerator("cpu", 10**12),), nodes=(Node("node", "cpu", 1),), links=())
+
+
+@pytest.fixture(scope="module")
+def own_gpt() -> Model:
+    """Return a GPT whose logits are its largest tensors."""
+    return Model.of(describe("own_gpt:small"))
+
+
+def profiles(make, model: Model, *, rows: tuple[int, ...] = (2, ROWS)) -> Profiles:
+    def profile(kind, count: int) -> LayerProfile:
+        task = ProfilingTask(make.gang(1), model, 1, rows, optimizer="sgd")
+        layer = LayerUnderTest.of(task, kind, count, CPU, lambda _doing: None)
+        sizes = layer.activation_bytes, layer.parameter_bytes
+        return LayerProfile("cpu", kind.name, 1, count, 1e-3, 2e-3, 1e-4, *sizes, peak_bytes=layer.peak_bytes())
+
+    return Profiles(tuple(profile(kind, count) for kind in model.kinds for count in rows))
+
+
+def context(model: Model, measured: Profiles) -> CostContext:
+    return CostContext(model, CLUSTER, measured, "sgd", Runtime(gradient_dtype=Dtype.FLOAT32))
+
+
+def predicted(model: Model, measured: Profiles, *, recompute: bool = False) -> int:
+    """Return the peak bytes of one stage of two micro-batches."""
+    run = LayerRun(0, len(model.layers), Strategy(1, 1, recompute=recompute), (ROWS,))
+    plan = Plan(len(model.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage((Device("node", 0),), (run,)),)),))
+    return estimate_with_context(plan, context(model, measured)).peak_memory_bytes
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_prediction_with_a_large_loss_head_is_what_the_executor_takes(
+    make, executor, own_gpt: Model, dtype: Dtype, recompute: bool
+) -> None:
+    model = replace(own_gpt, dtype=dtype)
+    one = executor(model, recompute=recompute)
+    one.run_iteration(one.make_batch(0))
+    batch = one.make_batch(1)
+    peak = measure_peak_bytes(lambda: one.run_iteration(batch), [*one.optimizer.resident_tensors, *batch.tensors], CPU)
+    measured = profiles(make, model)
+    assert predicted(model, measured, recompute=recompute) == pytest.approx(peak, rel=0.005)
+    unmeasured = Profiles(tuple(replace(layer, peak_bytes=None) for layer in measured.layers))
+    assert predicted(model, unmeasured, recompute=recompute) == pytest.approx(peak, rel=0.01)
+
+
+def test_searches_count_the_workspace_of_the_exact_estimate(make, own_gpt: Model) -> None:
+    cost = context(own_gpt, profiles(make, own_gpt))
+    tables = StageTables(cost, StageSpans(own_gpt, tuple(range(len(own_gpt.layers) + 1))))
+    by_span = tables.workspace_bytes(1, ROWS)
+    for number, (first, end) in enumerate(zip(*tables.spans.layers, strict=True)):
+        layers = [own_gpt.kind_of(layer) for layer in range(first, end)]
+        kept = [cost.profiles.cost("cpu", kind.name, 1, ROWS).activation_bytes for kind in layers]
+        taken = [cost.workspace_bytes(kind, ROWS) - sum(kept[place + 1 :]) for place, kind in enumerate(layers)]
+        assert by_span[number] == pytest.approx(max(*taken, 0.0)), (first, end)
+
+
+def test_described_buffers_count_for_every_layer() -> None:
+    model = Model.of(describe("buffered_models:moving_codes"))
+    assert [kind.buffer_bytes for kind in model.kinds] == [0, 4 * (6 * 8 + 6 * 8 + 6 + 8), 0]
+    layers = [LayerProfile("cpu", kind.name, 1, ROWS, 1e-3, 2e-3, 1e-4, 1000, 1000) for kind in model.kinds]
+    without = replace(model.family, kinds=tuple(replace(kind, buffer_bytes=0) for kind in model.family.kinds))
+    more = predicted(model, Profiles(tuple(layers))) - predicted(Model.of(without), Profiles(tuple(layers)))
+    assert more == 3 * model.kinds[1].buffer_bytes
+
+
+def test_attention_is_described_as_fused_kernels_compute_it(own_gpt: Model) -> None:
+    """No scores are kept: what a block keeps per row grows with its sequence, not with the square of it."""
+    (block,) = (kind for kind in own_gpt.kinds if kind.name == "Block")
+    tokens, width, heads = 32, 64, 4
+    values, statistics, scores = tokens * width, 2 * 2 * tokens, heads * tokens
+    # Inputs of both norms and of the four products, one of which has 4 times as many values, as GELU's; queries, keys, values.
+    assert block.saved_bytes_per_row(Dtype.FLOAT32) == 4 * ((5 + 2 * 4 + 3) * values + statistics + scores)
