@@ -25,7 +25,8 @@ def run(layers, modules: list) -> torch.Tensor:
     boundary = ()
     for place, module in enumerate(modules):
         data = layers.rows(module.reads, seed=1, iteration=0, first=0, count=ROWS)
-        boundary, loss = module(boundary, data)
+        output = module(boundary, data)
+        boundary, loss = output.boundary, output.loss
         assert tuple(value.shape[1:] for value in boundary) == layers.boundary(place)
     return loss
 
