@@ -278,14 +278,16 @@ def test_hundred_waiting_plans_are_one_alert(tmp_path) -> None:
     check_alerts(tmp_path, series, "TrainwrightPlanWaitsForCapacity", {"1h30m": fires})
 
 
-def test_plan_that_is_refused_is_told_of_whatever_refuses_it(tmp_path) -> None:
+def test_plan_that_is_refused_is_told_of_after_fifteen_minutes_whatever_refuses_it(tmp_path) -> None:
     series = {
         WAITING % ("p", "PodsNotCreated"): "0x7 stale",
         WAITING % ("p", "JobRefused"): "_x8 480x40 stale",
         EARLIER % "p": steps((7, 0), (40, 480), (40, 2880)),
     }
     fires = [{"plan_namespace": "a", "reason": "JobRefused"}]
-    check_alerts(tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "22m": fires, "47m": fires, "1h15m": []})
+    check_alerts(
+        tmp_path, series, "TrainwrightPlanLacks", {"14m": [], "16m": fires, "22m": fires, "47m": fires, "1h15m": []}
+    )
     others = {WAITING % ("p", "WaitingForCapacity"): "0x60", EARLIER % "p": "0x60"}
     check_alerts(tmp_path, others, "TrainwrightPlanLacks", {"50m": []})
 
