@@ -26,8 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 METRICS = (
     "trainwright_plan_predicted_iteration_seconds",
     "trainwright_plan_measured_iteration_seconds",
-    "trainwright_prediction_error_ratio_count",
-    "trainwright_plan_predicted_rank",
+    "trainwright_trial_predicted_over_measured_ratio_count",
+    "trainwright_device_seconds_total",
+    "trainwright_plan_devices",
+    "trainwright_plan_info",
     "trainwright_plan_speedup_over_baseline_ratio",
     "trainwright_phase_duration_seconds_count",
     "trainwright_trials_total",
