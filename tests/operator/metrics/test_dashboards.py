@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -212,9 +212,6 @@ def test_every_panel_has_an_answer() -> None:
 
 
 def test_panels_show_the_right_numbers_across_a_failover(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
     cases = []
     for key, expression in queries():
         if key in EXPECTED:
@@ -237,11 +234,65 @@ def test_panels_show_the_right_numbers_across_a_failover(tmp_path: Path) -> None
         {"expr": f"count({one}) > bool 0", "eval_time": "92m", "exp_samples": [{"labels": "{}", "value": 1}]}
         for one in blocks
     ]
+    compute(tmp_path, "1m", "5m", input_series(), cases)
+
+
+SAMPLES_OF_A_DAY = 144
+"""One in ten minutes."""
+
+
+def by_days(name: str, labels: Mapping[str, str], counts: Sequence[int]) -> list[dict[str, str]]:
+    """Return a counter of operators of which each works for a day, and counts its events at noon."""
+    series = []
+    for day, count in enumerate(counts):
+        before = f"_x{SAMPLES_OF_A_DAY * day} " if day else ""
+        full = name_of(name, {**labels, "job": "j", "instance": str(day)})
+        series.append({"series": full, "values": f"{before}0x71 {count}x70 stale"})
+    return series
+
+
+def test_weeks_are_right_though_the_operator_is_replaced_every_day(tmp_path: Path) -> None:
+    """10 trials a day, of which as many as `good` were predicted within 20 %, and 3 plans that finish."""
+    good = [9] * 14 + [2] * 14
+    traits = {"kind": "time", "role": "candidate", "accelerator": "T4", "planner": "Auto", "family": "gpt"}
+    ratios = "trainwright_trial_predicted_over_measured_ratio_bucket"
+    failed = {"plan_namespace": "team", "result": "failed", "reason": "NoFeasiblePlan"}
+    series = [
+        *by_days(ratios, {**traits, "le": "0.8"}, [0] * 28),
+        *by_days(ratios, {**traits, "le": "1.2"}, good),
+        *by_days(ratios, {**traits, "le": "+Inf"}, [10] * 28),
+        *by_days("trainwright_plans_finished_total", failed, [3] * 28),
+    ]
+    expressions = dict(queries())
+    share = f"round({expressions['Times that were predicted well', 'C']}, 0.001)"
+    # `increase` extrapolates to both ends of its time.
+    error = f"abs(({expressions['Finished plans', 'A']}) / 21 - 1) < bool 0.03"
+    cases: list[dict[str, Any]] = []
+    for week, expected in ((1, 0.9), (2, 0.9), (3, 0.2), (4, 0.2)):
+        time = f"{week * 7 * 24 * 60}m"
+        cases.append({"expr": share, "eval_time": time, "exp_samples": [{"labels": "{}", "value": expected}]})
+        labels = name_of("", {"result": "failed", "reason": "NoFeasiblePlan"})
+        cases.append({"expr": error, "eval_time": time, "exp_samples": [{"labels": labels, "value": 1}]})
+    compute(tmp_path, "10m", "12h", series, cases)
+
+
+def compute(
+    tmp_path: Path, scrape: str, evaluation: str, series: list[dict[str, str]], cases: list[dict[str, Any]]
+) -> None:
+    """Let Prometheus compute expressions on series, and compare the results. `evaluation`: how often it sums weeks."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
     groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
-    records = [{**group, "rules": [rule for rule in group["rules"] if "record" in rule]} for group in groups]
+    records = [
+        {"name": group["name"], "interval": evaluation, "rules": [rule for rule in group["rules"] if "record" in rule]}
+        for group in groups
+    ]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group for group in records if group["rules"]]}))
-    test = {"interval": "1m", "input_series": input_series(), "promql_expr_test": cases}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
+    test = {"interval": scrape, "input_series": series, "promql_expr_test": cases}
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": evaluation, "tests": [test]})
+    )
     done = subprocess.run(
         [promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
     )
