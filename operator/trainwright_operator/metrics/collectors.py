@@ -93,5 +93,5 @@ class Metrics:
     def forget(self, namespace: str, name: str) -> None:
         """Remove a deleted plan."""
         self.record_claimed(namespace, name)
+        self._events.forget((namespace, name), self._plans.figures_of((namespace, name)))
         self._plans.forget((namespace, name))
-        self._events.forget((namespace, name))

@@ -126,7 +126,7 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     ),
     "trainwright_trial_predicted_over_measured_ratio": MetricDefinition(
         Kind.HISTOGRAM,
-        "Predicted over measured of each trial that counts; kind: time, or memory of the fullest device, where one that ran "
+        "Predicted over measured of each trial that counts, once all of its plan have ended; kind: time, or memory of the fullest device, where one that ran "
         "out of memory has 0; role: candidate or baseline.",
         ("kind", "role", *_TRAITS),
     ),
@@ -149,7 +149,8 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     ),
     "trainwright_trials_total": MetricDefinition(
         Kind.COUNTER,
-        "Trials that ended, by result (succeeded, failed, void, skipped) and reason; other: one not met before.",
+        "Trials by result (succeeded, failed, void, skipped) and reason, once all of their plan have ended; other: a reason "
+        "not met before.",
         ("result", "reason"),
     ),
     "trainwright_phase_duration_seconds": MetricDefinition(

@@ -140,6 +140,7 @@ class PlanFigures:
     """Figures of one plan, without the rest of its status, which may list a thousand nodes.
 
     Attributes:
+        trying_since: since when trials are under way; None before, and once their results are final.
         device_seconds: devices × seconds by purpose and result.
         profiles_measured_at: when the oldest of its profiles was measured, perhaps for a plan before.
         is_outdated: whether nodes have changed since the plan was made.
@@ -150,6 +151,7 @@ class PlanFigures:
     waits: WaitFigures
     traits: PlanTraits
     trials: tuple[TrialFigures, ...]
+    trying_since: datetime | None
     answer: AnswerFigures
     device_seconds: Mapping[tuple[MeasuringPurpose, str], float]
     search_seconds: float | None
@@ -169,6 +171,7 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
         waits=_waits(plan, status),
         traits=traits,
         trials=tuple(_trial(trial, traits) for trial in status.trials),
+        trying_since=_trying_since(conditions),
         answer=AnswerFigures() if stage.phase is Phase.FAILED else _answer(status, traits),
         device_seconds={
             (spent.purpose, result): getattr(spent, result)
@@ -257,6 +260,13 @@ def _trial(trial: TrialStatus, traits: PlanTraits) -> TrialFigures:
         time_ratio=time_ratio,
         memory_ratio=memory_ratio,
     )
+
+
+def _trying_since(conditions: Mapping[ConditionType, Condition]) -> datetime | None:
+    tried, succeeded = conditions.get(ConditionType.TRIALS_COMPLETED), conditions.get(ConditionType.SUCCEEDED)
+    if tried is None or tried.status != "Unknown" or (succeeded is not None and succeeded.status != "Unknown"):
+        return None
+    return tried.last_transition_time
 
 
 def _answer(status: TrainingPlanStatus, traits: PlanTraits) -> AnswerFigures:

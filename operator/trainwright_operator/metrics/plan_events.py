@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -85,7 +84,7 @@ class PlanEvents:
     """Counts of events, each by the difference of two statuses. Closed series stand at 0 from the start."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended: defaultdict[Key, set[_Ended]] = defaultdict(set)
+        self._counted_trials: dict[Key, set[_Ended]] = {}
         self._answers: dict[Key, _Answer | None] = {}
         self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, [()], registry)
         self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, [], registry)
@@ -110,7 +109,7 @@ class PlanEvents:
         self._count_answer(key, plan.status, status, now)
         waited_before = self._waited_before.setdefault(key, (before.stage.phase, before.waits.earlier_seconds))[1]
         if status is not plan.status:
-            self._count_trials(self._ended[key], before, now)
+            self._count_trials(key, before, now)
             self._count_wait(before.waits, now.waits)
             self._count_phases(plan, status, max(now.waits.earlier_seconds - waited_before, 0))
             self._count_device_seconds(key, before, now)
@@ -119,9 +118,11 @@ class PlanEvents:
         if self._waited_before[key][0] != now.stage.phase or now.waits.earlier_seconds < waited_before:
             self._waited_before[key] = now.stage.phase, now.waits.earlier_seconds
 
-    def forget(self, key: Key) -> None:
-        """Remove a deleted plan; its counts stay."""
-        self._ended.pop(key, None)
+    def forget(self, key: Key, last: PlanFigures | None) -> None:
+        """Remove a deleted plan, whose figures were these; its counts stay."""
+        counted = self._counted_trials.pop(key, None)
+        if counted is not None and last is not None:
+            self._count_final_trials(counted, last)
         self._answers.pop(key, None)
         self._waited_before.pop(key, None)
 
@@ -152,16 +153,25 @@ class PlanEvents:
             self._finished.meet(answer.result, answer.reason)
         self._answers[key] = answer
 
-    def _count_trials(self, ended: set[_Ended], before: PlanFigures, now: PlanFigures) -> None:
-        """Count each ended trial once, even if a changed topK empties the status meanwhile."""
-        ended.update((trial.name, trial.end_time) for trial in before.trials if trial.state.is_final)
-        for trial in now.trials:
-            if trial.state.is_final and (trial.name, trial.end_time) not in ended:
-                ended.add((trial.name, trial.end_time))
+    def _count_trials(self, key: Key, before: PlanFigures, now: PlanFigures) -> None:
+        """Count each trial once, as soon as no later one can change whether it counts.
+
+        What was counted before this operator began is known by when trials began, or began anew.
+        """
+        counted = self._counted_trials.setdefault(
+            key, {(trial.name, trial.end_time) for trial in before.trials if _was_counted(trial, before)}
+        )
+        if now.trying_since is None:
+            self._count_final_trials(counted, now)
+
+    def _count_final_trials(self, counted: set[_Ended], plan: PlanFigures) -> None:
+        for trial in plan.trials:
+            if trial.state.is_final and (trial.name, trial.end_time) not in counted:
+                counted.add((trial.name, trial.end_time))
                 self._trials.count((), trial.state.lower(), trial.reason or OTHER)
                 for quantity, ratio in (("time", trial.time_ratio), ("memory", trial.memory_ratio)):
                     if ratio is not None:
-                        self._ratios.labels(*_ratio_labels(quantity, trial, now.traits)).observe(ratio)
+                        self._ratios.labels(*_ratio_labels(quantity, trial, plan.traits)).observe(ratio)
 
     def _count_device_seconds(self, key: Key, before: PlanFigures, now: PlanFigures) -> None:
         """Count what was added; seconds that only changed their result, as by an edit, were counted before."""
@@ -204,6 +214,12 @@ class PlanEvents:
                 self._phases.labels(_PRINTED[kind], result).observe(max(seconds - waited_seconds, 0.0))
                 waited_seconds = 0
             since = max(since, condition.last_transition_time)
+
+
+def _was_counted(trial: TrialFigures, plan: PlanFigures) -> bool:
+    if plan.trying_since is None:
+        return trial.state.is_final
+    return trial.end_time is not None and trial.end_time <= plan.trying_since
 
 
 def _ratio_labels(quantity: str, trial: TrialFigures, traits: PlanTraits) -> tuple[str, ...]:

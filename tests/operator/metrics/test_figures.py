@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,7 @@ from answered_plans import BASELINE, FIRST, SECOND, plan_of, status_of, trial
 from flow_world import START, World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
+from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.status import DeviceSecondsStatus, MeasuringPurpose, TrainingPlanStatus, TrialState
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
@@ -166,3 +168,44 @@ def test_thousand_plans_make_few_series_that_are_written_fast() -> None:
 
 def test_state_names_are_those_of_results() -> None:
     assert {state.lower() for state in TrialState if state.is_final} == {"succeeded", "failed", "void", "skipped"}
+
+
+def under_way(status: TrainingPlanStatus, since: datetime) -> TrainingPlanStatus:
+    """Return the status as it is while further trials are under way."""
+    condition = Condition(
+        type=ConditionType.TRIALS_COMPLETED, status="Unknown", last_transition_time=since, reason="Running"
+    )
+    return status.model_copy(update={"conditions": (condition,)})
+
+
+def test_trial_counts_as_the_last_of_its_plan_leaves_it() -> None:
+    """A measured trial becomes void when later ones show that its loss differs."""
+    registry, plan = CollectorRegistry(), plan_of()
+    metrics = Metrics(registry)
+    metrics.record_status(plan, under_way(status_of(FIRST, SECOND), START))
+    assert sample(registry, f"{RATIOS}_count") == 0
+    metrics.record_status(plan, status_of(FIRST | {"state": "Void", "reason": "LossDiffers"}, SECOND))
+    assert sample(registry, f"{RATIOS}_count", kind="time") == 1
+    assert sample(registry, "trainwright_trials_total", result="void") == 1
+    assert sample(registry, "trainwright_trials_total", result="succeeded") == 1
+
+
+def test_trials_that_ended_before_a_restart_count_once() -> None:
+    begun, ended, changed = (START + timedelta(hours=hour) for hour in (-1, 0, 1))
+    first = FIRST | {"endTime": ended}
+    killed, again = CollectorRegistry(), CollectorRegistry()
+    for registry, since, expected in ((killed, begun, 2), (again, changed, 1)):
+        metrics = Metrics(registry)
+        before = under_way(status_of(first), since)
+        plan = replace(plan_of(), status=before)
+        metrics.record_status(plan, before)
+        metrics.record_status(plan, status_of(first, SECOND | {"endTime": changed + timedelta(hours=1)}))
+        assert sample(registry, "trainwright_trials_total", result="succeeded") == expected
+
+
+def test_trials_of_a_plan_that_is_deleted_meanwhile_count() -> None:
+    registry, plan = CollectorRegistry(), plan_of()
+    metrics = Metrics(registry)
+    metrics.record_status(plan, under_way(status_of(FIRST), START))
+    metrics.forget(plan.namespace, plan.name)
+    assert sample(registry, "trainwright_trials_total", result="succeeded") == 1
