@@ -8,8 +8,10 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
-from trainwright.search import Problem, run
+from trainwright.search import Problem, SearchControl, run
 from trainwright.search.auto.diversity import with_tensor_degree
+from trainwright.search.auto.search import add_alternatives
+from trainwright.search.auto.search_state import SearchState
 
 
 @pytest.fixture
@@ -44,3 +46,22 @@ def test_answer_has_a_plan_at_every_tensor_degree_of_a_node(
     found = [candidate.plan for candidate in run("auto", problem, top=None)]
     uniform = [degrees(plan) for plan in found if len({len(stage.devices) for stage in plan.pipelines[0].stages}) == 1]
     assert all({degree} in uniform for degree in (1, 2, 4))
+
+
+@pytest.mark.parametrize(("nodes", "tried"), [(16, {4}), (17, {1, 4})])
+def test_on_more_than_64_devices_each_leading_shape_has_its_alternatives(
+    make_problem: Callable[..., Problem],
+    make_cluster: Callable[..., Cluster],
+    make_plan: Callable[..., Plan],
+    nodes: int,
+    tried: set[int],
+) -> None:
+    """Local search is short there, and the best of its plans is often at another degree of a shape that is not the best."""
+    problem = make_problem(make_cluster([("fast", 4)] * nodes), layers=8, batch=64)
+    state = SearchState.of(problem, SearchControl())
+    shapes = [make_plan(problem, layers, data=4, tensor=1, rows=4) for layers in ((10,), (4, 2, 2, 2))]
+    for plan in shapes:
+        state.evaluator.evaluate(plan)
+    add_alternatives(state)
+    found = [one.plan for one in state.evaluator.feasible()]
+    assert {len(plan.pipelines[0].stages) for plan in found if degrees(plan) == {4}} == tried

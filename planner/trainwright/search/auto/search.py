@@ -270,9 +270,11 @@ def warm_start(state: SearchState) -> None:
 
 
 def add_alternatives(state: SearchState) -> None:
-    """Evaluate the incumbent at each uniform tensor degree."""
+    """Evaluate the incumbent at each uniform tensor degree; on many devices, where local search is short, the best of each shape."""
     max_tensor_degree = max((node.devices for node in state.problem.cluster.nodes), default=1)
-    best = fastest_first(state.evaluator.feasible())[:1]
+    feasible = state.evaluator.feasible()
+    is_large = len(state.problem.devices) > MEDIUM_CLUSTER_DEVICES
+    best = best_of_each_shape(feasible) if is_large else fastest_first(feasible)[:1]
     others = [other for candidate in best for other in with_tensor_degree(candidate.plan, max_tensor_degree)]
     state.evaluator.remaining_evaluations = max(state.evaluator.remaining_evaluations, len(others))
     for plan in others:
