@@ -72,19 +72,19 @@ FRAMEWORK_VERDICT: Final = LossVerdict({}, "first losses are not compared, since
 
 def _differing(losses: Sequence[FirstLoss]) -> dict[str, str]:
     """Return a sentence on each trial that does not agree with most, or on every one if no more than half agree."""
-    groups = [[one for one in losses if one.agrees_with(loss)] for loss in losses]
+    groups = [[other for other in losses if other.agrees_with(loss)] for loss in losses]
     largest = max(groups, key=len)
     if len(largest) == len(losses):
         return {}
     fields: dict[str, object] = {"agreeing": len(largest), "compared": len(losses), "dtype": losses[0].dtype}
     if 2 * len(largest) > len(losses):
-        common = sorted(one.mean for one in largest)[len(largest) // 2]
+        common = sorted(loss.mean for loss in largest)[len(largest) // 2]
         return {
             loss.trial: message(Reason.LOSS_DIFFERS, loss=loss.mean, other=f"{common:.6g}", **fields)
             for loss in losses
             if loss not in largest
         }
-    means = {loss.trial: ", ".join(f"{one.mean:.6g}" for one in losses if one is not loss) for loss in losses}
+    means = {loss.trial: ", ".join(f"{other.mean:.6g}" for other in losses if other is not loss) for loss in losses}
     return {
         loss.trial: message(Reason.LOSS_DIFFERS, loss=loss.mean, other=means[loss.trial], **fields) for loss in losses
     }
