@@ -193,9 +193,11 @@ class Profiles:
         """
         profiles = self._series.get((accelerator, kind, tensor_degree), [])
         series = [
-            replace(one, activation_bytes=max(round(one.peak_bytes - state_bytes) - one.activation_bytes, 0))
-            for one in profiles
-            if one.peak_bytes is not None
+            replace(
+                profile, activation_bytes=max(round(profile.peak_bytes - state_bytes) - profile.activation_bytes, 0)
+            )
+            for profile in profiles
+            if profile.peak_bytes is not None
         ]
         return _interpolate(series, rows).activation_bytes if series else None
 

@@ -60,7 +60,7 @@ def _in_camel_case(value: Any) -> Any:
     """Convert field names to the resource's camel case; names of kinds are values and stay."""
     if isinstance(value, dict):
         return {
-            re.sub(r"_([a-z])", lambda found: found[1].upper(), key): _in_camel_case(item)
+            re.sub(r"_([a-z])", lambda match: match[1].upper(), key): _in_camel_case(item)
             for key, item in value.items()
         }
     return [_in_camel_case(item) for item in value] if isinstance(value, list) else value

@@ -115,9 +115,11 @@ def _check_nodes(
     task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
 ) -> tuple[CheckedLayer, ...]:
     """Measure the layers that the task checks on the first device of each node, and return the figures of all nodes."""
-    found = _own_seconds(task, assignment, device, watchdog)
+    own_layer = _own_seconds(task, assignment, device, watchdog)
     watchdog.beat("waiting for the checks of all nodes")
-    return tuple(one for one in gather(found, CheckedLayer | None, device) if one is not None)
+    return tuple(
+        checked_layer for checked_layer in gather(own_layer, CheckedLayer | None, device) if checked_layer is not None
+    )
 
 
 def _own_seconds(
@@ -125,7 +127,7 @@ def _own_seconds(
 ) -> CheckedLayer | None:
     """Return the figure of this rank's node, or None where another rank measures it or nothing is to be checked."""
     node = next(node for node in task.gang.nodes if node.name == assignment.device.node)
-    check = next((one for one in task.checks if one.accelerator == node.accelerator), None)
+    check = next((each for each in task.checks if each.accelerator == node.accelerator), None)
     if check is None or assignment.device.slot != node.slots[0]:
         return None
     gang = replace(task.gang, nodes=(replace(node, slots=node.slots[:1]),))
@@ -250,8 +252,8 @@ def _first_loss(task: TrialTask, observer: ForwardObserver, loss: float, device:
             f"the first loss (iteration 0, {model.dtype}) is exactly 0 for every row, so nothing is trained; layer "
             f"{len(model.layers) - 1} ({model.layers[-1]}) must return a loss for each row that needs no other row",
         )
-    found = (dependence for dependence, count in zip(LossDependence, counts, strict=True) if count)
-    return _FirstLoss(mean_absolute, next(found, None))
+    dependences = (dependence for dependence, count in zip(LossDependence, counts, strict=True) if count)
+    return _FirstLoss(mean_absolute, next(dependences, None))
 
 
 def _is_finite(loss: float) -> bool:
@@ -286,9 +288,11 @@ def _record_timeline(
         own_timeline = RankTimeline(assignment.device.node, assignment.device.slot, tuple(executor.recorder.end()))
     watchdog.beat("gathering what was recorded")
     timelines = gather((elapsed, own_timeline), tuple[float, RankTimeline | None], device)
-    timeline_by_device = {Device(one.node, one.slot): one for _, one in timelines if one is not None}
+    timeline_by_device = {
+        Device(recorded.node, recorded.slot): recorded for _, recorded in timelines if recorded is not None
+    }
     timeline = Timeline(
-        max(seconds for seconds, _ in timelines), tuple(timeline_by_device[one] for one in task.plan.devices)
+        max(seconds for seconds, _ in timelines), tuple(timeline_by_device[used] for used in task.plan.devices)
     )
     return timeline.at_most(MAX_MOMENTS)
 
@@ -296,7 +300,7 @@ def _record_timeline(
 def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
-    return [read_value(one) for one in total]
+    return [read_value(value) for value in total]
 
 
 def _track_memory(

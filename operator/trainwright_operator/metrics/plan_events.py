@@ -143,9 +143,9 @@ class PlanEvents:
 
     def _count_answer(self, key: Key, before: TrainingPlanStatus, status: TrainingPlanStatus, now: PlanFigures) -> None:
         """Count each answer once, also one that was written outside of a pass, as that of a quarantine is."""
-        known, answer = self._answers.get(key, _Answer.of(before)), _Answer.of(status)
+        former, answer = self._answers.get(key, _Answer.of(before)), _Answer.of(status)
         if answer is not None:
-            if not answer.is_same(known):
+            if not answer.is_same(former):
                 self._finished.count((key[0],), answer.result, answer.reason)
                 if now.answer.speedup_over_baseline_ratio is not None:
                     labels = now.traits.labels(now.traits.accelerator)

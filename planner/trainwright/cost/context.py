@@ -181,10 +181,11 @@ class CostContext:
         if key not in self._workspace_bytes:
             state = kind.parameters * ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32).unsharded
             measured = [
-                self.profiles.workspace_bytes(one.name, kind.name, 1, rows, state) for one in self.cluster.accelerators
+                self.profiles.workspace_bytes(accelerator.name, kind.name, 1, rows, state)
+                for accelerator in self.cluster.accelerators
             ]
-            found = [bytes_taken for bytes_taken in measured if bytes_taken is not None]
-            self._workspace_bytes[key] = max(found) if found else rows * kind.workspace_bytes_per_row
+            sizes = [bytes_taken for bytes_taken in measured if bytes_taken is not None]
+            self._workspace_bytes[key] = max(sizes) if sizes else rows * kind.workspace_bytes_per_row
         return self._workspace_bytes[key]
 
     def slowest_layer_cost(

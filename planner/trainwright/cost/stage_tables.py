@@ -151,7 +151,7 @@ class StageTables:
     def _layer_workspace_bytes(self, rows: int) -> Array:
         """Return `[span]` the most that a layer takes beyond what later layers of the span have freed by then."""
         context, kinds = self.context, self.context.kind_numbers
-        accelerators = [one.name for one in context.cluster.accelerators]
+        accelerators = [accelerator.name for accelerator in context.cluster.accelerators]
         taken = np.array([context.workspace_bytes(kind, rows) for kind in context.model.kinds])[kinds]
         saved = np.array(
             [

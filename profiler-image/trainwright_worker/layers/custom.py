@@ -127,8 +127,8 @@ class CustomLayers:
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """Return these fields of the user's rows."""
-        found = self._rows(seed=seed, iteration=iteration, first=first, count=count)
-        return {field: found[field] for field in fields}
+        tensors = self._rows(seed=seed, iteration=iteration, first=first, count=count)
+        return {field: tensors[field] for field in fields}
 
     def _error(self, what: str) -> ValueError:
         return _model_error(self.name, what)
@@ -149,18 +149,18 @@ class CustomLayers:
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
         try:
-            found = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
+            tensors = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
         except Exception as error:
             raise self._error(f"rows() fails for {count} rows: {_format_error(error)}; correct it") from error
-        if not isinstance(found, Mapping):
-            raise self._error(f"rows() must return a dict of tensors, got {type(found).__name__}")
-        for field, value in found.items():
+        if not isinstance(tensors, Mapping):
+            raise self._error(f"rows() must return a dict of tensors, got {type(tensors).__name__}")
+        for field, value in tensors.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
                 raise self._error(
                     f"field {field!r} of rows() must be a tensor whose first dimension is the count "
                     f"{count}, got {_format_value(value)}"
                 )
-        return found
+        return tensors
 
     def _check_rows(self, probed: Mapping[str, Tensor]) -> None:
         """Check that a row's values do not depend on which rows are requested together, since plans choose that."""
@@ -213,8 +213,8 @@ class CustomLayers:
 
     def _check_weights_are_new(self, layer: int, made: CustomLayer) -> None:
         """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
-        known = {id(parameter) for parameter in made.parameters()}
-        if any(id(parameter) in known for parameter in self.make_module(layer).parameters()):
+        parameter_ids = {id(parameter) for parameter in made.parameters()}
+        if any(id(parameter) in parameter_ids for parameter in self.make_module(layer).parameters()):
             raise self._error(
                 f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
                 "(weights that layers share are not supported yet)"
