@@ -21,6 +21,8 @@ OPENINGS = re.compile(
 """Words that no docstring opens with; ruff's D401 finds functions that open with no verb."""
 PHRASES = re.compile(r"\b(behind|so\s+many|so\s+much|(is|are)\s+told|the\s+like)\b", re.IGNORECASE)
 COMMENT = re.compile(r"(?:^|\s)#\s(.*)$")
+WEAK_NAMES = {"one", "found", "told", "known", "asked", "wanted", "held"}
+"""Names that do not say what a variable or parameter is."""
 GENERATED = "reference"
 """Folder of pages whose sentences are those of docstrings, which are checked where they stand."""
 IMMUTABLE_BASES = {"NamedTuple", "Protocol", "Enum", "StrEnum", "IntEnum", "Flag", "IntFlag"}
@@ -133,6 +135,24 @@ def _lines_of_comments(file: SourceFile) -> Iterator[int]:
             yield number
 
 
+def weak_names() -> Iterator[str]:
+    """Yield where a variable or parameter has one of the names that do not say what it is, as `path:definition=name`."""
+    for file in files(*PACKAGES):
+        if any(name in file.text for name in WEAK_NAMES):
+            weak = ((line, name) for line, name in _bound_names(file.parse()) if name in WEAK_NAMES)
+            yield from sorted({f"{file.place_of(line)}={name}" for line, name in weak})
+
+
+def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.lineno, node.name
+
+
 RULES: dict[str, Callable[[], Iterator[str]]] = {
     rule.__name__: rule
     for rule in (
@@ -144,5 +164,6 @@ RULES: dict[str, Callable[[], Iterator[str]]] = {
         mutable_classes,
         docstring_openings,
         forbidden_phrases,
+        weak_names,
     )
 }
