@@ -161,6 +161,7 @@ class LayerKind:
         shared_parameters: size of that weight.
         workspace_bytes_per_row: what a layer of a user's model takes for a moment besides what it saves.
         buffer_bytes: of a user's layer, whole on every rank that computes it.
+        forward_kernels, backward_kernels: operators of torch that a user's layer issues; 0: as many as its operators.
     """
 
     name: str
@@ -170,6 +171,8 @@ class LayerKind:
     shared_parameters: int = 0
     workspace_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
     buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
+    forward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
+    backward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -279,7 +279,13 @@ def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Seq
 
 
 def host_seconds(kind: LayerKind, roof: Roof) -> tuple[float, float]:
-    """Return the seconds in which the host issues a layer's forward and backward."""
+    """Return the seconds in which the host issues a layer's forward and backward.
+
+    Where kernels were counted, no device runs them faster than one after another.
+    """
+    if kind.forward_kernels:
+        per_kernel = max(roof.host_seconds_per_operator, KERNEL_SECONDS)
+        return per_kernel * kind.forward_kernels, per_kernel * kind.backward_kernels
     forward = roof.host_seconds_per_operator * len(kind.operators)
     again = roof.host_seconds_per_operator * float(np.sum(recomputed_shares(kind, roof.selective_recompute)))
     return forward, BACKWARD_HOST_RATIO * forward + again

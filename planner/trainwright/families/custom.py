@@ -41,6 +41,13 @@ class CustomKind:
         int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Bytes of its buffers."), OMITTED_DEFAULT
     ] = 0
 
+    forward_kernels: Annotated[
+        int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its forward issues."), OMITTED_DEFAULT
+    ] = 0
+    backward_kernels: Annotated[
+        int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT
+    ] = 0
+
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.kinds: {name} of {self.name}")
 
@@ -83,6 +90,8 @@ class CustomKind:
             self.output_elements_per_row,
             workspace_bytes_per_row=self.workspace_bytes_per_row,
             buffer_bytes=self.buffer_bytes,
+            forward_kernels=self.forward_kernels,
+            backward_kernels=self.backward_kernels,
         )
 
 

@@ -14,7 +14,7 @@ from trainwright.families import Custom, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers
-from trainwright_worker.layers.custom_bytes import buffer_bytes, workspace_bytes_per_row
+from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
 from trainwright_worker.layers.fused_attention import FusedAttention
 
 _FEWER_ROWS, _MORE_ROWS = 2, 4
@@ -113,6 +113,7 @@ def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
     facts = more.per_row(few)
     before: Shapes = layers.boundary(number - 1) if number else ()
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
+    passes = count_passes(layers, number, device, kept)
     kind = CustomKind(
         name=type(layer.module).__name__,
         parameters=layers.parameters[number],
@@ -120,8 +121,10 @@ def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
         output_elements_per_row=_output_elements(layers, number),
         saved_elements_per_row=facts.saved_elements,
         saved_bytes_per_row=facts.saved_bytes,
-        workspace_bytes_per_row=workspace_bytes_per_row(layers, number, device, kept),
+        workspace_bytes_per_row=passes.workspace_bytes_per_row,
         buffer_bytes=buffer_bytes(layer),
+        forward_kernels=passes.forward_kernels,
+        backward_kernels=passes.backward_kernels,
     )
     return (repr(layer.module), before, layers.boundary(number), layer.reads, kind), kind
 

@@ -1,0 +1,30 @@
+"""Operators that a user's layers issue, as described, and the times that follow from them."""
+
+from __future__ import annotations
+
+import scan
+
+from trainwright.accelerators.roofline import estimate_profiles
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.runtime import Runtime
+from trainwright_worker.layers.custom_description import describe
+
+
+def test_a_recurrence_takes_as_long_as_the_host_issues_its_operators() -> None:
+    """Each step multiplies and adds; before and after them are zeros and a stack."""
+    model = Model.of(describe("scan:scan"), Dtype.FLOAT16)
+    recurrence = model.kind_of(0)
+    assert recurrence.forward_kernels == 2 * scan.STEPS + 2
+    assert 4 * scan.STEPS < recurrence.backward_kernels < 6 * scan.STEPS
+    (profile, *_) = estimate_profiles(model, ["A100-40"], tensor_degrees=[1], rows=[1]).layers
+    assert profile.forward_seconds == Runtime().host_seconds_per_operator * recurrence.forward_kernels
+    assert profile.backward_seconds == Runtime().host_seconds_per_operator * recurrence.backward_kernels
+
+
+def test_a_block_issues_as_many_operators_as_the_family_has() -> None:
+    """Views are no kernels, and attention is one."""
+    (block,) = (kind for kind in Model.of(describe("own_gpt:small")).kinds if kind.name == "Block")
+    family = Gpt(layers=2, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=16_384)
+    assert block.forward_kernels == len(Model.of(family).kind("block").operators)
