@@ -33,6 +33,7 @@ from trainwright_worker.executor.checkpoint import load, save
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.layers.layer import Output
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -75,10 +76,10 @@ class UsersModel(nn.Module):
         )
 
     def forward(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        boundary, loss = (), None
+        output = Output(())
         for layer in self.layers:
-            boundary, loss = layer(boundary, rows)
-        return loss
+            output = layer(output.boundary, rows)
+        return output.loss
 
 
 def summed(value: float) -> float:

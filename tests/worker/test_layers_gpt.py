@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.layer import Layer, Output
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -45,12 +45,12 @@ def test_the_loss_is_hugging_faces_loss() -> None:
             for linear in (h.attn.c_attn, h.attn.c_proj, h.mlp.c_fc, h.mlp.c_proj):
                 linear.bias.zero_()
     rows = make_family_layers(MODEL).rows(("tokens", "targets"), seed=1, iteration=0, first=0, count=ROWS)
-    boundary = ()
+    output = Output(())
     for layer in layers:
-        boundary, loss = layer(boundary, rows)
+        output = layer(output.boundary, rows)
     logits = theirs(input_ids=rows["tokens"]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
-    torch.testing.assert_close(loss / ROWS, expected)
+    torch.testing.assert_close(output.loss / ROWS, expected)
 
 
 @pytest.mark.parametrize("degree", [2, 4])

@@ -52,9 +52,10 @@ class WholeModel:
         boundary: tuple[Tensor, ...] = ()
         found = []
         for layer in self.layers:
-            boundary, loss = layer(boundary, rows)
-            if loss is not None:
-                found.append(loss)
+            output = layer(boundary, rows)
+            boundary = output.boundary
+            if output.loss is not None:
+                found.append(output.loss)
         return found
 
 

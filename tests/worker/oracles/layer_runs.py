@@ -27,9 +27,10 @@ def run(layers: list[Layer], rows: Data) -> torch.Tensor:
     """Return the sum of the rows' losses."""
     boundary, losses = (), []
     for layer in layers:
-        boundary, loss = layer(boundary, rows)
-        if loss is not None:
-            losses.append(loss)
+        output = layer(boundary, rows)
+        boundary = output.boundary
+        if output.loss is not None:
+            losses.append(output.loss)
     assert boundary == ()
     return torch.stack(losses).sum()
 
