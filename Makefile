@@ -38,7 +38,8 @@ api-server: venv  ## Build those of them that an API server without nodes needs
 
 test: venv lint docs api-server  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
 	@$(MAKE) --no-print-directory --jobs 2 test-fast test-api-server
-	$(PYTHON) -m pytest -m "torch_processes and not slow" $(GANGS)  # gangs are paced and shape links: alone on the machine
+	$(IN_PARALLEL) --dist loadfile -m "torch_processes and not timed and not slow" $(GANGS)
+	$(PYTHON) -m pytest -m "torch_processes and timed and not slow" $(GANGS)  # alone on the machine
 	@command -v promtool > /dev/null || echo "promtool is not installed: the numbers of panels and alerts were not tested"
 
 test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time

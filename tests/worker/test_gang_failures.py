@@ -22,7 +22,7 @@ from trainwright.model import Model
 from trainwright.worker_api import Failure, FailureReason, GangNode, TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 
-pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timed, pytest.mark.timeout(170)]
 
 MAX_SECONDS = 60.0
 FOR_EVER = 1_000_000

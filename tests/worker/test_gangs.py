@@ -10,7 +10,7 @@ import pytest
 from trainwright.worker_api import LayerCheck, LinkReport, LinkTask, TrialReport, TrialSeriesTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 
-pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timed, pytest.mark.timeout(120)]
 
 
 def test_permuted_placement_trains_like_one_device(worker, make) -> None:

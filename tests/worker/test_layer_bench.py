@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def gang_test(test):
-    return pytest.mark.torch_processes(pytest.mark.timeout(120)(test))
+    return pytest.mark.torch_processes(pytest.mark.timed(pytest.mark.timeout(120)(test)))
 
 
 class Silence:

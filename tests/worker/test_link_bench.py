@@ -21,6 +21,7 @@ SIZES = (4_096, 65_536, 1_048_576, 8_388_608)
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> None:
     order = LinkTask(make.gang(2, 1), repeats=1, collective_bytes=SIZES, collective_seconds=4.0, overlap=True)
@@ -56,6 +57,7 @@ def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> No
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_only_ordered_pairs_and_nodes_with_two_slots_are_measured(worker, make) -> None:
     pairs = (("node-c", "node-a"), ("node-a", "node-b"), ("node-d", "node-b"))
@@ -72,6 +74,7 @@ def test_only_ordered_pairs_and_nodes_with_two_slots_are_measured(worker, make) 
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_sizes_beyond_the_time_are_left_out_and_emulated_devices_have_no_overlap(worker, make) -> None:
     gang = make.gang(1, 1)
@@ -119,6 +122,7 @@ def test_collectives_that_cannot_be_measured_are_refused(make, fields: dict) -> 
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_all_slots_of_two_nodes_send_at_once(worker, make) -> None:
     outcome = worker.local(LinkTask(make.gang(2, 2, 1), repeats=1))

@@ -54,6 +54,7 @@ def namespace() -> Iterator[str]:
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 def test_slots_reach_together_what_one_connection_does_not(worker, make, namespace: str) -> None:
     outcome = worker.local(LinkTask(make.gang(2, 2)), prefix=("ip", "netns", "exec", namespace))

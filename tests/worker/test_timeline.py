@@ -44,6 +44,7 @@ def with_runs(plan: Plan, **fields) -> Plan:
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_ranks_of_a_pipeline_report_their_timeline(worker, make) -> None:
     """Two stages of two layers, two micro-batches."""
@@ -104,6 +105,7 @@ def _pictures_agree(timeline: Timeline) -> None:
 
 
 @pytest.mark.torch_processes
+@pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_timeline_has_activities_nested_in_passes(worker, make) -> None:
     gang = emulated(make.gang(2))
