@@ -43,7 +43,7 @@ test: venv lint docs api-server  ## Lint, docs, and every test that needs no clu
 	@command -v promtool > /dev/null || echo "promtool is not installed: the numbers of panels and alerts were not tested"
 
 test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time
-	@shown=$$(mktemp); $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code
+	@shown=$$(mktemp); GOGC=400 $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code
 
 test-cluster: venv programs  ## A plan's whole way and a crash, on the local cluster
 	$(PYTHON) -m pytest -m "not slow" tests/cluster

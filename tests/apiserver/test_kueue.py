@@ -188,8 +188,8 @@ def test_workload_that_kueue_gave_up_is_deactivated(kueue: ApiServer, reader: Qu
     assert told(reader, job).deactivated
 
 
-def test_cluster_without_kueue_is_told_from_one_with_it(bare_api_server: ApiServer, monkeypatch) -> None:
-    assert not read(QueueReader(operators_api(bare_api_server, monkeypatch))).is_installed
+def test_cluster_without_kueue_is_told_from_one_with_it(api_server: ApiServer, monkeypatch) -> None:
+    assert not read(QueueReader(operators_api(api_server, monkeypatch))).is_installed
 
 
 def test_no_more_groups_are_made_than_a_workload_of_the_newest_release_takes() -> None:
