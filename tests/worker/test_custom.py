@@ -236,8 +236,9 @@ def test_custom_model_is_profiled_planned_and_tried(tmp_path: Path, worker, make
 
 @pytest.mark.torch_processes
 def test_missing_user_package_is_named(worker, make, bert: Custom) -> None:
-    outcome = worker.local(ProfilingTask(make.gang(1), Model.of(bert), 1, (1,)))
+    absent = replace(bert, entrypoint="absent_models:distilbert")
+    outcome = worker.local(ProfilingTask(make.gang(1), Model.of(absent), 1, (1,)))
     assert outcome.reasons == {"OrderInvalid"}
     assert (
-        "has no module outside_models; bring it into the worker's image or into a volume" in outcome.failures[0].message
+        "has no module absent_models; bring it into the worker's image or into a volume" in outcome.failures[0].message
     )
