@@ -39,6 +39,9 @@ def _shape(
         raise indivisible(f"tp{tensor}", max_tensor_degree)
     if said.recomputed not in (None, f"{layers - 2}/{layers}", f"{layers}/{layers}"):
         raise misunderstood(said.recomputed)
+    sharding, keeps = Sharding(said.flags.get("sharding", Sharding.NONE)), "gathered weights" in said.flags
+    if keeps and sharding is not Sharding.ZERO3:
+        raise ValueError("'kept' is said of the weights that zero3 gathers; give zero3, or leave it out")
     stages = said.numbers.get("pp", len(said.layers or [layers]))
     ends = _ends(said.layers, stages, layers)
     data = said.numbers.get("dp") or len(devices) // (stages * tensor)
@@ -53,7 +56,7 @@ def _shape(
     _check_micro_batches(said, data, rows, batch)
     return UniformShape(
         ends=ends,
-        strategy=Strategy(tensor, data, sharding=Sharding(said.flags.get("sharding", Sharding.NONE))),
+        strategy=Strategy(tensor, data, sharding=sharding, keep_gathered_weights=keeps),
         rows=rows,
         micro_batches=batch // data // rows,
         recomputed_blocks=layers if "recompute" in said.flags else 0,

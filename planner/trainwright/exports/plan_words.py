@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.layer import Dtype
-from trainwright.strategy import Sharding
+from trainwright.strategy import RankOrder, Sharding
 
-WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, recompute, gpipe, and layers as in [4 3 5]"
+WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, kept, recompute, gpipe, and layers as in [4 3 5]"
 MAX_DIGITS: Final = 9
 _DEGREE: Final = re.compile(r"(pp|dp|tp)([0-9]+)|(mb)([0-9]+)(?:[×x*]([0-9]+))?")
 _FLAGS: Final[Mapping[str, str]] = {
     "recompute": "recompute",
+    "kept": "gathered weights",
     "gpipe": "schedule",
     "1f1b": "schedule",
     **{str(sharding): "sharding" for sharding in Sharding},
@@ -41,6 +42,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         ("sp", "sequence_parallel"),
         "the runtime decides on sequence parallelism (sequence_parallel in the file of --runtime)",
     ),
+    **dict.fromkeys(map(str, RankOrder), "give such a plan in a file (plan --write-plan)"),
 }
 """Settings that are not words of a plan, with the place where each is set."""
 
