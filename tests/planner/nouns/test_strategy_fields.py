@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from trainwright import documents
-from trainwright.cluster import Device
+from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.exports import TARGETS, ExportRequest, is_expressible, nearest_plan
+from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.exports.uniform_shape import shape_of
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import Problem
 from trainwright.search.auto.layer_rebalancing import StageConfig
+from trainwright.search.auto.neighbourhood import editable_pipelines
+from trainwright.search.auto.neighbourhood.layer_moves import insert_or_remove_stages
 from trainwright.search.candidates import DeviceSymmetry, plan_shape
 from trainwright.search.galvatron.galvatron_model import estimate_seconds
+from trainwright.search.galvatron.layer_classes import decision_trees, strategy_of_tree
+from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.preference.plan_adaptation import shrink_to_devices, with_layer_counts
 from trainwright.strategy import RankOrder, Sharding, Strategy
@@ -54,7 +61,8 @@ def changed(field: str) -> Strategy:
 @pytest.mark.parametrize("field", FIELDS)
 def test_documents_keep_the_field(field: str) -> None:
     plan = plan_of(runs_of(changed(field)))
-    assert documents.loads(documents.dumps(plan), Plan) == plan
+    loaded = documents.loads(documents.dumps(plan), Plan)
+    assert (loaded, hash(loaded)) == (plan, hash(plan))
     assert documents.dumps(plan) != documents.dumps(plan_of(runs_of(BASE)))
 
 
@@ -97,6 +105,77 @@ def test_shape_for_trainers_is_the_plan_again(field: str) -> None:
     assert run.strategy == changed(field).replace(order=RankOrder.TENSOR_INNER)
 
 
+def of_blocks(base: Strategy, change: dict[str, Any]) -> Plan:
+    """Return the plan with a field of the base changed, recompute in blocks alone, as trainers have it."""
+    other = base.replace(**change)
+    if not other.recompute:
+        return plan_of(runs_of(other))
+    return plan_of(runs_of(base, 0, 1), runs_of(other, 1, LAYERS - 2), runs_of(base, LAYERS - 1, 1))
+
+
+PLAN_READERS = {name for name, target in TARGETS.items() if target.capabilities.every_plan}
+LOST = {"sequence_parallel": {"deepspeed", "accelerate"}, "keep_gathered_weights": set(TARGETS) - PLAN_READERS}
+"""Trainers that lack a field, which `losses` says."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("name", TARGETS)
+def test_export_says_the_field_unless_the_trainer_lacks_it(name: str, field: str) -> None:
+    target, said = TARGETS[name], set[bool]()
+    bases = [BASE.replace(sharding=sharding) for sharding in Sharding]
+    changes = [{"sharding": sharding} for sharding in Sharding] if field == "sharding" else [OTHER[field]]
+    for base, change in product(bases, changes):
+        plans = plan_of(runs_of(base)), of_blocks(base, change)
+        has_effect = base.replace(**change).effective != base.effective
+        if has_effect and all(is_expressible(plan, target.capabilities) for plan in plans):
+            first, second = (target.files(ExportRequest(plan)) for plan in plans)
+            said.add(first != second)
+    assert said == (set() if name in LOST.get(field, set()) else {True})
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_nearest_plan_keeps_the_field_that_its_trainer_has(field: str) -> None:
+    """Its ranks are in the order of trainers, with the tensor groups that the plan has."""
+    plan = replace(of_blocks(BASE, OTHER[field]), schedule=Schedule.GPIPE)
+    (pipeline,), one_node = plan.pipelines, tuple(Device("node", slot) for slot in range(len(DEVICES)))
+    stages = tuple(replace(stage, devices=one_node) for stage in pipeline.stages)
+    nearest = nearest_plan(
+        replace(plan, pipelines=(replace(pipeline, stages=stages),)), TARGETS["megatron"].capabilities
+    )
+    assert nearest.schedule is not Schedule.GPIPE, "Megatron lacks it, so the plan is not the nearest one itself"
+    (stage,) = nearest.stages
+    found = stage.layers[len(stage.layers) // 2].strategy
+    kept = changed(field).replace(keep_gathered_weights=False)
+    assert found == kept.replace(order=RankOrder.TENSOR_INNER)
+    assert found.tensor_groups(stage.devices) == kept.tensor_groups(one_node)
+
+
+SHORTHAND = {
+    "tensor": "tp1 dp4 mb1 zero3",
+    "data": "tp1 dp4 mb1 zero3",
+    "sharding": "tp2 dp2 mb2 zero1",
+    "recompute": "tp2 dp2 mb2 zero3 recompute",
+    "keep_gathered_weights": "tp2 dp2 mb2 zero3, kept",
+}
+ELSEWHERE = {
+    "order": (("tensor_inner", "data_inner"), "in a file"),
+    "sequence_parallel": (("sequence_parallel", "sp"), "the runtime decides"),
+}
+"""Words that a shorthand does not have, and where their error says that the field is set."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_shorthand_says_the_field_or_where_it_is_set(field: str) -> None:
+    if field in SHORTHAND:
+        plan = plan_of_shorthand(SHORTHAND[field], DEVICES, LAYERS, 8)
+        assert plan.stages == of_blocks(BASE, OTHER[field]).stages
+        return
+    words, place = ELSEWHERE[field]
+    for word in words:
+        with pytest.raises(ValueError, match=place):
+            plan_of_shorthand(f"tp2 dp2 mb2 zero3 {word}", DEVICES, LAYERS, 8)
+
+
 @pytest.fixture(scope="module")
 def problem(make_problem: Callable[..., Problem]) -> Problem:
     return make_problem(layers=LAYERS - 2)
@@ -113,6 +192,36 @@ def test_stage_taken_apart_and_put_together_keeps_the_field(field: str, problem:
         assert with_runtime_choices(plan_of(run), problem.cost_context) == chosen
     else:
         assert again == stage
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_inserted_stage_keeps_the_field(
+    field: str, make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    """Its devices are replicas alone, so that their order says nothing and no sequence is divided."""
+    problem = make_problem(make_cluster([("fast", 2)] * 3), layers=LAYERS - 2)
+    (pipeline,) = editable_pipelines(plan_of(runs_of(changed(field))), problem)
+    plans = [move() for move in insert_or_remove_stages([pipeline])]
+    assert {len(plan.stages) for plan in plans} == {2}
+    for run in (run for plan in plans for stage in plan.stages for run in stage.layers):
+        chosen = changed(field).replace(tensor=run.strategy.tensor, order=run.strategy.order, sequence_parallel=False)
+        assert run.strategy.effective == chosen.with_replicas(run.strategy.data).effective
+
+
+NEAREST = sorted({field.name for field in fields(NearestDegrees)} & set(FIELDS))
+
+
+@pytest.mark.parametrize("field", NEAREST)
+def test_degrees_nearest_to_operator_shardings_keep_what_they_have(field: str) -> None:
+    said = {name: getattr(changed(field), name) for name in NEAREST}
+    assert NearestDegrees(first=0, count=LAYERS, exact=True, **said).layer_run(4) == runs_of(Strategy(**said))
+
+
+def test_decision_trees_of_galvatron_are_strategies_of_their_own() -> None:
+    trees = decision_trees(8)
+    found = {strategy_of_tree(tree, recompute=recompute) for tree in trees for recompute in (False, True)}
+    assert len(found) == 2 * len(trees)
+    assert {field for field in FIELDS if len({getattr(one, field) for one in found}) > 1} == {*NEAREST, "recompute"}
 
 
 @pytest.mark.parametrize("field", FIELDS)

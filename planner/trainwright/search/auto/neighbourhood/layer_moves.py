@@ -9,7 +9,7 @@ from functools import partial
 from trainwright.plan import Plan
 from trainwright.search.auto.layer_rebalancing import LayerStrategy, StageConfig, scale_rows, with_stage_configs
 from trainwright.search.auto.neighbourhood.device_moves import Devices, EditablePipeline, Move
-from trainwright.strategy import Sharding, Strategy
+from trainwright.strategy import Sharding
 
 LAYER_COUNTS = (1, 2, 4)
 """Numbers of layers moved at once."""
@@ -107,7 +107,7 @@ def _insert_stage(pipeline: EditablePipeline, number: int, devices: Devices) -> 
     rows = scale_rows((1,) * len(devices), pipeline.rows)
     template = stage.layers[0].strategy
     sharding = template.sharding if template.data > 1 else Sharding.ZERO1
-    strategy = LayerStrategy(rows, Strategy(1, len(rows), sharding=sharding, recompute=template.recompute))
+    strategy = LayerStrategy(rows, template.replace(tensor=1, data=len(rows), sharding=sharding))
     if number == giver:
         changed = [StageConfig(devices, (strategy,) * moved_layers), replace(stage, layers=stage.layers[moved_layers:])]
     else:
