@@ -1,6 +1,6 @@
 """Files that know single fields of a layer's strategy: `python tests/house/strategy_fields.py` lists them.
 
-A function or property that only returns the field is another name for it, so its readers count too.
+A function or property that only returns the field is another name for it, so its readers count too. `torch.tensor` is no field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def _files_with(field: str, uses: Callable[[SourceFile, set[str]], bool]) -> lis
 def _reads(file: SourceFile, names: set[str]) -> bool:
     if not any(f".{name}" in file.text for name in names):
         return False
-    return any(isinstance(node, ast.Attribute) and node.attr in names for node in ast.walk(file.parse()))
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node) != "torch.tensor"
+        for node in ast.walk(file.parse())
+    )
 
 
 def _aliases(file: SourceFile, field: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategy_fields import files_naming_sequence_parallel, files_reading_tensor
 
 MAX_NAMING_SEQUENCE_PARALLEL = 18
-MAX_READING_TENSOR = 47
+MAX_READING_TENSOR = 39
 
 
 def test_few_files_name_sequence_parallelism() -> None:

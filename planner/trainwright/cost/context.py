@@ -5,9 +5,9 @@ A row is one sample of a micro-batch (a sequence or an image); a layer run is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.cost.boundaries import BoundaryCache
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.divided_activations import DividedActivations
-from trainwright.cost.layer_sums import Array, span_sums
+from trainwright.cost.divided_model import DividedModel
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import LinkMatrices, Network, link_matrices
 from trainwright.families import Custom
@@ -32,10 +32,10 @@ from trainwright.layer import (
 from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
 
 Value = TypeVar("Value")
-Counts = TypeVar("Counts", int, Array)
 _MAX_KNOWN_STAGES: Final = 20_000
 """Number of stages above which those that are known are forgotten, to bound memory."""
 
@@ -145,7 +145,7 @@ class CostContext:
                 forward = max(one_row.forward_seconds + growth * (forward - one_row.forward_seconds), 0.0)
                 backward = max(one_row.backward_seconds + growth * (backward - one_row.backward_seconds), 0.0)
             saved_ratio = self.runtime.activation_ratio
-            computed, dtype = self.tensor_kind(kind, tensor), self.model.dtype
+            computed, dtype = self.divided_at(tensor).kind(kind), self.model.dtype
             update = profile.update_seconds * ratio
             if split.divides_sequence:
                 again = self.runtime.gathers_inputs_again
@@ -222,18 +222,22 @@ class CostContext:
             self._tensor_sharded[key] = bool(degrees) and all(tensor in profiled_here for profiled_here in degrees)
         return self._tensor_sharded[key]
 
-    def tensor_kind(self, kind: LayerKind, tensor: int) -> LayerKind:
-        """Return a kind as a tensor group computes it: with a divided vocabulary if the runtime divides it."""
-        if tensor == 1 or not self.is_tensor_sharded(kind, tensor):
-            return kind
-        return self.model.divided_kind(kind) or kind
+    def divided_by(self, strategy: Strategy) -> DividedModel:
+        """Return the model as tensor groups divide it under a strategy."""
+        return self.divided_at(strategy.tensor)
 
-    def parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
-        """Return the parameters of one layer on one rank."""
-        computed = self.tensor_kind(kind, tensor)
-        if computed.is_tensor_parallel or not self.is_tensor_sharded(kind, tensor):
-            return computed.parameters_at(tensor)
-        return kind.parameters // tensor
+    def divided_at(self, tensor: int) -> DividedModel:
+        """Return the model as tensor groups of one degree divide it."""
+        divided = self._divided_models.get(tensor)
+        if divided is None:
+            divided = self._divided_models[tensor] = DividedModel(
+                self.model,
+                tensor,
+                partial(self.is_tensor_sharded, tensor=tensor),
+                self.kind_counts,
+                self._kind_prefix_sums,
+            )
+        return divided
 
     @cached_property
     def kind_numbers(self) -> NDArray[np.intp]:
@@ -250,40 +254,6 @@ class CostContext:
                 (kind, sums[end] - sums[first]) for kind, sums in self._kind_prefix_sums if sums[end] > sums[first]
             ]
         return counts
-
-    def resident_parameters(self, first: int, end: int, tensor: int) -> int:
-        """Return the parameters of the layers `first … end - 1` resident on one rank; a tied weight counts once."""
-        return self._resident_parameters(0, self.kind_counts(first, end), tensor)
-
-    def resident_values(self, tensor: int) -> Array:
-        """Return `[first, end]` resident parameters of all spans of layers."""
-        if tensor not in self._resident_values:
-            counts = [
-                (kind, np.maximum(span_sums(np.array(sums, dtype=np.float64)), 0.0))
-                for kind, sums in self._kind_prefix_sums
-            ]
-            self._resident_values[tensor] = self._resident_parameters(np.zeros_like(counts[0][1]), counts, tensor)
-        return self._resident_values[tensor]
-
-    def _resident_parameters(self, total: Counts, counts: Iterable[tuple[LayerKind, Counts]], tensor: int) -> Counts:
-        """Add the parameters of `counts` layers of each kind to `total`; a tied weight counts with its first kind alone."""
-        owned: dict[str, Any] = {}
-        for kind, count in counts:
-            total = total + count * self.untied_parameters_per_rank(kind, tensor)
-            if kind.shared_weight is not None:
-                was_owned = owned.get(kind.shared_weight, False)
-                owned[kind.shared_weight] = is_owned = (count > 0) | was_owned
-                total = total + (is_owned > was_owned) * self.tied_parameters_per_rank(kind, tensor)
-        return total
-
-    def untied_parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
-        """Return the parameters of one layer on one rank without its tied weight."""
-        tied = self.tied_parameters_per_rank(kind, tensor) if kind.shared_weight is not None else 0
-        return self.parameters_per_rank(kind, tensor) - tied
-
-    def tied_parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
-        """Return the parameters of the kind's tied weight on one rank."""
-        return kind.shared_parameters // (tensor if self.is_tensor_sharded(kind, tensor) else 1)
 
     @cached_property
     def row_bytes(self) -> tuple[int, ...]:
@@ -319,7 +289,7 @@ class CostContext:
         return {}
 
     @cached_property
-    def _resident_values(self) -> dict[int, Array]:
+    def _divided_models(self) -> dict[int, DividedModel]:
         return {}
 
     @cached_property

@@ -167,6 +167,11 @@ class DividedActivations:
         return self._series_ends[key]
 
 
+def boundary_row_bytes(whole_bytes: int, strategy: Strategy, *, is_divided: bool) -> float:
+    """Return the bytes of one row that a rank has of a boundary between stages."""
+    return whole_bytes / (strategy.tensor if is_divided else 1)
+
+
 def _chosen_layers(activations: DividedActivations, tensor: int) -> list[bool]:
     layers = activations.model.layers
     return [activations.chosen_split(activations.model.kind(name), tensor).divides_sequence for name in layers]

@@ -100,10 +100,10 @@ def _by_first_layer(index: int, plan_times: PlanTimes) -> dict[int, BucketOwner]
 
 def _values(run: LayerRun, first: int, end: int, plan_times: PlanTimes) -> int:
     """Return the parameters of a run's layers on one rank: each tied weight once, none if it is reduced separately."""
-    context, tensor = plan_times.context, run.strategy.tensor
+    context, divided = plan_times.context, plan_times.context.divided_by(run.strategy)
     total = 0
     for kind, count in context.kind_counts(first, end):
-        total += count * context.parameters_per_rank(kind, tensor)
+        total += count * divided.parameters(kind)
         name = kind.shared_weight
         if name is not None:
             is_first = (
@@ -111,7 +111,7 @@ def _values(run: LayerRun, first: int, end: int, plan_times: PlanTimes) -> int:
             )
             total -= (
                 count - (is_first and context.model.kind_of(context.first_layer_with_tied_weight[name]) is kind)
-            ) * context.tied_parameters_per_rank(kind, tensor)
+            ) * divided.tied_parameters(kind)
     return total
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.context import CostContext, KnownStages
-from trainwright.cost.divided_activations import WHOLE_SIDES, DividedSides
+from trainwright.cost.divided_activations import WHOLE_SIDES, DividedSides, boundary_row_bytes
+from trainwright.cost.divided_model import DividedModel
 from trainwright.cost.memory_terms import (
     InFlightBytes,
     StateBytes,
@@ -112,7 +113,7 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
             round(state.optimizer),
             round(activations),
             gathered
-            + (loss_bytes(context, stage.layers[-1].strategy.tensor, rows[-1]) if is_last else 0)
+            + (loss_bytes(context, context.divided_by(stage.layers[-1].strategy), rows[-1]) if is_last else 0)
             + _layer_workspace_bytes(stage, rows, accelerator, context),
             context.runtime.constant_bytes_of(accelerator),
         )
@@ -135,7 +136,7 @@ def _state_bytes(
             range(run.first, run.end)
         )
         kinds = () if accumulates else context.kind_counts(run.first, run.end)
-        largest = max((context.parameters_per_rank(kind, run.strategy.tensor) for kind, _ in kinds), default=0)
+        largest = max((context.divided_by(run.strategy).parameters(kind) for kind, _ in kinds), default=0)
         shard = shard_values(values, run.strategy.data)
         states.append(
             state_bytes(values, shard, run.strategy.sharding, per_value, accumulates=accumulates, largest_layer=largest)
@@ -152,23 +153,23 @@ def _gathered_bytes(stage: Stage, context: CostContext) -> int:
             values += [0] * run.count
         elif run.strategy.keep_gathered_weights:
             counts = context.kind_counts(run.first, run.end)
-            kept += sum(count * context.parameters_per_rank(kind, run.strategy.tensor) for kind, count in counts)
+            kept += sum(count * context.divided_by(run.strategy).parameters(kind) for kind, count in counts)
             values += [0] * run.count
         else:
             kinds = map(context.model.kind_of, range(run.first, run.end))
-            values += [context.parameters_per_rank(kind, run.strategy.tensor) for kind in kinds]
+            values += map(context.divided_by(run.strategy).parameters, kinds)
     return kept * context.value_bytes.weight + gathered_bytes(values, context.value_bytes)
 
 
-def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
+def loss_bytes(context: CostContext, divided: DividedModel, rows: int) -> int:
     """Return the last stage's workspace bytes for the loss; a tensor-sharded vocabulary divides the logits."""
     model = context.model
-    last = context.tensor_kind(model.kind_of(len(model.layers) - 1), tensor)
+    last = divided.kind(model.kind_of(len(model.layers) - 1))
     bytes_per_row = 0.0
     for operator in last.operators:
         if operator.kind is not OperatorKind.CROSS_ENTROPY:
             continue
-        logits = operator.input_elements_per_row / (1 if operator.split is Split.NONE else tensor)
+        logits = operator.input_elements_per_row / (1 if operator.split is Split.NONE else divided.degree)
         if context.runtime.fuses_loss:
             bytes_per_row += FUSED_LOSS_COPIES * logits * model.dtype.num_bytes
         elif operator.split is Split.NONE:
@@ -224,7 +225,9 @@ def _boundary_buffer_bytes(
     stage: Stage, rows: Sequence[int], context: CostContext, divided_sides: DividedSides
 ) -> InFlightBytes[float]:
     first, last = stage.layers[0], stage.layers[-1]
-    entering = rows[0] * context.row_bytes[stage.first] / (first.strategy.tensor if divided_sides.before else 1)
-    leaving = rows[-1] * context.row_bytes[stage.end] / (last.strategy.tensor if divided_sides.after else 1)
+    entering = rows[0] * boundary_row_bytes(
+        context.row_bytes[stage.first], first.strategy, is_divided=divided_sides.before
+    )
+    leaving = rows[-1] * boundary_row_bytes(context.row_bytes[stage.end], last.strategy, is_divided=divided_sides.after)
     gathered = context.divided_activations.gathered_output_row_bytes(last, stays_divided=divided_sides.after)
     return boundary_buffer_bytes(entering, leaving, rows[-1] * gathered)

@@ -118,7 +118,7 @@ class StageTables:
     def resident_values(self, tensor: int) -> Array:
         """Return `[span]` parameters resident on a rank."""
         if tensor not in self._resident:
-            self._resident[tensor] = self.context.resident_values(tensor)[self.spans.layers]
+            self._resident[tensor] = self.context.divided_at(tensor).resident_values[self.spans.layers]
         return self._resident[tensor]
 
     def input_row_bytes(self, tensor: int) -> Array:
@@ -146,7 +146,8 @@ class StageTables:
         """
         if self.context.counts_layer_workspace:
             return self._layer_workspace_bytes(rows) + self._buffer_bytes
-        return np.where(self.spans.is_last, float(memory.loss_bytes(self.context, tensor, rows)), 0.0)
+        loss = memory.loss_bytes(self.context, self.context.divided_at(tensor), rows)
+        return np.where(self.spans.is_last, float(loss), 0.0)
 
     def _layer_workspace_bytes(self, rows: int) -> Array:
         """Return `[span]` the most that a layer takes beyond what later layers of the span have freed by then."""
@@ -170,11 +171,6 @@ class StageTables:
     def _buffer_bytes(self) -> Array:
         kind_bytes = np.array([float(kind.buffer_bytes) for kind in self.context.model.kinds])
         return self.spans.sums(kind_bytes[self.context.kind_numbers])
-
-
-def kind_parameters(context: CostContext, tensor: int) -> Array:
-    """Return `[kind]` parameters of one layer on one rank."""
-    return np.array([context.parameters_per_rank(kind, tensor) for kind in context.model.kinds], dtype=np.float64)
 
 
 def hidden_by_previous(communication: Array, computation: Array) -> Array:

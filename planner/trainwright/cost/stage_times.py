@@ -109,7 +109,7 @@ class _StageTimesBuilder:
         if self.plan_layout.gathers_for_passes(run):
             collective = context.collectives.under_load(layout.data_groups, self.plan_layout.all_gather_rings)
             sizes = {
-                kind.name: context.parameters_per_rank(kind, run.strategy.tensor) * context.model.dtype.num_bytes
+                kind.name: context.divided_by(run.strategy).parameters(kind) * context.model.dtype.num_bytes
                 for kind, _ in kinds
             }
             gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
@@ -245,13 +245,14 @@ class _StageTimesBuilder:
 
         The gradients of a tied weight are reduced with its first layer, or separately.
         """
-        values = self.context.parameters_per_rank(kind, run.strategy.tensor)
+        divided = self.context.divided_by(run.strategy)
+        values = divided.parameters(kind)
         name = kind.shared_weight
         if name is not None and (
             name in self.plan_layout.reduced_separately
             or self.context.model.kind_of(self.context.first_layer_with_tied_weight[name]) is not kind
         ):
-            values -= self.context.tied_parameters_per_rank(kind, run.strategy.tensor)
+            values -= divided.tied_parameters(kind)
         message = values * self.context.gradient_dtype.num_bytes
         return (
             collective.seconds(message)

@@ -40,16 +40,12 @@ def tied_weight_owners(
     """Return the stage's layer runs that own each tied weight."""
     found: dict[str, list[TiedWeightOwner]] = {}
     for run, one in zip(stage.layers, layouts, strict=True) if context.first_layer_with_tied_weight else ():
+        divided = context.divided_by(run.strategy)
         for kind, _ in context.kind_counts(run.first, run.end):
             name = kind.shared_weight
             if name is not None and (name not in found or found[name][-1].run is not run):
-                is_divided = (
-                    run.strategy.tensor > 1
-                    and not kind.is_tensor_parallel
-                    and context.is_tensor_sharded(kind, run.strategy.tensor)
-                )
-                values = context.tied_parameters_per_rank(kind, run.strategy.tensor)
-                found.setdefault(name, []).append(TiedWeightOwner(run, one, values, is_divided))
+                owner = TiedWeightOwner(run, one, divided.tied_parameters(kind), divided.divides_vocabulary(kind))
+                found.setdefault(name, []).append(owner)
     return found
 
 
@@ -96,7 +92,7 @@ class ResidentParameters(NamedTuple):
             for one in runs if is_whole else runs[1:]:
                 duplicates[one.run.first] = duplicates.get(one.run.first, 0) + one.values
         values = (
-            context.resident_parameters(run.first, run.end, run.strategy.tensor) - duplicates.get(run.first, 0)
+            context.divided_by(run.strategy).resident_parameters(run.first, run.end) - duplicates.get(run.first, 0)
             for run in stage.layers
         )
         return cls(tuple(values), whole)

@@ -135,7 +135,7 @@ _Messages = tuple[tuple[int, ...], tuple[int, ...]]
 
 def tensor_all_reduce_bytes(kind: LayerKind, tensor: int, rows: int, context: CostContext) -> _Messages:
     """Return the sizes of a layer's tensor all-reduces in forward and backward."""
-    computed = context.tensor_kind(kind, tensor)
+    computed = context.divided_at(tensor).kind(kind)
     if tensor == 1 or not computed.is_tensor_parallel:
         return (), ()
     size = rows * context.model.dtype.num_bytes
@@ -147,7 +147,7 @@ def tensor_all_reduce_bytes(kind: LayerKind, tensor: int, rows: int, context: Co
 
 def tensor_all_gather_bytes(kind: LayerKind, tensor: int, rows: int, context: CostContext) -> int:
     """Return the size of what a tensor group gathers in a layer's forward: statistics of logits, of all its ranks."""
-    segments = context.tensor_kind(kind, tensor).segments
+    segments = context.divided_at(tensor).kind(kind).segments
     return tensor * rows * sum(segment.forward_gathered_bytes_per_row for segment in segments) if tensor > 1 else 0
 
 
@@ -162,7 +162,7 @@ def update_seconds(accelerator: str, run: LayerRun, context: CostContext) -> tup
             number
             * context.layer_cost(accelerator, kind, TensorSplit(run.strategy.tensor), min(run.rows)).update_seconds
         )
-        values += number * context.parameters_per_rank(kind, run.strategy.tensor)
+        values += number * context.divided_by(run.strategy).parameters(kind)
     return seconds, values
 
 

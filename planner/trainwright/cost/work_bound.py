@@ -71,7 +71,7 @@ def _row_seconds(context: CostContext, accelerator: str, kind: LayerKind, max_ro
             ]
             forward = min(cost.forward_seconds / rows for rows, cost in costs)
             backward = min(cost.backward_seconds / rows for rows, cost in costs)
-            ratio = least_seconds_ratio(context.model, kind, tensor, max_rows, context.tensor_kind(kind, tensor))
+            ratio = least_seconds_ratio(context.model, kind, tensor, max_rows, context.divided_at(tensor).kind(kind))
             least = min(least, tensor * (forward + backward) * ratio)
     return least
 

@@ -233,15 +233,17 @@ def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: P
     head = problem.model.kind("head")
     for setting, ranks in ((problem.cost_context, 1), (divided.cost_context, 4), (one_of_two.cost_context, 1)):
         assert setting.is_tensor_sharded(head, 4) is (ranks == 4)
-        assert setting.parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks + 2 * HIDDEN
-        assert setting.tied_parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks
+        assert setting.divided_at(4).parameters(head) == VOCABULARY * HIDDEN // ranks + 2 * HIDDEN
+        assert setting.divided_at(4).tied_parameters(head) == VOCABULARY * HIDDEN // ranks
         whole = problem.profiles.cost("emulated-fast", "head", 1, 2).forward_seconds
         assert setting.layer_cost("emulated-fast", head, TensorSplit(4), 2).forward_seconds == pytest.approx(
             whole / ranks
         )
-        assert loss_bytes(setting, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else 0)
+        assert loss_bytes(setting, setting.divided_at(4), 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else 0)
         half = replace(setting, model=replace(setting.model, dtype=Dtype.BFLOAT16))
-        assert loss_bytes(half, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else TOKENS * VOCABULARY)
+        assert loss_bytes(half, half.divided_at(4), 2) == (
+            2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else TOKENS * VOCABULARY
+        )
 
 
 def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> None:

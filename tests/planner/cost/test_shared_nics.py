@@ -110,7 +110,7 @@ def test_pipelines_of_any_tensor_degrees_reduce_every_slice_once(tensors: tuple[
     ]
     plan = Plan(6, 8, tuple(Pipeline(1, 4, (one,)) for one in stages))
     (across,) = gradient_reductions(PlanTimes(plan, setting()))
-    values = max(tensor * setting().resident_parameters(0, 6, tensor) for tensor in tensors)
+    values = max(tensor * setting().divided_at(tensor).resident_parameters(0, 6) for tensor in tensors)
     assert across.seconds == pytest.approx(values * 4 / NETWORK)
     assert across.nic_seconds["out", "a"] == pytest.approx(across.seconds)
 
@@ -127,7 +127,7 @@ def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
 def test_pipelines_of_equal_sharding_reduce_every_shard_once() -> None:
     syncs = gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (3, 3), sharding=Sharding.ZERO1), setting()))
     assert [one.stages for one in syncs] == [((0, 0),), ((1, 0),), ((0, 0), (1, 0))]
-    assert syncs[-1].seconds == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)
+    assert syncs[-1].seconds == pytest.approx(setting().divided_at(1).resident_parameters(0, 6) * 4 / NETWORK)
 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
@@ -180,7 +180,7 @@ def test_tied_weight_of_two_stages_occupies_the_nic_once(sharding: Sharding) -> 
     assert [one.is_tied_weight for one in found] == [False, False, True]
     share = 1 if sharding is Sharding.NONE else 0.5
     for one, (first, end) in zip(found, ((0, 3), (3, 6)), strict=False):
-        untied = sum(setting().untied_parameters_per_rank(MODEL.kind_of(layer), 1) for layer in range(first, end))
+        untied = sum(setting().divided_at(1).untied_parameters(MODEL.kind_of(layer)) for layer in range(first, end))
         assert one.nic_seconds["out", "a"] == pytest.approx(share * untied * 4 / NETWORK)
 
 
@@ -192,5 +192,5 @@ def test_reductions_during_the_last_backward_occupy_the_nic() -> None:
         (beside,) = gradient_reductions(PlanTimes(plan, setting()))
         assert beside.overlaps_backward
         busy[sharding] = beside.nic_seconds["out", "a"]
-    assert busy[Sharding.NONE] == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)
+    assert busy[Sharding.NONE] == pytest.approx(setting().divided_at(1).resident_parameters(0, 6) * 4 / NETWORK)
     assert busy[Sharding.ZERO2] == pytest.approx(busy[Sharding.NONE] / 2)

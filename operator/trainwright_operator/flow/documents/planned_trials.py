@@ -77,8 +77,7 @@ def only_accelerator(plan: Plan, nodes: Sequence[Node]) -> str | None:
 def _former_run_fields(run: LayerRun) -> list[Any]:
     """Return the fields of a layer run that former digests named."""
     chosen = run.strategy
-    degrees = [run.first, run.count, chosen.tensor, chosen.data, run.rows]
-    return [*degrees, chosen.order, chosen.sharding, chosen.recompute]
+    return [run.first, run.count, *chosen.degrees, run.rows, chosen.order, chosen.sharding, chosen.recompute]
 
 
 _FORMER_STRATEGY_FIELDS: Final = {"tensor", "data", "order", "sharding", "recompute"}

@@ -16,7 +16,7 @@ import numpy as np
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import InFlightBytes, activation_bytes, shard_values, state_bytes
-from trainwright.cost.stage_tables import StageSpans, StageTables, hidden_by_next, hidden_by_previous, kind_parameters
+from trainwright.cost.stage_tables import StageSpans, StageTables, hidden_by_next, hidden_by_previous
 from trainwright.cost.time_terms import (
     DataRing,
     LayerTerms,
@@ -152,7 +152,7 @@ class _MeshCosts:
     @cached_property
     def _parameters(self) -> Array:
         """`[kind]` parameters of one layer on one rank."""
-        return kind_parameters(self._context, self.group.tensor)
+        return self._context.divided_at(self.group.tensor).parameters_by_kind
 
     @cached_property
     def _resident_values(self) -> Array:

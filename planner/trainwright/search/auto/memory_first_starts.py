@@ -108,7 +108,7 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
     context = problem.cost_context
-    values = layer_values(problem.model, lambda kind: context.parameters_per_rank(kind, tensor))
+    values = layer_values(problem.model, context.divided_at(tensor).parameters)
     inputs = context.divided_activations.chosen_input_row_bytes(tensor)
     return state_bytes(values, values, Sharding.NONE, context.value_bytes).total, inputs
 

@@ -156,6 +156,7 @@ class ReplicaTables:
         """Return the bytes of gathered weights on a rank with all layers."""
         if tensor not in self._gathered:
             context, model = self.problem.cost_context, self.problem.model
-            sizes = [context.parameters_per_rank(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
+            parameters = context.divided_at(tensor).parameters
+            sizes = [parameters(model.kind_of(layer)) for layer in range(len(model.layers))]
             self._gathered[tensor] = gathered_bytes(sizes, context.value_bytes)
         return self._gathered[tensor]

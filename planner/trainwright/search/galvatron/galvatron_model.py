@@ -171,7 +171,7 @@ class StageGroupCosts:
         group = TensorGroupClass(self.accelerators, run.strategy.tensor, self._ring(run, data=False))
         split = self.context.divided_activations.split(kind, run.strategy)
         tensor_forward, tensor_backward = tensor_sync_seconds(kind, group, max(run.rows), self.context, split)
-        parameters = self.context.parameters_per_rank(kind, run.strategy.tensor)
+        parameters = self.context.divided_by(run.strategy).parameters(kind)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
         gradient_bytes = parameters * self.context.gradient_dtype.num_bytes

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.context import CostContext
+from trainwright.cost.divided_model import DividedModel
 from trainwright.layer import LayerKind
 from trainwright.model import Model
 from trainwright.strategy import RankOrder, Sharding, Strategy
@@ -34,11 +34,9 @@ class LayerClass:
     output_bytes_per_row: int
     holds_shared_weight: bool
 
-    def parameters_at(self, tensor: int, context: CostContext) -> int:
-        """Return the parameters per rank at a tensor degree."""
-        if self.holds_shared_weight:
-            return context.parameters_per_rank(self.kind, tensor)
-        return context.untied_parameters_per_rank(self.kind, tensor)
+    def parameters_of(self, divided: DividedModel) -> int:
+        """Return the parameters that a rank has of a layer."""
+        return (divided.parameters if self.holds_shared_weight else divided.untied_parameters)(self.kind)
 
     @property
     def is_last(self) -> bool:

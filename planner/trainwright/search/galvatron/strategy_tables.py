@@ -123,7 +123,7 @@ class GroupTables:
         return ClassBytes(*np.moveaxis(bytes_of_classes, 2, 0))
 
     def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float, float]:
-        most = (0.0, 0.0, 0.0, 0.0)
+        most, divided = (0.0, 0.0, 0.0, 0.0), self.problem.cost_context.divided_by(run.strategy)
         for accelerator in dict.fromkeys(self.costs.accelerators):
             strategy_bytes = layer_bytes(
                 layer.kind,
@@ -131,12 +131,12 @@ class GroupTables:
                 accelerator,
                 self.problem.cost_context,
                 input_bytes_per_row=layer.input_bytes_per_row,
-                parameters=layer.parameters_at(run.strategy.tensor, self.problem.cost_context),
+                parameters=layer.parameters_of(divided),
                 micro_batches=self.micro_batches,
             )
             state = strategy_bytes.state_bytes
             if layer.is_last:
-                state += memory.loss_bytes(self.problem.cost_context, run.strategy.tensor, max(run.rows))
+                state += memory.loss_bytes(self.problem.cost_context, divided, max(run.rows))
                 state += self.problem.cost_context.workspace_bytes(layer.kind, max(run.rows))
             most = max(
                 most,

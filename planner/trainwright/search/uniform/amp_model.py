@@ -147,7 +147,7 @@ class _AmpModel:
         if run.strategy.data == 1:
             return 0.0
         message = (
-            self.context.resident_parameters(stage.first, stage.end, run.strategy.tensor)
+            self.context.divided_by(run.strategy).resident_parameters(stage.first, stage.end)
             * self.context.gradient_dtype.num_bytes
         )
         bandwidth = min(

@@ -234,7 +234,7 @@ class PlacementTables:
         """Return the second term of Eq. 4: the slowest device's gradient synchronisation (Eq. 3)."""
         if stages.data == 1:
             return 0.0
-        resident = self.problem.cost_context.resident_values(stages.tensor)
+        resident = self.problem.cost_context.divided_at(stages.tensor).resident_values
         nodes = self.order.node_numbers[stages.placement]
         seconds = 0.0
         for members, first, end in zip(nodes, (0, *ends), ends, strict=False):

@@ -65,7 +65,7 @@ class LayerCompute:
     def update_seconds_per_value(self) -> float:
         """Return seconds of the optimizer step per parameter of the layer."""
         degree = self.min_profiled_degree
-        values = max(self.context.parameters_per_rank(self.kind, degree), 1)
+        values = max(self.context.divided_at(degree).parameters(self.kind), 1)
         return max(self._cost(name, degree, 1).update_seconds for name in self.accelerators) / values
 
     def activation_ratio(self, rows: int) -> float:

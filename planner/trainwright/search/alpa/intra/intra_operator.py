@@ -170,9 +170,9 @@ class IntraOperator:
         names, layers, degrees = self.problem.model.layers, [], []
         for layer, assignment in enumerate(assignments, start=first):
             kind = self.problem.model.kind_of(layer)
-            divides = not kind.is_tensor_parallel and self.problem.cost_context.is_tensor_sharded(kind, mesh.devices)
+            divides = self.problem.cost_context.divided_at(mesh.devices).divides_vocabulary(kind)
             algorithms = self._mesh_algorithms(names[layer], mesh, rows).algorithms
-            describer = SpecsBuilder(algorithms, mesh.shape, self.rewriting, divides and mesh.devices > 1)
+            describer = SpecsBuilder(algorithms, mesh.shape, self.rewriting, divides)
             layers.append(describer.layer(layer, kind.name, assignment))
             degrees.append(describer.degrees(layer, assignment))
         return SpanSpecs(mesh.shape, rows, tuple(layers), merge_equal_runs(degrees))
