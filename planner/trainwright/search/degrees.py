@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from trainwright.cluster import Node
 from trainwright.model import Model
 from trainwright.profiles import Profiles
+from trainwright.search.problem import Problem
+from trainwright.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,6 +20,11 @@ class Degrees:
     pipeline: int
     data: int
     tensor: int
+
+    @property
+    def strategy(self) -> Strategy:
+        """Strategy of each stage."""
+        return Strategy(self.tensor, self.data)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -43,6 +50,21 @@ def is_profiled(model: Model, profiles: Profiles, accelerators: tuple[str, ...],
         for kind in model.kinds
         for accelerator in accelerators
     )
+
+
+def is_open(problem: Problem, strategy: Strategy, accelerators: tuple[str, ...]) -> bool:
+    """Return whether the degrees of a strategy are within the limits, divide the model and are profiled."""
+    return (
+        problem.limits.allows(strategy)
+        and strategy.indivisible_degree(problem.model.max_tensor_degree) is None
+        and is_profiled(problem.model, problem.profiles, accelerators, strategy.tensor)
+    )
+
+
+def open_strategies(problem: Problem, devices: int, accelerators: tuple[str, ...]) -> tuple[Strategy, ...]:
+    """Return the open degrees of a stage on a number of devices of these accelerators, by ascending tensor degree."""
+    every = (Strategy(tensor, devices // tensor) for tensor in divisors(devices))
+    return tuple(strategy for strategy in every if is_open(problem, strategy, accelerators))
 
 
 def enumerate_degrees(devices: int, tensors: tuple[int, ...], max_pipeline: int) -> Iterator[Degrees]:

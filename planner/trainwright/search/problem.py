@@ -79,6 +79,20 @@ class Limits:
             self.max_data_degree or strategy.data
         )
 
+    def allows_plan(self, plan: Plan) -> bool:
+        """Return whether the stages and the degrees of a plan are within the bounds."""
+        return all(
+            len(pipeline.stages) <= (self.max_pipeline_degree or math.inf) for pipeline in plan.pipelines
+        ) and all(self.allows(run.strategy) for stage in plan.stages for run in stage.layers)
+
+    def max_tensor(self, devices: int) -> int:
+        """Return the largest tensor degree on a number of devices."""
+        return min(self.max_tensor_degree or devices, devices)
+
+    def max_stages(self, most: int) -> int:
+        """Return the bound of a pipeline's stages, of which `most` are possible."""
+        return min(self.max_pipeline_degree or most, most)
+
     @property
     def headroom(self) -> float:
         """Share of every device's memory that plans leave free."""

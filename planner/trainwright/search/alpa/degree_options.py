@@ -29,7 +29,7 @@ from trainwright.cost.time_terms import (
 from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
-from trainwright.search.degrees import is_profiled, tensor_degrees
+from trainwright.search.degrees import open_strategies
 from trainwright.search.problem import Problem
 from trainwright.strategy import Sharding, Strategy
 
@@ -93,20 +93,13 @@ class DegreeOptions:
         return _MeshCosts(self.stages, group, DataRing.of(across), -(-rows // data), micro_batches)
 
     def _strategies(self, submesh: Submesh, rows: int) -> list[Strategy]:
-        problem, limits, size = self.problem, self.problem.limits, submesh.size
-        strategies = []
-        for tensor in tensor_degrees(problem.model, size, limits.max_tensor_degree):
-            data = size // tensor
-            if data > min(rows, limits.max_data_degree or rows):
-                continue
-            if is_profiled(problem.model, problem.profiles, submesh.accelerators, tensor):
-                shardings = SHARDINGS if data > 1 else (Sharding.NONE,)
-                strategies += [
-                    Strategy(tensor, data, sharding=sharding, recompute=recompute)
-                    for sharding in shardings
-                    for recompute in (False, True)
-                ]
-        return strategies
+        return [
+            strategy.replace(sharding=sharding, recompute=recompute)
+            for strategy in open_strategies(self.problem, submesh.size, submesh.accelerators)
+            if strategy.data <= rows
+            for sharding in (SHARDINGS if strategy.data > 1 else (Sharding.NONE,))
+            for recompute in (False, True)
+        ]
 
 
 @dataclass

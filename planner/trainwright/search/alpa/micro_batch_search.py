@@ -119,7 +119,7 @@ class MicroBatchSearch:
 
     @property
     def _max_stages(self) -> int:
-        return self.problem.limits.max_pipeline_degree or self.spans.piece_count
+        return self.problem.limits.max_stages(self.spans.piece_count)
 
     def stage_candidates(self, berths: Sequence[SubmeshSlot]) -> StageCandidates | None:
         """Return the stage candidates of all submesh slots, None if no stage can run."""

@@ -16,7 +16,7 @@ from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
-from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
+from trainwright.search.degrees import divisors, open_strategies
 from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
@@ -151,13 +151,8 @@ class OperatorOptions:
 
     def _feasible_tensor_degrees(self, mesh: LogicalMesh, rows: int) -> list[int]:
         """Return tensor degrees that limits, profiles and rows allow on the mesh."""
-        problem, most = self.problem, min(rows, self.problem.limits.max_data_degree or rows)
-        return [
-            tensor
-            for tensor in tensor_degrees(problem.model, mesh.devices, problem.limits.max_tensor_degree)
-            if mesh.devices // tensor <= most
-            and is_profiled(problem.model, problem.profiles, mesh.accelerators, tensor)
-        ]
+        open_here = open_strategies(self.problem, mesh.devices, mesh.accelerators)
+        return [strategy.tensor for strategy in open_here if strategy.data <= rows]
 
 
 def _ring_step_rates(all_reduce: Collective, members: int) -> tuple[float, float]:

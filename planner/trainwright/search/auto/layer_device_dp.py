@@ -184,7 +184,7 @@ class LayerDeviceDP:
         line_options = self.line_options
         limits = line_options.sites.replica_tables.problem.limits
         most = min(self._block_count, self._cut_count - 1)
-        max_stages = min(most, limits.max_pipeline_degree or most)
+        max_stages = limits.max_stages(most)
         memory_is_ample = np.array_equal(
             line_options.best(1).seconds, line_options.best(line_options.in_flight_level(most)).seconds
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
@@ -132,7 +131,7 @@ class CandidateEvaluator:
         return self._evaluate(self._symmetry.canonical_key(plan), plan)
 
     def _evaluate(self, key: Hashable, plan: Plan) -> Candidate | None:
-        if key in self.evaluated or self.remaining_evaluations <= 0 or not self._is_within_limits(plan):
+        if key in self.evaluated or self.remaining_evaluations <= 0 or not self.problem.limits.allows_plan(plan):
             return None
         try:
             candidate = self.evaluated[key] = fitting_candidate(self.problem, plan)
@@ -171,13 +170,6 @@ class CandidateEvaluator:
     @property
     def is_exhausted(self) -> bool:
         return self.remaining_evaluations <= 0 or self.control.expired()
-
-    def _is_within_limits(self, plan: Plan) -> bool:
-        limits = self.problem.limits
-        max_stages = limits.max_pipeline_degree or math.inf
-        return all(len(pipeline.stages) <= max_stages for pipeline in plan.pipelines) and all(
-            limits.allows(run.strategy) for stage in plan.stages for run in stage.layers
-        )
 
     def feasible(self) -> list[Candidate]:
         return [candidate for candidate in self.evaluated.values() if candidate is not None]

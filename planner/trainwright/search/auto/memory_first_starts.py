@@ -11,7 +11,7 @@ from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import in_flight_micro_batches, state_bytes
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
-from trainwright.search.degrees import is_profiled, tensor_degrees
+from trainwright.search.degrees import divisors, is_open
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Problem
 from trainwright.strategy import Sharding, Strategy
@@ -57,10 +57,9 @@ def least_memory_plans(problem: Problem) -> Iterator[Plan]:
 
 def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
     """Return each accelerator's tensor degrees, ascending."""
-    most = min(len(problem.devices), problem.limits.max_tensor_degree or len(problem.devices))
-    allowed = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
+    possible = [tensor for tensor in divisors(problem.model.max_tensor_degree) if tensor <= len(problem.devices)]
     return {
-        name: [degree for degree in allowed if is_profiled(problem.model, problem.profiles, (name,), degree)] or [1]
+        name: [tensor for tensor in possible if is_open(problem, Strategy(tensor, 1), (name,))] or [1]
         for name in problem.accelerators
     }
 
@@ -130,7 +129,7 @@ def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[G
         size = degree_of[problem.cluster.node(devices[0].node).accelerator]
         groups += [tuple(devices[at : at + size]) for at in range(0, len(devices) - size + 1, size)]
     size = len(problem.model.layers)
-    max_stages = min(problem.limits.max_pipeline_degree or size, size)
+    max_stages = problem.limits.max_stages(size)
     memory = problem.cost_context.memory_of_node
     # The first and last layers are large, and the first stage has most micro-batches in flight.
     largest = sorted(groups, key=lambda group: -memory[group[0].node] * len(group))[:max_stages]

@@ -110,7 +110,7 @@ class StageSites:
         largest = max(
             self.max_tensor_degree, *(problem.cluster.node(device.node).devices for device in self.line.devices)
         )
-        max_degree = min(problem.limits.max_tensor_degree or largest, largest)
+        max_degree = problem.limits.max_tensor(largest)
         powers = [2**power for power in range(max_degree.bit_length()) if 2**power <= max_degree]
         degrees = sorted(
             {degree for size in {*powers, max_degree} for degree in tensor_degrees(problem.model, size, max_degree)}

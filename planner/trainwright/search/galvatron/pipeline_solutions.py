@@ -67,9 +67,9 @@ class GroupTablesCache:
 
     def pipeline_splits(self) -> Iterator[PipelineSplit]:
         """Yield every pipeline degree, order of accelerator types and number of micro-batches (divisors of the batch)."""
-        limits, batch = self.problem.limits, self.problem.global_batch_size
+        problem, batch = self.problem, self.problem.global_batch_size
         for devices in self._device_orders():
-            most = min(len(self.problem.model.layers), limits.max_pipeline_degree or len(devices))
+            most = problem.limits.max_stages(min(len(problem.model.layers), len(devices)))
             for degree in divisors(len(devices)):
                 if degree > most:
                     continue

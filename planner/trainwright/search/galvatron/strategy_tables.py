@@ -14,13 +14,12 @@ from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.plan import LayerRun, Stage, split_rows
 from trainwright.rank_layout import node_layouts
-from trainwright.search.degrees import is_profiled
+from trainwright.search.degrees import is_open
 from trainwright.search.galvatron.galvatron_model import StageGroupCosts, layer_bytes, layout_of
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.plan_defaults import run_with_runtime_choices
 from trainwright.search.problem import Problem
-from trainwright.strategy import Strategy
 
 Indices = NDArray[np.int64]
 
@@ -50,18 +49,14 @@ class GroupTables:
     runs: tuple[LayerRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
+        accelerators = tuple(dict.fromkeys(self.costs.accelerators))
+        open_here = [
+            strategy
+            for strategy in strategies(len(self.costs.devices))
+            if strategy.data <= self.micro_batch_size and is_open(self.problem, strategy, accelerators)
+        ]
         runs = (LayerRun(0, 1, strategy, split_rows(self.micro_batch_size, strategy.data)) for strategy in open_here)
         self.runs = tuple(run_with_runtime_choices(run, self.problem.cost_context) for run in runs)
-
-    def _is_allowed(self, strategy: Strategy) -> bool:
-        limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles
-        return (
-            limits.allows(strategy)
-            and strategy.data <= self.micro_batch_size
-            and model.max_tensor_degree % strategy.tensor == 0
-            and is_profiled(model, profiles, tuple(dict.fromkeys(self.costs.accelerators)), strategy.tensor)
-        )
 
     @cached_property
     def budget_bytes(self) -> float:

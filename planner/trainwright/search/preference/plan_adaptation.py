@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, islice
@@ -292,19 +291,18 @@ def _insert_stage(pipeline: Pipeline, position: int, stage: Stage) -> Pipeline:
 
 def _is_allowed(plan: Plan, problem: Problem) -> bool:
     """Return whether the plan satisfies the problem, memory aside."""
-    limits = problem.limits
     check_plan(plan, problem.cost_context)
     return (
         set(plan.devices) <= set(problem.devices)
-        and all(len(pipeline.stages) <= (limits.max_pipeline_degree or math.inf) for pipeline in plan.pipelines)
-        and all(_is_run_allowed(run, stage, problem) for stage in plan.stages for run in stage.layers)
+        and problem.limits.allows_plan(plan)
+        and all(_is_profiled(run, stage, problem) for stage in plan.stages for run in stage.layers)
     )
 
 
-def _is_run_allowed(run: LayerRun, stage: Stage, problem: Problem) -> bool:
-    """Return whether degrees are within the limits, and every layer has a profile on every accelerator of the stage."""
-    limits, context = problem.limits, problem.cost_context
-    return limits.allows(run.strategy) and all(
+def _is_profiled(run: LayerRun, stage: Stage, problem: Problem) -> bool:
+    """Return whether every layer has a profile on every accelerator of the stage."""
+    context = problem.cost_context
+    return all(
         problem.profiles.has(
             accelerator,
             kind.name,

@@ -16,7 +16,7 @@ from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import LazyCandidate
-from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, micro_batch_sizes, tensor_degrees
+from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, is_open, micro_batch_sizes
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import NoFeasiblePlan, Problem
@@ -46,17 +46,10 @@ def check_profiled(problem: Problem) -> None:
 
 def open_degrees(problem: Problem, *, max_tensor: int | None = None) -> Iterator[Degrees]:
     """Yield every (pipeline, data, tensor) over all devices that is within the limits and profiled on every accelerator."""
-    devices, limits = len(problem.devices), problem.limits
-    layers = len(problem.model.layers)
-    tensors = tuple(
-        degree
-        for degree in tensor_degrees(
-            problem.model, devices, min(limits.max_tensor_degree or devices, max_tensor or devices)
-        )
-        if is_profiled(problem.model, problem.profiles, accelerators_of(problem), degree)
-    )
-    for degrees in enumerate_degrees(devices, tensors, min(layers, limits.max_pipeline_degree or layers)):
-        if degrees.data <= (limits.max_data_degree or devices):
+    devices, accelerators = len(problem.devices), accelerators_of(problem)
+    tensors = tuple(degree for degree in divisors(devices) if degree <= (max_tensor or devices))
+    for degrees in enumerate_degrees(devices, tensors, problem.limits.max_stages(len(problem.model.layers))):
+        if is_open(problem, degrees.strategy, accelerators):
             yield degrees
 
 
