@@ -25,6 +25,7 @@ from trainwright.strategy import RankOrder, Strategy
 from trainwright_worker.executor import boundary_exchange
 from trainwright_worker.executor.boundary_exchange import BoundaryReceiver, BoundarySender, BoundarySpec
 from trainwright_worker.executor.plan_ranks import Ranks, RunRanks
+from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.layer import Boundary
 
 NODES = "abc"
@@ -89,7 +90,7 @@ class Exchange:
             for rank in self.source.ranks:
                 self.rank = rank
                 start, stop = self.source.row_interval_of(rank)
-                sender = BoundarySender(lambda peer: None, transfers, self.source, rank)
+                sender = BoundarySender(lambda peer: None, transfers, self.source, rank, self.spec)
                 sender.send(0, self.own_slice(self.source, rank, tuple(tensor[start:stop] for tensor in boundary)))
             for rank in (*self.target.ranks, *self.target.ranks):
                 self.rank = rank
@@ -136,11 +137,19 @@ class _Operation:
 
 
 def exchanged(
-    source: RunRanks, target: RunRanks, shapes: tuple[tuple[int, ...], ...], *, is_divided: bool = False
+    source: RunRanks,
+    target: RunRanks,
+    shapes: tuple[tuple[int, ...], ...],
+    *,
+    formats: tuple[torch.dtype, ...] | None = None,
+    is_divided: bool = False,
 ) -> Exchange:
     """Exchange random values, and check that every rank receives those of its rows."""
-    boundary = tuple(torch.rand(sum(source.rows), *shape) for shape in shapes)
-    spec = BoundarySpec(shapes, torch.float32, torch.device("cpu"))
+    formats = formats or (torch.float32,) * len(shapes)
+    boundary = tuple(
+        (100 * torch.rand(sum(source.rows), *shape)).to(dtype) for shape, dtype in zip(shapes, formats, strict=True)
+    )
+    spec = BoundarySpec(shapes, formats, torch.device("cpu"))
     exchange = Exchange(
         source, target, spec.slices(source.arrangement.tensor) if is_divided else spec, is_divided=is_divided
     )
@@ -156,6 +165,95 @@ def exchanged(
 def test_every_rank_receives_its_rows(ends: tuple[RunRanks, RunRanks], shapes: tuple[tuple[int, ...], ...]) -> None:
     """Degrees, rows, ranks and nodes are arbitrary, and slices need not be equal."""
     exchanged(*ends, shapes)
+
+
+MIXED = [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.int64, torch.int64),
+    (torch.bool, torch.float32),
+    (torch.bool, torch.bfloat16),
+    (torch.int32, torch.float16),
+    (torch.float32, torch.int64),
+]
+
+
+@examples(60)
+@given(boundaries(), st.sampled_from(MIXED))
+def test_every_tensor_travels_in_its_own_format(
+    ends: tuple[RunRanks, RunRanks], formats: tuple[torch.dtype, ...]
+) -> None:
+    """Messages have the bytes of the values, whose formats and odd sizes need not be alike."""
+    source, target = ends
+    exchange = exchanged(source, target, ((3, 5), (7,)), formats=formats)
+    row_bytes = 15 * formats[0].itemsize + 7 * formats[1].itemsize
+    assert sum(sent.nbytes for sent in exchange.sent.values()) >= row_bytes * sum(source.rows)
+
+
+def one_to_one() -> tuple[RunRanks, RunRanks]:
+    """Return ends of one rank each, with four rows."""
+    return tuple(
+        RunRanks((rank,), Strategy(1, 1), (4,), LayerRun(0, 1, Strategy(1, 1), (4,)), {rank: "a"}) for rank in (0, 8)
+    )
+
+
+def sender_of(spec: BoundarySpec | None) -> BoundarySender:
+    source, target = one_to_one()
+    transfers = boundary_transfers(source, target, {0: "a", 8: "a"}.__getitem__, split=True)
+    return BoundarySender(lambda peer: None, transfers, source, 0, spec, "layer 2 (Block)")
+
+
+FLOATS = BoundarySpec(((3,), (2,)), (torch.float32, torch.float32), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("boundary", "words"),
+    [
+        ((torch.zeros(4, 5), torch.zeros(4, 2)), "shape (4, 5) and (4, 2) for 4 rows, but (4, 3) and (4, 2)"),
+        ((torch.zeros(4, 3),), "shape (4, 3) for 4 rows, but (4, 3) and (4, 2)"),
+        ((torch.zeros(3, 3), torch.zeros(3, 2)), "shape (3, 3) and (3, 2) for 4 rows"),
+        ((torch.zeros(4, 3), torch.zeros(4, 2).half()), "returns float32, float16, but float32, float32 before"),
+    ],
+)
+def test_boundary_of_other_shapes_or_formats_is_not_sent(boundary: Boundary, words: str) -> None:
+    with pytest.raises(WorkerError) as refusal:
+        sender_of(FLOATS).send(0, boundary)
+    assert refusal.value.message.startswith("layer 2 (Block) returns ")
+    assert words in refusal.value.message
+
+
+def test_format_that_no_stage_takes_is_refused() -> None:
+    unknown = BoundarySpec(((3,),), None, torch.device("cpu"))
+    with pytest.raises(WorkerError, match="returns float64, but between stages only bool, int32, int64, "):
+        sender_of(unknown).send(0, (torch.zeros(4, 3, dtype=torch.float64),))
+
+
+def test_gradient_of_a_boundary_with_integers_has_those_of_its_floats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Tensor] = []
+
+    def message(operations: list[_Operation]) -> list[Any]:
+        (one,) = operations
+        if one.does is dist.isend:
+            sent.append(one.tensor)
+        else:
+            one.tensor.copy_(sent[-1])
+        return []
+
+    monkeypatch.setattr(dist, "batch_isend_irecv", message)
+    monkeypatch.setattr(dist, "P2POp", _Operation)
+    source, target = one_to_one()
+    activations = sender_of(BoundarySpec(((3,), (2,)), None, torch.device("cpu")))
+    activations.send(0, (torch.arange(12).view(4, 3), torch.rand(4, 2)))
+    assert activations.formats == (torch.int64, torch.float32)
+    back = boundary_transfers(target, source, {0: "a", 8: "a"}.__getitem__, split=True)
+    gradient = torch.rand(4, 2)
+    BoundarySender(lambda peer: None, back, target, 8).send(0, (torch.zeros(4, 3, dtype=torch.int64), gradient))
+    assert sent[-1].nbytes == gradient.nbytes
+    spec = BoundarySpec(((3,), (2,)), None, torch.device("cpu"))
+    receiver = BoundaryReceiver(lambda peer: None, lambda ranks: None, back, source, 0, spec, activations)
+    receiver.post_receive()
+    (integers, received), _ = receiver.wait_for_next()
+    assert torch.equal(received, gradient)
+    assert (integers.shape, integers.dtype) == ((4, 3), torch.int64)
 
 
 @examples(60)

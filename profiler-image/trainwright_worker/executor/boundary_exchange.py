@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -13,48 +14,104 @@ from torch import Tensor
 
 from trainwright.model import Model
 from trainwright.rank_layout import WHOLE, Interval, ShardIndex, Transfer, relayout_transfers
+from trainwright.worker_api import FailureReason
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
 from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose, all_gather_single
+from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.layer import Boundary
 
 GroupWith = Callable[[int], dist.ProcessGroup | None]
 """Returns the group of this rank and another one."""
 
 
+FORMATS: Final = (torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+"""Number formats of boundaries between stages."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundarySpec:
-    """Tensors of a boundary: their shapes for one row, dtype and device."""
+    """Tensors of a boundary: their shapes for one row, number formats and device.
+
+    A message holds tensor after tensor: as values if all have one format, else as bytes.
+
+    Attributes:
+        formats: None of a user's model until a stage has computed it, since autocast decides then.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
+    formats: tuple[torch.dtype, ...] | None
     device: torch.device
 
     @property
-    def values(self) -> int:
-        """Number of values of one row."""
-        return sum(map(math.prod, self.shapes))
+    def message_format(self) -> torch.dtype:
+        formats = set(self._known_formats)
+        return formats.pop() if len(formats) == 1 else torch.uint8
+
+    @property
+    def row_size(self) -> int:
+        """Return the size of one row in a message, in elements of its format."""
+        return sum(self._row_sizes)
+
+    @property
+    def _known_formats(self) -> tuple[torch.dtype, ...]:
+        if self.formats is None:
+            raise RuntimeError("the formats of this boundary are not known yet")
+        return self.formats
+
+    @property
+    def _row_sizes(self) -> list[int]:
+        """Size of each tensor's row in a message."""
+        sizes = map(math.prod, self.shapes)
+        if len(set(self._known_formats)) == 1:
+            return list(sizes)
+        return [size * dtype.itemsize for size, dtype in zip(sizes, self._known_formats, strict=True)]
 
     def slices(self, degree: int) -> BoundarySpec:
         """Return one of `degree` slices along the sequence, the first dimension of each shape."""
         return replace(self, shapes=tuple((sequence // degree, *rest) for sequence, *rest in self.shapes))
 
+    @property
+    def gradients(self) -> BoundarySpec:
+        """Return the tensors of the boundary's gradient: those of floating-point formats."""
+        pairs = zip(self.shapes, self._known_formats, strict=True)
+        kept = tuple((shape, dtype) for shape, dtype in pairs if dtype.is_floating_point)
+        return replace(self, shapes=tuple(shape for shape, _ in kept), formats=tuple(dtype for _, dtype in kept))
+
+    def with_integers(self, gradients: Boundary, rows: int) -> Boundary:
+        """Return the gradient with a tensor, which nobody reads, for each one of the boundary that has none."""
+        given = iter(gradients)
+        return tuple(
+            next(given)
+            if dtype.is_floating_point
+            else torch.zeros((), dtype=dtype, device=self.device).expand(rows, *shape)
+            for shape, dtype in zip(self.shapes, self._known_formats, strict=True)
+        )
+
     def empty(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=self.dtype, device=self.device)
+        return torch.empty(count, dtype=self.message_format, device=self.device)
 
     def unflatten(self, pieces: Sequence[Tensor]) -> Boundary:
         """Return the tensors of consecutive rows, given by piece as `flatten_rows` returns them."""
+        if not self.shapes:
+            return ()
         by_piece = [self._tensors(piece) for piece in pieces]
         return by_piece[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*by_piece, strict=True)))
 
     def _tensors(self, piece: Tensor) -> Boundary:
-        rows = piece.numel() // self.values
-        flat = torch.split(piece, [rows * math.prod(shape) for shape in self.shapes])
-        return tuple(part.view(rows, *shape) for part, shape in zip(flat, self.shapes, strict=True))
+        rows = piece.numel() // self.row_size
+        parts = torch.split(piece, [rows * size for size in self._row_sizes])
+        tensors = []
+        for part, shape, dtype in zip(parts, self.shapes, self._known_formats, strict=True):
+            aligned = part if part.dtype is dtype else part.clone().view(dtype)
+            tensors.append(aligned.view(rows, *shape))
+        return tuple(tensors)
 
 
 def flatten_rows(boundary: Boundary, start: int, stop: int) -> Tensor:
-    """Return the values of these rows, tensor after tensor; a view if the boundary is one contiguous tensor."""
+    """Return the message of these rows; a view if the boundary is one contiguous tensor."""
     flat = [tensor[start:stop].reshape(-1) for tensor in boundary]
+    if len({tensor.dtype for tensor in flat}) > 1:
+        flat = [tensor.contiguous().view(torch.uint8) for tensor in flat]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
@@ -79,6 +136,7 @@ class BoundaryReceiver:
         transfers: messages between the two stages, to all ranks of this one.
         own: run of the rank's stage that receives.
         gather_group: returns the group of the ranks that gather.
+        sender: of the boundary whose gradient this rank receives, in its formats; None of one that receives boundaries.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (both ends, and the groups between them)
@@ -89,10 +147,12 @@ class BoundaryReceiver:
         own: RunRanks,
         rank: int,
         spec: BoundarySpec,
+        sender: BoundarySender | None = None,
     ) -> None:
-        self._group_with, self._spec = group_with, spec
+        self._group_with, self._sender = group_with, sender
         self._transfers = [transfer for transfer in transfers if transfer.target == rank]
-        self._counts = [(transfer.stop - transfer.start) * spec.values for transfer in self._transfers]
+        self._rows = sum(transfer.stop - transfer.start for transfer in self._transfers)
+        self._set_spec(spec)
         self._sliced = [index for index, transfer in enumerate(self._transfers) if transfer.part != WHOLE]
         self._posted: list[tuple[list[Tensor], list[dist.Work]]] = []
         if self._sliced:
@@ -101,7 +161,10 @@ class BoundaryReceiver:
             self._slice_order = [sorted(ranks).index(member) for member in ranks]
 
     def post_receive(self) -> None:
-        """Post the receives of the next micro-batch's boundary."""
+        """Post the receives of the next micro-batch's boundary. The first one of a user's model waits for its formats."""
+        if self._boundary_spec.formats is None:
+            formats = self._receive_formats() if self._sender is None else self._sender.formats
+            self._set_spec(replace(self._boundary_spec, formats=formats))
         buffers, operations = [], []
         for transfer, count in zip(self._transfers, self._counts, strict=True):
             start, stop = slice_interval(count, transfer.part)
@@ -109,6 +172,26 @@ class BoundaryReceiver:
             received = buffers[-1][: stop - start]
             operations.append(dist.P2POp(dist.irecv, received, transfer.source, self._group_with(transfer.source)))
         self._posted.append((buffers, _start_messages(operations)))
+
+    def _set_spec(self, spec: BoundarySpec) -> None:
+        """Set the boundary and, once its formats are known, what messages hold of it and their sizes."""
+        self._boundary_spec = spec
+        if spec.formats is not None:
+            self._spec = spec if self._sender is None else spec.gradients
+            self._counts = [(transfer.stop - transfer.start) * self._spec.row_size for transfer in self._transfers]
+
+    def _receive_formats(self) -> tuple[torch.dtype, ...]:
+        """Return the formats that every sender states before its first message."""
+        sources, tensors = (
+            list(dict.fromkeys(transfer.source for transfer in self._transfers)),
+            len(self._boundary_spec.shapes),
+        )
+        codes = torch.zeros(len(sources), tensors, dtype=torch.int64, device=self._boundary_spec.device)
+        pairs = zip(codes, sources, strict=True)
+        operations = [dist.P2POp(dist.irecv, own, source, self._group_with(source)) for own, source in pairs]
+        for work in _start_messages(operations):
+            work.wait()
+        return tuple(FORMATS[code] for code in codes[0].tolist())
 
     def wait_for_next(self) -> tuple[Boundary, float]:
         """Return the boundary posted first, and the seconds waited for it."""
@@ -118,7 +201,11 @@ class BoundaryReceiver:
             work.wait()
         if self._sliced:
             self._gather(pieces)
-        return self._spec.unflatten(pieces), time.perf_counter() - wait_start
+        waited = time.perf_counter() - wait_start
+        boundary = self._spec.unflatten(pieces)
+        if self._sender is not None:
+            boundary = self._boundary_spec.with_integers(boundary, self._rows)
+        return boundary, waited
 
     def _gather(self, pieces: list[Tensor]) -> None:
         """Replace this rank's slices of pieces by the pieces, in one all-gather."""
@@ -141,26 +228,71 @@ class BoundarySender:
     Args:
         transfers: messages between the two stages, of all ranks of this one.
         own: run of the rank's stage that sends.
+        spec: every boundary that is sent; None of gradients, whose integer tensors are not sent.
+        layer: name of the layer that returns the boundary, for errors.
     """
 
-    def __init__(self, group_with: GroupWith, transfers: Sequence[Transfer[int]], own: RunRanks, rank: int) -> None:
-        self._first_row, _ = own.row_interval_of(rank)
-        self._group_with = group_with
+    def __init__(  # noqa: PLR0913, PLR0917 (as of a receiver)
+        self,
+        group_with: GroupWith,
+        transfers: Sequence[Transfer[int]],
+        own: RunRanks,
+        rank: int,
+        spec: BoundarySpec | None = None,
+        layer: str = "",
+    ) -> None:
+        self._first_row, end = own.row_interval_of(rank)
+        self._rows = end - self._first_row
+        self._group_with, self._spec, self._layer = group_with, spec, layer
         self._transfers = [transfer for transfer in transfers if transfer.source == rank]
         self._sent: dict[int, tuple[list[Tensor], list[dist.Work]]] = {}
 
+    @property
+    def formats(self) -> tuple[torch.dtype, ...] | None:
+        """Return the formats of the boundary; None until one of a user's model has been sent."""
+        return None if self._spec is None else self._spec.formats
+
     def send(self, micro_batch: int, boundary: Boundary) -> None:
+        """Start to send a boundary. Raises WorkerError if it has not the shapes and formats that receivers expect."""
         detached = tuple(tensor.detach() for tensor in boundary)
-        pieces: dict[Interval, Tensor] = {}
         operations = []
-        for transfer in self._transfers:
+        if self._spec is None:
+            detached = tuple(tensor for tensor in detached if tensor.is_floating_point())
+        else:
+            self._check(self._spec, detached)
+            if self._spec.formats is None:
+                self._spec = replace(self._spec, formats=tuple(tensor.dtype for tensor in detached))
+                operations = self._format_messages(self._spec)
+        pieces: dict[Interval, Tensor] = {}
+        for transfer in self._transfers if detached else ():
             rows = transfer.start - self._first_row, transfer.stop - self._first_row
             if rows not in pieces:
                 pieces[rows] = flatten_rows(detached, *rows)
             start, stop = slice_interval(pieces[rows].numel(), transfer.part)
             sent = pieces[rows][start:stop]
             operations.append(dist.P2POp(dist.isend, sent, transfer.target, self._group_with(transfer.target)))
-        self._sent[micro_batch] = list(pieces.values()), _start_messages(operations)
+        self._sent[micro_batch] = [operation.tensor for operation in operations], _start_messages(operations)
+
+    def _check(self, spec: BoundarySpec, boundary: Boundary) -> None:
+        formats = tuple(tensor.dtype for tensor in boundary)
+        shapes = tuple(tuple(tensor.shape) for tensor in boundary)
+        expected = tuple((self._rows, *shape) for shape in spec.shapes)
+        if shapes != expected:
+            what = f"returns tensors of shape {_listed(shapes)} for {self._rows} rows, but {_listed(expected)} when it was probed"
+        elif spec.formats is not None and formats != spec.formats:
+            what = f"returns {_named(formats)}, but {_named(spec.formats)} before"
+        elif spec.formats is None and not set(formats) <= set(FORMATS):
+            what = f"returns {_named(formats)}, but between stages only {_named(FORMATS)} can pass"
+        else:
+            return
+        message = f"{self._layer} {what}; it must return the same shapes and formats in every iteration"
+        raise WorkerError(FailureReason.CRASHED, message)
+
+    def _format_messages(self, spec: BoundarySpec) -> list[dist.P2POp]:
+        """Return messages that state the formats to every receiver."""
+        codes = torch.tensor([FORMATS.index(dtype) for dtype in spec.formats or ()], device=spec.device)
+        targets = dict.fromkeys(transfer.target for transfer in self._transfers)
+        return [dist.P2POp(dist.isend, codes, target, self._group_with(target)) for target in targets]
 
     def wait_for_sends(self, micro_batches: Sequence[int]) -> None:
         """Wait for unfinished sends of these micro-batches, and free their values."""
@@ -172,6 +304,14 @@ class BoundarySender:
     def wait_for_all_sends(self) -> None:
         """Wait for all unfinished sends."""
         self.wait_for_sends(tuple(self._sent))
+
+
+def _named(formats: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in formats)
+
+
+def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
+    return " and ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
 
 
 def _start_messages(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
@@ -274,8 +414,11 @@ class BoundaryExchange:
             next_run = stages[stage.index + 1].runs[0]
             received, sent = (transfers_between(*ends, model) for ends in ((next_run, last), (last, next_run)))
             spec = spec_after(stage.end - 1, last)
-            activation_sender = BoundarySender(boundaries_with, sent, last, rank)
-            gradient_receiver = BoundaryReceiver(gradients_with, groups.group_of, received, last, rank, spec)
+            layer = f"layer {stage.end - 1} ({model.layers[stage.end - 1]})"
+            activation_sender = BoundarySender(boundaries_with, sent, last, rank, spec, layer)
+            gradient_receiver = BoundaryReceiver(
+                gradients_with, groups.group_of, received, last, rank, spec, activation_sender
+            )
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainwright.cluster import Device, Emulation
+from trainwright.families import Custom
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -128,7 +129,10 @@ class PlanExecutor:
         self._has_run = False
 
     def _boundary_spec_after(self, layer: int) -> BoundarySpec:
-        return BoundarySpec(self.family_layers.boundary(layer), TORCH_DTYPES[self.model.dtype], self.device)
+        shapes = self.family_layers.boundary(layer)
+        is_own_model = isinstance(self.model.family, Custom)
+        formats = None if is_own_model else (TORCH_DTYPES[self.model.dtype],) * len(shapes)
+        return BoundarySpec(shapes, formats, self.device)
 
     def _tensor_group(self, run: RunRanks) -> TensorGroup:
         ranks = run.tensor_groups[run.position_of(self.rank).replica]

@@ -28,6 +28,9 @@ def late_rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Te
     return made if iteration < LATE else {**made, "inputs": torch.full((count, WIDTH), torch.nan)}
 
 
+LONG = 1e3
+
+
 class Distance(nn.Module):
     def forward(self, made: Tensor, targets: Tensor) -> Tensor:
         return (made - targets).square().mean(1)
@@ -52,6 +55,45 @@ class Overflow(nn.Module):
         return made * 1e30 * 1e30
 
 
+class Autocast(nn.Module):
+    """Linear layer that autocast computes and hands on in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, made: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(made)
+
+
+class Autocasting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (self.inner(made).float() - targets).square().mean(1)
+
+
+class Bucketed(nn.Module):
+    """Layer whose output is shorter for the rows of a later iteration."""
+
+    def forward(self, made: Tensor) -> Tensor:
+        return made if made.numel() == 0 or made.device.type == "meta" or made[0, 0] < LONG else made[:, 1:]
+
+
+class Sum(nn.Module):
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return (made.sum(1) - targets.sum(1)).square()
+
+
+def long_rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    made = rows(seed, iteration, first, count)
+    return made if iteration == 0 else {**made, "inputs": made["inputs"] + 2 * LONG}
+
+
 def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
@@ -71,3 +113,5 @@ signed = partial(CustomModel, [linear, linear, Product], rows)
 late = partial(CustomModel, [linear, linear, Distance], late_rows)
 random = partial(CustomModel, [linear, dropping, Distance], rows)
 normalised = partial(CustomModel, [linear, normalising, Distance], rows)
+autocasting = partial(CustomModel, [Autocast, Autocast, Autocasting], rows)
+bucketed = partial(CustomModel, [nn.Identity, Bucketed, Sum], long_rows)

@@ -1,0 +1,46 @@
+"""Boundaries of users' models between stages: they travel in the format that a layer returns, in the shapes of the probe."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
+from trainwright.worker_api import TrialTask
+from trainwright_worker.gang.rank_assignment import gang_devices
+from trainwright_worker.layers.custom_description import describe
+
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
+
+
+def tried(worker, make, name: str, *runs: LayerRun):
+    """Try a model of three layers on four rows, in two micro-batches, with a stage for each run."""
+    gang = make.gang(*(run.strategy.data for run in runs))
+    devices, stages = list(gang_devices(gang)), []
+    for run in runs:
+        own, devices = devices[: run.strategy.data], devices[run.strategy.data :]
+        stages.append(Stage(tuple(own), (run,)))
+    plan = Plan(3, 8, (Pipeline(2, 4, tuple(stages)),))
+    model = Model.of(describe(f"loss_habits:{name}"))
+    return worker.local(TrialTask(gang, model, plan, warmup_iterations=1, iterations=2, track_memory=False))
+
+
+def test_bfloat16_that_autocast_hands_on_reaches_the_next_stage(worker, make) -> None:
+    """One sender has two receivers of one and three rows."""
+    one = tried(worker, make, "autocasting", LayerRun(0, 3, Strategy(1, 1), (4,)))
+    split = tried(
+        worker, make, "autocasting", LayerRun(0, 1, Strategy(1, 1), (4,)), LayerRun(1, 2, Strategy(1, 2), (1, 3))
+    )
+    assert one.code == split.code == 0, one.errors + split.errors
+    assert split.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-2)
+    assert split.reports[0].losses[0] == pytest.approx(one.reports[0].losses[0], rel=1e-5)
+
+
+def test_boundary_whose_shape_changes_with_the_iteration_ends_the_trial_in_a_sentence(worker, make) -> None:
+    outcome = tried(
+        worker, make, "bucketed", LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,))
+    )
+    assert outcome.code != 0
+    (failure,) = (one for one in outcome.failures if one.reason == "Crashed")
+    assert "layer 1 (Bucketed) returns tensors of shape (4, 7) for 4 rows, but (4, 8)" in failure.message
