@@ -76,18 +76,18 @@ def buckets(plan_times: PlanTimes) -> tuple[Bucket, ...]:
     by_layer = [_by_first_layer(index, plan_times) for index in range(len(plan_times.plan.pipelines))]
     cuts = sorted({first for runs in by_layer for first in runs} | {len(plan_times.context.model.layers)})
     current: list[BucketOwner] = []
-    found: dict[tuple[object, ...], Bucket] = {}
+    bucket_of: dict[tuple[object, ...], Bucket] = {}
     for first, end in pairwise(cuts):
         current = [runs.get(first) or current[index] for index, runs in enumerate(by_layer)]
         values = tuple(_values(holder.run, first, end, plan_times) for holder in current)
         name = tuple(holder.bucket_key for holder in current)
-        if name in found:
-            values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
+        if name in bucket_of:
+            values = tuple(a + b for a, b in zip(bucket_of[name].values, values, strict=True))
         is_scattered = (
             first not in plan_times.mixed_sharding_layers and current[0].run.strategy.sharding is not Sharding.NONE
         )
-        found[name] = Bucket(tuple(current), values, is_scattered)
-    return tuple(found.values())
+        bucket_of[name] = Bucket(tuple(current), values, is_scattered)
+    return tuple(bucket_of.values())
 
 
 def _by_first_layer(index: int, plan_times: PlanTimes) -> dict[int, BucketOwner]:
@@ -205,8 +205,8 @@ class _ReductionBuilder:
             by_rank = zip(*(layout.data_groups for layout in layouts), strict=True)
             groups = tuple(tuple(chain.from_iterable(of_rank)) for of_rank in by_rank)
         else:
-            groups = (tuple(node for one in layouts for node in one.members),)
-        message = max(one.values for runs in holding for one in runs) * context.gradient_dtype.num_bytes
+            groups = (tuple(node for layout in layouts for node in layout.members),)
+        message = max(run.values for runs in holding for run in runs) * context.gradient_dtype.num_bytes
         self._add(tuple(owners), _all_reduce(context.collectives.all_reduce(groups), message), shared=True)
 
     def _sliced_cost(self, holding: Sequence[Sequence[TiedWeightOwner]]) -> ReductionCost:

@@ -69,7 +69,7 @@ class _StageTimesBuilder:
     ) -> None:
         self.plan_layout, self.stage, self.layouts, self.divided_sides = plan_layout, stage, layouts, divided_sides
         self.context = plan_layout.context
-        self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
+        self.run_costs = [self._run_costs(run, layout) for run, layout in zip(stage.layers, layouts, strict=True)]
 
     def workers(self) -> tuple[StageWorker, ...]:
         """Return the workers of the stage."""
@@ -77,8 +77,8 @@ class _StageTimesBuilder:
         same_layout = all(layouts[0].is_equivalent(other) for other in layouts[1:])
         if not same_layout or self._is_synchronous:
             each = [
-                list(dict.fromkeys(self._replica_keys(one).values()))
-                for one in (layouts[:1] if same_layout else layouts)
+                list(dict.fromkeys(self._replica_keys(layout).values()))
+                for layout in (layouts[:1] if same_layout else layouts)
             ]
             return (self._worker(each * len(layouts) if same_layout else each),)
         members = self._replica_keys(layouts[0])
@@ -90,17 +90,17 @@ class _StageTimesBuilder:
     def _replica_keys(self, layout: RankLayout[str]) -> dict[tuple[int, Nodes], _ReplicaKey]:
         """Return the key of each distinct (rows, tensor group nodes) of the replicas."""
         accelerator_of = self.context.accelerator_of_node
-        known: dict[Nodes, tuple[tuple[str, ...], Collective]] = {}
-        found: dict[tuple[int, Nodes], _ReplicaKey] = {}
+        collective_of: dict[Nodes, tuple[tuple[str, ...], Collective]] = {}
+        replica_keys: dict[tuple[int, Nodes], _ReplicaKey] = {}
         for rows, nodes in dict.fromkeys(zip(layout.rows, layout.tensor_groups, strict=True)):
-            if nodes not in known:
+            if nodes not in collective_of:
                 names = tuple(sorted({accelerator_of[node] for node in nodes}))
-                known[nodes] = (
+                collective_of[nodes] = (
                     names,
                     NO_COMMUNICATION if layout.arrangement.tensor == 1 else self.plan_layout.tensor_all_reduce(nodes),
                 )
-            found[rows, nodes] = (rows, *known[nodes])
-        return found
+            replica_keys[rows, nodes] = (rows, *collective_of[nodes])
+        return replica_keys
 
     def _run_costs(self, run: LayerRun, layout: RankLayout[str]) -> _RunCosts:
         context = self.context
@@ -127,11 +127,11 @@ class _StageTimesBuilder:
             seconds = {kind.name: self._layer(kind, part.run, group) for kind, _ in part.kinds}
             taken.append(seconds)
             for kind, count in part.kinds:
-                one = seconds[kind.name]
-                forward_compute += count * one.forward_seconds
-                forward_sync += count * one.forward_sync_seconds
-                backward_compute += count * one.backward_seconds
-                backward_sync += count * one.backward_sync_seconds
+                terms = seconds[kind.name]
+                forward_compute += count * terms.forward_seconds
+                forward_sync += count * terms.forward_sync_seconds
+                backward_compute += count * terms.backward_seconds
+                backward_sync += count * terms.backward_sync_seconds
         moved_forward, moved_backward = self._redistribution
         ends_forward, ends_backward = self._series_ends_seconds(members)
         forward_sharding = backward_sharding = first_gather = 0.0
@@ -170,7 +170,7 @@ class _StageTimesBuilder:
         return self.context.runtime.overlap_slowdown_ratio
 
     def _layer(self, kind: LayerKind, run: LayerRun, group: list[_ReplicaKey]) -> LayerTerms[float]:
-        found = [
+        group_terms = [
             layer_terms(
                 kind,
                 TensorGroupClass(accelerators, run.strategy.tensor, collective),
@@ -181,8 +181,8 @@ class _StageTimesBuilder:
             for rows, accelerators, collective in group
         ]
         if run.strategy.recompute:
-            found = [with_recompute(terms) for terms in found]
-        return found[0] if len(found) == 1 else slowest_terms(found)
+            group_terms = [with_recompute(terms) for terms in group_terms]
+        return group_terms[0] if len(group_terms) == 1 else slowest_terms(group_terms)
 
     def _series_ends_seconds(self, members: list[list[_ReplicaKey]]) -> tuple[float, float]:
         """Return the seconds of gathering boundaries after series of sequence-parallel layers, and gradients before them."""
@@ -223,9 +223,9 @@ class _StageTimesBuilder:
         for part, seconds in zip(self.run_costs, seconds_by_run, strict=True):
             steps = {
                 name: LayerPass(
-                    one.forward_seconds, one.forward_sync_seconds, part.gather_seconds(name, is_first_pass=is_first)
+                    terms.forward_seconds, terms.forward_sync_seconds, part.gather_seconds(name, is_first_pass=is_first)
                 )
-                for name, one in seconds.items()
+                for name, terms in seconds.items()
             }
             yield from (steps[name] for name in layers[part.run.first : part.run.end])
 
@@ -233,11 +233,11 @@ class _StageTimesBuilder:
         layers = self.context.model.layers
         for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
             run, steps = part.run, {}
-            for name, one in seconds.items():
+            for name, terms in seconds.items():
                 gather = part.backward_gather_seconds(name)
                 reduce = part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0
                 waits = reduce > 0 and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
-                steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
+                steps[name] = LayerPass(terms.backward_seconds, terms.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.end]))
 
     def _reduce_seconds(self, kind: LayerKind, run: LayerRun, collective: Collective) -> float:
@@ -281,8 +281,8 @@ class PlanTimes(PlanLayout):
     def stages(self) -> dict[StageKey, StageTimes]:
         stages = {key: self.plan.pipelines[key[0]].stages[key[1]] for key in self.layouts}
         return {
-            key: StageTimes(stages[key], one, self._workers(stages[key], one, self.divided_sides(*key)))
-            for key, one in self.layouts.items()
+            key: StageTimes(stages[key], layouts, self._workers(stages[key], layouts, self.divided_sides(*key)))
+            for key, layouts in self.layouts.items()
         }
 
     def _workers(
@@ -295,9 +295,9 @@ class PlanTimes(PlanLayout):
 
         if len(self.plan.pipelines) > 1 or any(map(_shares_nics, stage.layers, layouts)):
             return make()
-        known: KnownStages[tuple[StageWorker, ...]] = self.context.known_workers
+        known_workers: KnownStages[tuple[StageWorker, ...]] = self.context.known_workers
         key = layouts[0].members, stage.layers, divided_sides, tuple(self.reduced_separately)
-        return known.value(key, make)
+        return known_workers.value(key, make)
 
 
 def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:

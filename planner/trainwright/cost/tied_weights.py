@@ -38,35 +38,35 @@ def tied_weight_owners(
     stage: Stage, layouts: Sequence[RankLayout[str]], context: CostContext
 ) -> dict[str, list[TiedWeightOwner]]:
     """Return the stage's layer runs that own each tied weight."""
-    found: dict[str, list[TiedWeightOwner]] = {}
-    for run, one in zip(stage.layers, layouts, strict=True) if context.first_layer_with_tied_weight else ():
+    owners: dict[str, list[TiedWeightOwner]] = {}
+    for run, layout in zip(stage.layers, layouts, strict=True) if context.first_layer_with_tied_weight else ():
         divided = context.divided_by(run.strategy)
         for kind, _ in context.kind_counts(run.first, run.end):
             name = kind.shared_weight
-            if name is not None and (name not in found or found[name][-1].run is not run):
-                owner = TiedWeightOwner(run, one, divided.tied_parameters(kind), divided.divides_vocabulary(kind))
-                found.setdefault(name, []).append(owner)
-    return found
+            if name is not None and (name not in owners or owners[name][-1].run is not run):
+                owner = TiedWeightOwner(run, layout, divided.tied_parameters(kind), divided.divides_vocabulary(kind))
+                owners.setdefault(name, []).append(owner)
+    return owners
 
 
-def have_same_data_groups(runs: Sequence[TiedWeightOwner]) -> bool:
+def have_same_data_groups(owners: Sequence[TiedWeightOwner]) -> bool:
     """Return whether the same ranks reduce the weight's gradient in all runs."""
-    return all(runs[0].layout.data_groups == other.layout.data_groups for other in runs[1:])
+    return all(owners[0].layout.data_groups == other.layout.data_groups for other in owners[1:])
 
 
-def are_sharded_identically(runs: Sequence[TiedWeightOwner]) -> bool:
+def are_sharded_identically(owners: Sequence[TiedWeightOwner]) -> bool:
     """Return whether all runs shard the weight identically; if not, every rank of the stage stores it unsharded."""
-    first = runs[0]
+    first = owners[0]
     return all(
-        first.layout.is_equivalent(one.layout) and one.run.strategy.sharding is first.run.strategy.sharding
-        for one in runs[1:]
+        first.layout.is_equivalent(owner.layout) and owner.run.strategy.sharding is first.run.strategy.sharding
+        for owner in owners[1:]
     )
 
 
-def _by_division(runs: Sequence[TiedWeightOwner]) -> list[list[TiedWeightOwner]]:
+def _by_division(owners: Sequence[TiedWeightOwner]) -> list[list[TiedWeightOwner]]:
     divisions: dict[tuple[object, ...], list[TiedWeightOwner]] = {}
-    for one in runs:
-        divisions.setdefault(one.division, []).append(one)
+    for owner in owners:
+        divisions.setdefault(owner.division, []).append(owner)
     return list(divisions.values())
 
 
@@ -78,7 +78,7 @@ class ResidentParameters(NamedTuple):
 
     @classmethod
     def of(
-        cls, stage: Stage, found: Mapping[str, Sequence[TiedWeightOwner]], context: CostContext
+        cls, stage: Stage, tied_owners: Mapping[str, Sequence[TiedWeightOwner]], context: CostContext
     ) -> ResidentParameters:
         """Assign each tied weight to its first run, or to `unsharded` if its runs shard it differently.
 
@@ -86,11 +86,11 @@ class ResidentParameters(NamedTuple):
         """
         duplicates: dict[int, int] = {}
         whole = 0
-        for runs in chain.from_iterable(map(_by_division, found.values())):
-            is_whole = not are_sharded_identically(runs)
-            whole += is_whole * max(one.values for one in runs)
-            for one in runs if is_whole else runs[1:]:
-                duplicates[one.run.first] = duplicates.get(one.run.first, 0) + one.values
+        for owners in chain.from_iterable(map(_by_division, tied_owners.values())):
+            is_whole = not are_sharded_identically(owners)
+            whole += is_whole * max(owner.values for owner in owners)
+            for owner in owners if is_whole else owners[1:]:
+                duplicates[owner.run.first] = duplicates.get(owner.run.first, 0) + owner.values
         values = (
             context.divided_by(run.strategy).resident_parameters(run.first, run.end) - duplicates.get(run.first, 0)
             for run in stage.layers
