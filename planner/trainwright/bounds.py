@@ -21,6 +21,9 @@ MAX_LOSS: Final = 1e24
 OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 """Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
 
+OMITTED_ONE: Final[Any] = Field(exclude_if=lambda value: value == 1)
+"""Likewise where it is one."""
+
 FLAT: Final = object()
 """Mark of a field whose own fields documents write in its place."""
 

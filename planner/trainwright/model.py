@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainwright.document_kind import document
-from trainwright.families import Family
+from trainwright.families import Custom, Family
 from trainwright.layer import Attention, Dtype, LayerKind
 from trainwright.strategy import Strategy
 
@@ -97,3 +97,17 @@ class Model:
     def output_bytes_per_row(self, layer: int) -> int:
         """Return bytes of the boundary after a layer, per row."""
         return self.kind_of(layer).output_elements_per_row * self.dtype.num_bytes
+
+
+def least_rows(model: Model, global_batch_size: int) -> int:
+    """Return the rows that one replica computes at once at least; the whole batch means one replica and micro-batch."""
+    if not isinstance(model.family, Custom):
+        return 1
+    return global_batch_size if model.family.whole_batch else model.family.min_rows
+
+
+def least_rows_words(model: Model, global_batch_size: int) -> str:
+    """Return why `least_rows` are needed, for a refusal."""
+    if isinstance(model.family, Custom) and model.family.whole_batch:
+        return f"custom.whole_batch asks one replica to compute all {global_batch_size} rows of a batch at once"
+    return f"custom.min_rows asks every replica to compute {least_rows(model, global_batch_size)} rows or more at once"

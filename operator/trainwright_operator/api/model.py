@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Union, cast, 
 from pydantic import ConfigDict, Field, create_model
 from pydantic.alias_generators import to_camel
 
-from trainwright.bounds import OMITTED_DEFAULT
-from trainwright.families import FAMILIES, CustomKind, Family
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
+from trainwright.families import FAMILIES, CustomChecks, CustomKind, Family
 from trainwright.families.fields import Bounds, Doc, Length, field_types
 from trainwright_operator.api.base import PLAIN_LINE, VALIDATIONS, ApiModel, rules, without_default
 
@@ -20,7 +20,7 @@ _FIELDS: Final = {tag: {"wide_resnet": "wide_res_net"}.get(tag, tag) for tag in 
 """Field of `spec.model` by the family's tag."""
 
 _CAMEL_CASE: Final = {
-    **{name: to_camel(name) for noun in (*FAMILIES.values(), CustomKind) for name in field_types(noun)},
+    **{name: to_camel(name) for noun in (*FAMILIES.values(), CustomKind, CustomChecks) for name in field_types(noun)},
     **{tag: to_camel(field) for tag, field in _FIELDS.items()},
 }
 """Names in the resource by the planner's."""
@@ -77,7 +77,9 @@ def _constrained(hint: Any) -> Any:
     kind, members = get_origin(hint), get_args(hint)
     if kind is Annotated:
         plain = (Field(json_schema_extra=PLAIN_LINE),) if members[0] is str else ()
-        unset = (Field(json_schema_extra=without_default),) if OMITTED_DEFAULT in members else ()
+        unset = (
+            (Field(json_schema_extra=without_default),) if OMITTED_DEFAULT in members or OMITTED_ONE in members else ()
+        )
         notes = (note for note in members[1:] if isinstance(note, Bounds | Doc))
         return Annotated[_constrained(members[0]), *map(_constraint, notes), *plain, *unset]
     if kind in (Union, UnionType):

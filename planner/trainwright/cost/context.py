@@ -30,7 +30,7 @@ from trainwright.layer import (
     sequence_parallel_seconds_ratio,
 )
 from trainwright.model import Model
-from trainwright.profiles import LayerCost, Profiles
+from trainwright.profiles import MORE_THAN_ANY_DEVICE_BYTES, LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
@@ -63,13 +63,19 @@ def _divided_ratio(left: float, seconds: float, seconds_of_double: float) -> flo
 
 @dataclass(frozen=True)
 class CostContext:
-    """Inputs of the cost model, with caches that all plans share."""
+    """Inputs of the cost model, with caches that all plans share.
+
+    Attributes:
+        least_rows: rows that one replica computes at once at least; fewer do not fit into any memory, so that no search
+            takes a plan with them.
+    """
 
     model: Model
     cluster: Cluster
     profiles: Profiles
     optimizer: Optimizer = "adam"
     runtime: Runtime = field(default_factory=Runtime)
+    least_rows: int = 1
 
     @cached_property
     def divided_activations(self) -> DividedActivations:
@@ -155,11 +161,12 @@ class CostContext:
                     left = sequence_parallel_seconds_ratio(computed, tensor, rows, dtype)
                     forward *= _divided_ratio(left, profile.forward_seconds, double.forward_seconds)
                     backward *= _divided_ratio(left, profile.backward_seconds, double.backward_seconds)
+            activation_bytes = profile.activation_bytes * saved_ratio
             cost = self._layer_costs[key] = LayerCost(
                 forward * ratio,
                 backward * ratio,
                 update,
-                profile.activation_bytes * saved_ratio,
+                activation_bytes if rows >= self.least_rows else max(activation_bytes, MORE_THAN_ANY_DEVICE_BYTES),
                 profile.parameter_bytes,
             )
         return cost

@@ -14,7 +14,7 @@ from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_s
 from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes, StageTimes
-from trainwright.model import Model
+from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
@@ -117,21 +117,38 @@ def estimate(  # noqa: PLR0913 - what a cost depends on
 
     Raises ValueError if the plan does not match the model or the cluster, or if a profile is missing.
     """
-    return estimate_with_context(plan, CostContext(model, cluster, profiles, optimizer, runtime or Runtime()))
+    rows = least_rows(model, plan.global_batch_size)
+    return estimate_with_context(plan, CostContext(model, cluster, profiles, optimizer, runtime or Runtime(), rows))
 
 
 def estimate_with_context(plan: Plan, context: CostContext) -> Estimate:
-    """Estimate the plan's cost in a shared context."""
+    """Estimate the plan's cost in a shared context. Raises ValueError for fewer rows than the model needs at once."""
+    if (refusal := rows_refusal(plan, context)) is not None:
+        raise ValueError(refusal)
     plan_times, parts = _times_and_memory(plan, context)
     by_device = _by_device(plan, parts)
     return _estimate(plan_times, parts, by_device, memory_shortfalls(by_device, context))
 
 
 def estimate_if_feasible(plan: Plan, context: CostContext) -> Estimate | None:
-    """Estimate the plan's cost if it fits into memory; return None, without a replay, if it does not."""
+    """Estimate the plan's cost if it fits into memory; return None, without a replay, if it does not, or has too few rows."""
+    if rows_refusal(plan, context) is not None:
+        return None
     plan_times, parts = _times_and_memory(plan, context)
     by_device = _by_device(plan, parts)
     return _estimate(plan_times, parts, by_device, None) if memory_shortfalls(by_device, context) is None else None
+
+
+def rows_refusal(plan: Plan, context: CostContext) -> str | None:
+    """Return why the plan computes too few rows at once for the model; None if it does not."""
+    if context.least_rows == 1:
+        return None
+    for number, stage in enumerate(plan.stages):
+        for run in stage.layers:
+            if min(run.rows) < context.least_rows:
+                why = least_rows_words(context.model, plan.global_batch_size)
+                return f"stage {number}, layers {run.first}…{run.end - 1}: a replica computes {min(run.rows)} at once, but {why}"
+    return None
 
 
 def _estimate(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trainwright.families.bert import Bert
 from trainwright.families.blocks import BLOCK, EMBEDDING, HEAD
-from trainwright.families.custom import Custom, CustomKind
+from trainwright.families.custom import Custom, CustomChecks, CustomKind
 from trainwright.families.gpt import Gpt
 from trainwright.families.llama import Llama
 from trainwright.families.moe import Moe
@@ -38,6 +38,7 @@ __all__ = [
     "T5",
     "Bert",
     "Custom",
+    "CustomChecks",
     "CustomKind",
     "Family",
     "Gpt",

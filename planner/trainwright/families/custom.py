@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
-from trainwright.bounds import OMITTED_DEFAULT
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 from trainwright.families.fields import LARGEST_SIZE, MAX_LAYERS, Bounds, Doc, FieldRule, Length, check
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
@@ -95,6 +95,30 @@ class CustomKind:
         )
 
 
+_Sentence = Annotated[str, Length(1, 1024)]
+
+
+@dataclass(frozen=True, slots=True)
+class CustomChecks:
+    """Findings of the description when it ran the model's layers in every number format and on a few rows."""
+
+    left_out: Annotated[
+        tuple[Annotated[_Sentence, Doc("A part that was not checked, and why.")], ...],
+        Length(0, 1026),
+        Doc("What was not checked, and why."),
+        OMITTED_DEFAULT,
+    ] = ()
+    remarks: Annotated[
+        tuple[Annotated[_Sentence, Doc("A remark.")], ...],
+        Length(0, 1026),
+        Doc("What differs a little, such as whole numbers that half formats round."),
+        OMITTED_DEFAULT,
+    ] = ()
+
+    def __post_init__(self) -> None:
+        check(self, lambda name: f"custom.checks: {name}")
+
+
 @dataclass(frozen=True, slots=True)
 class Custom:
     """User's own model, as `python -m trainwright_worker.describe` reports it; no tensor degree splits its layers."""
@@ -123,6 +147,24 @@ class Custom:
         Length(1, 1026, limit=MAX_LAYERS, words="name {} layers"),
         Doc("The kind's name of every layer, in order."),
     ]
+    min_rows: Annotated[
+        int,
+        Bounds(1, 1_000_000),
+        Doc("Rows that one replica computes at once at least, such as those that batch normalisation needs."),
+        OMITTED_ONE,
+    ] = 1
+    whole_batch: Annotated[
+        bool,
+        Doc(
+            "Whether one replica computes the whole batch at once, as a loss over all rows needs: one pipeline, one micro-batch."
+        ),
+        OMITTED_DEFAULT,
+    ] = False
+    checks: Annotated[
+        CustomChecks | None,
+        Doc("What the description checked; absent where an older one, or a hand, wrote it."),
+        OMITTED_DEFAULT,
+    ] = None
     family: Annotated[Literal["custom"], Doc("A model of your own.")] = "custom"
     rules: ClassVar[tuple[FieldRule[Custom], ...]] = (
         FieldRule(
@@ -147,6 +189,16 @@ class Custom:
             raise ValueError(
                 f"custom.kinds gives {min(unused)}, but no layer is of that kind; describe the model again"
             )
+
+    @property
+    def unchecked(self) -> str:
+        """Sentence that nobody checked the model for what plans would change; empty if its description did."""
+        if self.checks is not None:
+            return ""
+        return (
+            f"the description of {self.entrypoint} was not checked, so plans may train another model than this one; "
+            f"describe it again with python -m trainwright_worker.describe {self.entrypoint}"
+        )
 
     def stack(self, attention: Attention) -> LayerList:  # noqa: ARG002 - what it keeps was counted
         return LayerList(tuple(kind.layer_kind() for kind in self.kinds), self.layers, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainwright.cluster import Node
-from trainwright.model import Model
+from trainwright.model import Model, least_rows
 from trainwright.profiles import Profiles
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
@@ -100,9 +100,11 @@ def required_profiles(
 ) -> tuple[RequiredProfile, ...]:
     """Return every accelerator with every tensor degree that a plan on these nodes may use, in the nodes' order.
 
-    Rows are the powers of two that one replica may take at a time, up to MAX_PROFILED_ROWS.
+    Rows are those that one replica may take at a time, doubled from the least, up to MAX_PROFILED_ROWS, or twice the least.
     """
-    rows = tuple(2**power for power in range(MAX_PROFILED_ROWS.bit_length()) if 2**power <= global_batch_size)
+    least = least_rows(model, global_batch_size)
+    most = min(max(MAX_PROFILED_ROWS, 2 * least), global_batch_size)
+    rows = tuple(least * 2**power for power in range(MAX_PROFILED_ROWS.bit_length()) if least * 2**power <= most)
     degrees = _degrees(nodes, model, max_tensor_degree)
     return tuple(
         RequiredProfile(accelerator, tensor, rows)

@@ -16,7 +16,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
 from trainwright.layer import Dtype
-from trainwright.model import Model
+from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -198,6 +198,10 @@ class Problem:
                     f"unknown node or accelerator {name}; the cluster has the nodes {', '.join(sorted(nodes))} and the "
                     f"accelerators {', '.join(sorted(accelerators))}"
                 )
+        if self.least_rows > self.global_batch_size:
+            raise NoFeasiblePlan(
+                f"{self.least_rows_words}, but the global batch has {self.global_batch_size}; use a larger one"
+            )
         trainer = self.limits.expressible_by
         if trainer is not None and (refusal := trainer.optimizer_refusal(self.optimizer)) is not None:
             raise NoFeasiblePlan(refusal)
@@ -263,7 +267,19 @@ class Problem:
     @cached_property
     def cost_context(self) -> CostContext:
         """Cost context of the problem, in which devices lack the memory that plans must leave free."""
-        return CostContext(self.model, self._cluster_with_headroom, self.profiles, self.optimizer, self.runtime)
+        return CostContext(
+            self.model, self._cluster_with_headroom, self.profiles, self.optimizer, self.runtime, self.least_rows
+        )
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that one replica computes at once at least."""
+        return least_rows(self.model, self.global_batch_size)
+
+    @property
+    def least_rows_words(self) -> str:
+        """Reason for `least_rows`, for a refusal."""
+        return least_rows_words(self.model, self.global_batch_size)
 
     @property
     def _cluster_with_headroom(self) -> Cluster:

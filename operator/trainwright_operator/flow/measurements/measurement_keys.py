@@ -23,8 +23,15 @@ from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import LinkTask, ProfilingReport, ProfilingTask
 
 _DIGEST_LENGTH: Final = 12
-_COUNTS: Final = ("layers", "decoder_layers", "depth", "expert_every", "kinds", "vocabulary_size", "classes")
-"""Fields of families that say how many layers of which kinds there are, or that show in the weights of a kind."""
+_COUNTS: Final = frozenset(
+    {
+        *("layers", "decoder_layers", "depth", "expert_every", "kinds", "vocabulary_size", "classes"),
+        *("checks", "min_rows", "whole_batch"),
+    }
+)
+"""Fields of families that say how many layers of which kinds there are, or that show in the weights of a kind; and those of
+a user's model that change no layer.
+"""
 
 
 @dataclass(frozen=True, slots=True)

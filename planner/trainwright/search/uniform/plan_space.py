@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.estimate import memory_by_device, memory_shortfalls
+from trainwright.cost.estimate import memory_by_device, memory_shortfalls, rows_refusal
 from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
@@ -176,18 +176,21 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
     closest: tuple[int, str, str | None] | None = None
     for given in plans:
         plan = with_runtime_choices(given, problem.cost_context)
+        if rows_refusal(plan, problem.cost_context) is not None:
+            continue
         shortfall, reason = memory_shortfall(problem, plan)
         if closest is None or shortfall < closest[0]:
             closest = (shortfall, plan.summary(), reason)
+    why = f" ({problem.least_rows_words})" if problem.least_rows > 1 else ""
     if closest is None:
         return NoFeasiblePlan(
             f"no plan uses all {len(problem.devices)} devices with {len(problem.model.layers)} layers, a global "
-            f"batch of {problem.global_batch_size} rows and the profiled tensor degrees; change the batch size, the "
+            f"batch of {problem.global_batch_size} rows and the profiled tensor degrees{why}; change the batch size, the "
             "number of devices or the limits"
         )
     headroom = problem.limits.headroom_words
     return NoFeasiblePlan(
-        f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}{_excess_words(problem)}"
+        f"no plan fits into memory{headroom}{why}; the closest is {closest[1]}, and there {closest[2]}{_excess_words(problem)}"
     )
 
 
