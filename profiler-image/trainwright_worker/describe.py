@@ -22,13 +22,27 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="write it for spec.model of a TrainingPlan (default: for the file of `trainwright plan --model`)",
     )
+    parser.add_argument(
+        "--check-seconds",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="time to compute a few rows of each kind of layer on the CPU, which shows what plans would change (default: 120)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="only number format that the model is trained in (default: it is checked in all of them)",
+    )
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = _arguments()
     try:
-        from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415 (torch may be missing, which is reported)
+        # torch may be missing, which is reported
+        from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415
+        from trainwright_worker.layers.custom_formats import FORMATS  # noqa: PLC0415
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"there is no module {error.name} here; Trainwright's extra brings it: pip install '.[worker]'\n"
@@ -36,11 +50,18 @@ def main() -> int:
         return 2
     sys.path.insert(0, str(Path.cwd()))  # the user's module, as with python -m
     try:
-        described = documents.adapter(Custom).dump_python(describe(arguments.entrypoint), mode="json")
+        formats = [dtype for dtype in FORMATS if arguments.dtype in {None, str(dtype).removeprefix("torch.")}]
+        described = describe(arguments.entrypoint, arguments.check_seconds, formats)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    body = {key: _with_whole_numbers(described[key]) for key in ("entrypoint", "kinds", "layers")}
+    if described.checks is not None:
+        for sentence in described.checks.left_out:
+            sys.stderr.write(f"not checked: {sentence}\n")
+        for sentence in described.checks.remarks:
+            sys.stderr.write(f"{sentence}\n")
+    written = documents.adapter(Custom).dump_python(described, mode="json")
+    body = {key: _with_whole_numbers(value) for key, value in written.items() if key != "family"}
     if arguments.training_plan:
         body = _in_camel_case(body)
     sys.stdout.write(yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None))

@@ -43,12 +43,12 @@ RESNET, BERT = "outside_models:resnet18", "outside_models:distilbert"
 
 @pytest.fixture(scope="module")
 def resnet() -> Custom:
-    return describe(RESNET)
+    return describe(RESNET, check_seconds=0)
 
 
 @pytest.fixture(scope="module")
 def bert() -> Custom:
-    return describe(BERT)
+    return describe(BERT, check_seconds=0)
 
 
 def test_description_of_torchvisions_resnet_lists_its_layers(resnet: Custom) -> None:
@@ -68,7 +68,7 @@ def test_description_of_torchvisions_resnet_lists_its_layers(resnet: Custom) -> 
 @pytest.mark.parametrize(("entrypoint", "tolerance"), [(RESNET, 0.0), (BERT, 0.15)])
 def test_counts_on_the_meta_device_equal_a_real_forward(entrypoint: str, tolerance: float) -> None:
     """Attention is excluded: its kernels store different tensors on different devices."""
-    model = Model.of(describe(entrypoint))
+    model = Model.of(describe(entrypoint, check_seconds=0))
     layers = make_family_layers(model)
 
     def kept(number: int, rows: int) -> int:
@@ -86,13 +86,14 @@ def test_counts_on_the_meta_device_equal_a_real_forward(entrypoint: str, toleran
 
 def test_the_example_is_torchvisions_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ORACLES.parents[2] / "deploy" / "examples" / "custom")
-    described = describe("resnet:resnet18")
+    described = describe("resnet:resnet18", check_seconds=0)
     assert Model.of(described).parameters == 11_689_512  # as published
     assert len(described.layers) == 10
     flops = sum(Model.of(described).kind_of(layer).forward_flops_per_row for layer in range(10))
     assert flops == pytest.approx(2 * 1.814e9, rel=0.01)  # multiply-adds as torchvision states them
 
 
+@pytest.mark.timeout(300)
 def test_training_plan_of_the_example_matches_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "encoder"
     monkeypatch.syspath_prepend(folder)
@@ -105,17 +106,19 @@ def test_image_of_the_example_installs_a_matching_library() -> None:
     assert f"TORCHVISION={version('torchvision').partition('+')[0]}\n" in dockerfile.read_text(encoding="utf-8")
 
 
+@pytest.mark.timeout(300)
 def test_equal_layers_share_a_kind(bert: Custom) -> None:
     assert bert.layers == ("BertEmbeddings", "BertBlock", "BertBlock", "BertHead")
     assert [kind.output_elements_per_row for kind in bert.kinds] == [12 * 32 + 12, 12 * 32 + 12, 1]
 
 
+@pytest.mark.timeout(300)
 def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(monkeypatch, capsys, bert) -> None:
-    monkeypatch.setattr(sys, "argv", ["describe", BERT])
+    monkeypatch.setattr(sys, "argv", ["describe", BERT, "--check-seconds", "0"])
     assert command.main() == 0
     written = yaml.safe_load(capsys.readouterr().out)
     assert documents.parse({"dtype": "float32", **written, "global_batch_size": 8}, Training).family == bert
-    monkeypatch.setattr(sys, "argv", ["describe", BERT, "--training-plan"])
+    monkeypatch.setattr(sys, "argv", ["describe", BERT, "--training-plan", "--check-seconds", "0"])
     assert command.main() == 0
     assert ModelSpec.model_validate(yaml.safe_load(capsys.readouterr().out)).family == bert
     monkeypatch.setattr(sys, "argv", ["describe", "outside_models:vgg"])
@@ -126,7 +129,7 @@ def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(mon
 def test_describe_names_the_missing_extra_when_only_the_planner_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["describe", BERT])
+    monkeypatch.setattr(sys, "argv", ["describe", BERT, "--check-seconds", "0"])
     monkeypatch.delitem(sys.modules, "trainwright_worker.layers.custom_description")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert command.main() == 2

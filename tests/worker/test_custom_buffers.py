@@ -65,7 +65,11 @@ PLANS = {
 
 
 def model(name: str) -> dict:
-    return {"custom": documents.dump(Training(1, custom=describe(f"buffered_models:{name}")))["custom"]}
+    return {
+        "custom": documents.dump(
+            Training(1, custom=describe(f"buffered_models:{name}", check_seconds=0, dtypes=[torch.float32]))
+        )["custom"]
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,7 +147,9 @@ def test_buffers_of_the_first_replica_are_saved_and_every_replica_loads_them(sav
 
 
 def test_changing_a_buffer_only_later_is_refused_under_recompute(executor) -> None:
-    one = executor(Model.of(describe("buffered_models:late_counter")), recompute=True)
+    one = executor(
+        Model.of(describe("buffered_models:late_counter", check_seconds=0, dtypes=[torch.float32])), recompute=True
+    )
     with pytest.raises(RuntimeError, match=r"layer 1 changes its buffer seen now, .* plan without recompute"):
         one.run_iteration(one.make_batch(0))
 
@@ -203,7 +209,7 @@ def make_former(folder: Path) -> None:
 
 
 def test_a_checkpoint_of_version_0_2_0_loads_without_its_buffers(executor, tmp_path: Path) -> None:
-    built = Model.of(describe("buffered_models:batch_norm"))
+    built = Model.of(describe("buffered_models:batch_norm", check_seconds=0, dtypes=[torch.float32]))
     one = executor(built)
     one.run_iteration(one.make_batch(0))
     save(one, tmp_path / "former", 1)
@@ -218,7 +224,7 @@ def test_a_checkpoint_of_version_0_2_0_loads_without_its_buffers(executor, tmp_p
 
 
 def test_a_checkpoint_of_version_0_2_0_converts_where_the_model_has_no_buffers(executor, tmp_path: Path) -> None:
-    one = executor(Model.of(describe("buffered_models:plain")))
+    one = executor(Model.of(describe("buffered_models:plain", check_seconds=0, dtypes=[torch.float32])))
     save(one, tmp_path / "former", 1)
     make_former(tmp_path / "former")
     to_torch(tmp_path / "former", tmp_path / "there")

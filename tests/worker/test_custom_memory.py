@@ -30,7 +30,7 @@ CLUSTER = Cluster(accelerators=(Accelerator("cpu", 10**12),), nodes=(Node("node"
 @pytest.fixture(scope="module")
 def own_gpt() -> Model:
     """Return a GPT whose logits are its largest tensors."""
-    return Model.of(describe("own_gpt:small"))
+    return Model.of(describe("own_gpt:small", check_seconds=0))
 
 
 def profiles(make, model: Model, *, rows: tuple[int, ...] = (2, ROWS)) -> Profiles:
@@ -82,7 +82,7 @@ def test_searches_count_the_workspace_of_the_exact_estimate(make, own_gpt: Model
 
 
 def test_described_buffers_count_for_every_layer() -> None:
-    model = Model.of(describe("buffered_models:moving_codes"))
+    model = Model.of(describe("buffered_models:moving_codes", check_seconds=0, dtypes=[torch.float32]))
     assert [kind.buffer_bytes for kind in model.kinds] == [0, 4 * (6 * 8 + 6 * 8 + 6 + 8), 0]
     layers = [LayerProfile("cpu", kind.name, 1, ROWS, 1e-3, 2e-3, 1e-4, 1000, 1000) for kind in model.kinds]
     without = replace(model.family, kinds=tuple(replace(kind, buffer_bytes=0) for kind in model.family.kinds))

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 
 
 def model_of(name: str, dtype: Dtype = Dtype.FLOAT32) -> Model:
-    return Model.of(describe(f"loss_habits:{name}"), dtype)
+    return Model.of(describe(f"loss_habits:{name}", check_seconds=0), dtype)
 
 
 def tried(worker, make, name: str, *, rows: int = 4, stages: int = 1):

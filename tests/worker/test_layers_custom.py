@@ -158,9 +158,15 @@ def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
         (CustomModel([linear, 3], rows), "layer 1 must be a function that makes a module, got 3"),
         (CustomModel([linear, lambda: 3], rows), "layer 1 must be made as a torch module, got int"),
         (CustomModel([nn.Linear, Distance], rows), "layer 0 cannot be made: TypeError"),
-        (CustomModel([lambda: nn.Linear(5, 2), Distance], rows), r"layer 0 fails on float32 \(2, 4\): RuntimeError"),
+        (
+            CustomModel([lambda: nn.Linear(5, 2), Distance], rows),
+            r"layer 0 \(Linear\) fails on float32 \(2, 4\): RuntimeError",
+        ),
         (CustomModel([linear, lambda: nn.Flatten(0), Distance], rows), r"layer 1 must return .*float32 \(4,\)"),
-        (CustomModel([nn.Identity, linear, nn.PairwiseDistance, Distance], rows), "layer 2 fails"),
+        (
+            CustomModel([nn.Identity, linear, nn.PairwiseDistance, Distance], rows),
+            r"layer 2 \(PairwiseDistance\) fails",
+        ),
         (CustomModel([linear, nn.MSELoss], rows), r"each row's mean loss, .* got float32 \(\)"),
         (CustomModel([linear, Distance], lambda **which: {"inputs": torch.ones(2, 4)}), "no field 'targets'"),
         (CustomModel([linear, Distance], lambda **which: torch.ones(2, 4)), "must return a dict of tensors"),

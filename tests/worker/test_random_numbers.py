@@ -39,7 +39,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> Model:
     module = ModuleType("dropping_module")
     module.model = partial(CustomModel, [block, block, Distance], equal_rows)
     monkeypatch.setitem(sys.modules, "dropping_module", module)
-    return Model.of(describe("dropping_module:model"))
+    return Model.of(describe("dropping_module:model", check_seconds=0))
 
 
 def test_recomputed_dropout_has_the_gradients_of_stored_dropout(

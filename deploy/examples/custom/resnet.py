@@ -56,4 +56,6 @@ def resnet18() -> CustomModel:
     blocks = [partial(BasicBlock, 64, 64)] * 2
     for channels in (128, 256, 512):
         blocks += [partial(widening, channels), partial(BasicBlock, channels, channels)]
-    return CustomModel(layers=[Stem, *blocks, Head], rows=rows)
+    return CustomModel(
+        layers=[Stem, *blocks, Head], rows=rows, min_rows=8
+    )  # over which batch normalisation takes its mean

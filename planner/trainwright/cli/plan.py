@@ -30,6 +30,7 @@ from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import sentences
 from trainwright.report.tables import candidate_table, origin_fields, pareto_plot
+from trainwright.report.unchecked import unchecked
 from trainwright.report.worth import heuristic, node_worth, unlimited, worth_table
 from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search
 from trainwright.search.preference.running_plan import RunningPlan
@@ -116,6 +117,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         unlimited(best),
         work_bound(best, problem),
         cut_short(answer.stopped),
+        unchecked(problem.model),
         *([node_worth(answer)] if shown.node_worth else []),
     )
     if lines:

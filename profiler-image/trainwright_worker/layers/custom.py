@@ -9,6 +9,7 @@ An entry point is a function without arguments, written `package.module:function
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,13 +17,19 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
 
 TARGETS = "targets"
-_PROBED_ROWS = 2
+_MAX_MIN_ROWS = 1_000_000
+_IN_PLACE = re.compile(r"leaf Variable that requires grad|modified by an inplace operation")
+_NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
+_LACKS_FORMAT = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype|type c10::(Half|BFloat16)")
+"""Words of PyTorch's own failures."""
+_MIN_PROBED_ROWS = 2
 """Rows of a probe: with 1 a dimension of size 1 could pass for the rows, and batch normalisation needs more than one."""
 
 
@@ -50,10 +57,19 @@ class CustomModel:
             Before each forward torch's CPU and GPU random numbers are seeded from the seed, the iteration, the first row
             and the layer's index: dropout differs between rows and replicas, and a recomputed forward repeats it.
         rows: training data; `targets` is one of its fields.
+        min_rows: rows that one replica computes at once at least, such as those that batch normalisation needs.
+        whole_batch: a batch is computed by one replica at once, as a loss over all of its rows needs.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
     rows: Rows
+    min_rows: int = 1
+    whole_batch: bool = False
+
+    @property
+    def mixes_rows(self) -> bool:
+        """True if a row's result may depend on the rows that are computed with it."""
+        return self.whole_batch or self.min_rows > 1
 
 
 class CustomLayer(Layer):
@@ -76,6 +92,11 @@ class CustomLayer(Layer):
         """Return the user's name: without this wrapper's `module.` and torch.compile's `_orig_mod.`, as torch's own tools."""
         return name.removeprefix("module.").replace("_orig_mod.", "")
 
+    @property
+    def class_name(self) -> str:
+        """Name of the user's class."""
+        return type(self.module).__name__
+
     def forward(self, boundary: Boundary, data: Data) -> Output:
         made = self.module(*boundary, *(data[field] for field in self.reads))
         if self.is_last:
@@ -94,9 +115,10 @@ class CustomLayers:
         self.name = name
         self.model = model
         self._check_layers()
-        probed = self._rows(seed=0, iteration=0, first=0, count=_PROBED_ROWS)
+        _check_least_rows(self)
+        probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
         if TARGETS not in probed:
-            raise self._error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
+            raise self.error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
         self._check_rows(probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
@@ -109,6 +131,11 @@ class CustomLayers:
 
     def __len__(self) -> int:
         return len(self.model.layers)
+
+    @property
+    def probed_rows(self) -> int:
+        """Rows that are computed together to see what the layers do."""
+        return max(self.model.min_rows, _MIN_PROBED_ROWS)
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         """Build the layer on the CPU, where a user's module draws its weights; only its buffers move to the current device."""
@@ -130,33 +157,39 @@ class CustomLayers:
         tensors = self._rows(seed=seed, iteration=iteration, first=first, count=count)
         return {field: tensors[field] for field in fields}
 
-    def _error(self, what: str) -> ValueError:
+    def fields(self, first: int, count: int) -> dict[str, Tensor]:
+        """Return all fields of some rows of the first batch, on the CPU."""
+        return dict(self._rows(seed=0, iteration=0, first=first, count=count))
+
+    def error(self, what: str) -> ValueError:
+        """Return the error that states what to change in the model."""
         return _model_error(self.name, what)
 
     def _check_layers(self) -> None:
         layers = self.model.layers
         if not isinstance(layers, Sequence) or not layers:
-            raise self._error(f"layers must be a list of at least one function, got {layers!r}")
+            raise self.error(f"layers must be a list of at least one function, got {layers!r}")
         for place, make in enumerate(layers):
             if isinstance(make, nn.Module):
                 kind = type(make).__name__
-                raise self._error(
+                raise self.error(
                     f"layer {place} is a module ({kind}), whose weights do not follow from the seed; "
                     f"give a function that makes it, such as lambda: {kind}(…)"
                 )
             if not callable(make):
-                raise self._error(f"layer {place} must be a function that makes a module, got {make!r}")
+                raise self.error(f"layer {place} must be a function that makes a module, got {make!r}")
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
         try:
-            tensors = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
+            with torch.device("cpu"):  # a data loader draws and indexes there, whatever device the layers are on
+                tensors = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
         except Exception as error:
-            raise self._error(f"rows() fails for {count} rows: {_format_error(error)}; correct it") from error
+            raise self.error(f"rows() fails for {count} rows: {describe_error(error)}") from error
         if not isinstance(tensors, Mapping):
-            raise self._error(f"rows() must return a dict of tensors, got {type(tensors).__name__}")
+            raise self.error(f"rows() must return a dict of tensors, got {type(tensors).__name__}")
         for field, value in tensors.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
-                raise self._error(
+                raise self.error(
                     f"field {field!r} of rows() must be a tensor whose first dimension is the count "
                     f"{count}, got {_format_value(value)}"
                 )
@@ -167,7 +200,7 @@ class CustomLayers:
         single_row = self._rows(seed=0, iteration=0, first=1, count=1)
         for field, value in probed.items():
             if field not in single_row or not torch.equal(single_row[field], value[1:2]):
-                raise self._error(
+                raise self.error(
                     f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
                     "from seed, iteration and its own number (first, first + 1, …)"
                 )
@@ -177,9 +210,10 @@ class CustomLayers:
         try:
             module = self.model.layers[layer]()
         except Exception as error:
-            raise self._error(f"layer {layer} cannot be made: {_format_error(error)}; correct it") from error
+            raise self.error(f"layer {layer} cannot be made: {describe_error(error)}") from error
         if not isinstance(module, nn.Module):
-            raise self._error(f"layer {layer} must be made as a torch module, got {type(module).__name__}")
+            raise self.error(f"layer {layer} must be made as a torch module, got {type(module).__name__}")
+        _check_parameters(self, layer, module)
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
         return CustomLayer(module, reads, is_last=is_last)
@@ -197,49 +231,92 @@ class CustomLayers:
                 try:
                     result = layer_module.module(*arguments)
                 except Exception as error:
-                    argument_text = ", ".join(_format_value(argument) for argument in arguments)
-                    raise self._error(
-                        f"layer {layer} fails on {argument_text}: {_format_error(error)}; correct it or the one before it"
-                    ) from error
+                    raise self.failure(layer, layer_module, arguments, error) from error
                 if layer_module.is_last:
-                    self._check_losses(result)
+                    _check_losses(self, result)
                     boundary = ()
                 else:
-                    boundary = self._check_boundary(layer, result)
+                    boundary = _check_boundary(self, layer, result)
                 shapes.append(tuple(tuple(value.shape[1:]) for value in boundary))
                 parameters.append(sum(parameter.numel() for parameter in layer_module.parameters()))
         self.parameters = tuple(parameters)
         return shapes
 
+    def failure(  # noqa: PLR0913 (what a sentence names)
+        self,
+        layer: int,
+        module: CustomLayer,
+        arguments: Sequence[Tensor],
+        error: Exception,
+        *,
+        when: str = "",
+        otherwise: str = "correct it or the one before it",
+    ) -> ValueError:
+        """Return the error of a layer whose forward fails on these arguments."""
+        given = ", ".join(_format_value(argument) for argument in arguments)
+        way = describe_error(error, otherwise=otherwise)
+        return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
+
     def _check_weights_are_new(self, layer: int, made: CustomLayer) -> None:
         """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
         parameter_ids = {id(parameter) for parameter in made.parameters()}
         if any(id(parameter) in parameter_ids for parameter in self.make_module(layer).parameters()):
-            raise self._error(
+            raise self.error(
                 f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
                 "(weights that layers share are not supported yet)"
             )
 
-    def _check_boundary(self, layer: int, result: Any) -> Boundary:
-        boundary = result if isinstance(result, tuple) else (result,)
-        for value in boundary:
-            if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape[:1] != (_PROBED_ROWS,):
-                raise self._error(
-                    f"layer {layer} must return float tensors whose first dimension is that of the rows "
-                    f"({_PROBED_ROWS} here), got {_format_value(value)}"
-                )
-        return boundary
 
-    def _check_losses(self, result: Any) -> None:
-        if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != (_PROBED_ROWS,):
-            raise self._error(
-                "the last layer must return each row's mean loss, a float tensor of shape "
-                f"({_PROBED_ROWS},) for {_PROBED_ROWS} rows, got {_format_value(result)}"
+def _check_least_rows(layers: CustomLayers) -> None:
+    rows = layers.model.min_rows
+    if not isinstance(rows, int) or not 1 <= rows <= _MAX_MIN_ROWS:
+        raise layers.error(f"min_rows must be a number of 1 … {_MAX_MIN_ROWS}, got {rows!r}")
+
+
+def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> None:
+    """Check that the executor can hold the weights, which it keeps in float32 and computes with in the plan's format."""
+    for name, parameter in module.named_parameters():
+        where = f"weight {name} of layer {layer} ({type(module).__name__})"
+        if is_lazy(parameter):
+            raise layers.error(
+                f"{where} has no size before its first forward; state it (Linear in place of LazyLinear)"
             )
+        if parameter.dtype is not torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            way = (
+                "keep its real and imaginary parts as a float32 weight and join them by torch.view_as_complex in the forward"
+                if parameter.is_complex()
+                else "make it float32, or a buffer if it is not trained"
+            )
+            raise layers.error(f"{where} is {kind}, but weights are trained in float32; {way}")
+
+
+def _check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
+    boundary = result if isinstance(result, tuple) else (result,)
+    for value in boundary:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape[:1] != (layers.probed_rows,):
+            raise layers.error(
+                f"layer {layer} must return float tensors whose first dimension is that of the rows "
+                f"({layers.probed_rows} here), got {_format_value(value)}"
+            )
+    return boundary
+
+
+def _check_losses(layers: CustomLayers, result: Any) -> None:
+    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != (layers.probed_rows,):
+        raise layers.error(
+            "the last layer must return each row's mean loss, a float tensor of shape "
+            f"({layers.probed_rows},) for {layers.probed_rows} rows, got {_format_value(result)}"
+        )
 
 
 def custom_layers(entrypoint: str) -> CustomLayers:
     """Return the layers of an entry point's model; raises ValueError that states what to change."""
+    return CustomLayers(f"entry point {entrypoint}", load_model(entrypoint))
+
+
+def load_model(entrypoint: str) -> CustomModel:
+    """Return what an entry point returns, whose layers are not checked yet; raises ValueError that states what to change."""
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
         raise ValueError(f"entry point {entrypoint!r} must be written package.module:function")
@@ -257,7 +334,7 @@ def custom_layers(entrypoint: str) -> CustomLayers:
         ) from error
     except Exception as error:
         raise _model_error(
-            where, f"importing {module_name} fails: {_format_error(error)}; correct that module"
+            where, f"importing {module_name} fails: {describe_error(error, otherwise='correct that module')}"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -265,19 +342,40 @@ def custom_layers(entrypoint: str) -> CustomLayers:
     try:
         model = function()
     except Exception as error:
-        raise _model_error(where, f"{name}() fails: {_format_error(error)}; correct it") from error
+        raise _model_error(where, f"{name}() fails: {describe_error(error)}") from error
     if not isinstance(model, CustomModel):
         raise _model_error(where, f"{name}() must return a CustomModel, got {type(model).__name__}")
-    return CustomLayers(where, model)
+    return model
 
 
 def _model_error(where: str, what: str) -> ValueError:
     return ValueError(f"{where}: {what}")
 
 
-def _format_error(error: Exception) -> str:
-    """Format an error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
+    """Return a failure of the user's code in one line, with the way out."""
+    failure_text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, ModuleNotFoundError):
+        return f"{failure_text}; install {error.name} here and in the worker's image"
+    if _IN_PLACE.search(failure_text):
+        return f"{failure_text}; it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)"
+    if needs_gpu(error):
+        return (
+            f"{failure_text}; a kernel for GPUs alone needs a function that states the shapes of its result "
+            "(torch.library.custom_op and register_fake)"
+        )
+    return f"{failure_text}; {otherwise}"
+
+
+def needs_gpu(error: Exception) -> bool:
+    """Return whether a failure says that something runs on a GPU alone."""
+    failure_text = f"{type(error).__name__}: {error}"
+    return _NEEDS_GPU.search(failure_text) is not None and _LACKS_FORMAT.search(failure_text) is None
+
+
+def lacks_format(error: Exception) -> bool:
+    """Return whether a failure says that the CPU has no kernel in a number format."""
+    return _LACKS_FORMAT.search(str(error)) is not None
 
 
 def _format_value(value: Any) -> str:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import subprocess
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainwright.families import Custom, CustomKind
+from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers
+from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
+from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
+from trainwright_worker.layers.custom_values import Findings, ValueCheck
 from trainwright_worker.layers.fused_attention import FusedAttention
 
-_FEWER_ROWS, _MORE_ROWS = 2, 4
-"""Rows of the two runs of a layer; their common part does not depend on rows, see `_ForwardCounts.per_row`."""
+CHECK_SECONDS = 120.0
+"""Time that the checks of values may take by default."""
+
+_FEWER_ROWS = 2
+"""Rows of the first of two runs of a layer, the second has twice as many; their common part does not depend on rows."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -61,27 +70,82 @@ def _output_elements(layers: CustomLayers, layer: int) -> int:
     return sum(prod(shape) for shape in layers.boundary(layer))
 
 
-def describe(entrypoint: str) -> Custom:
-    """Count what the planner needs to know of an entry point's model, by running each layer separately.
+def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequence[torch.dtype] = FORMATS) -> Custom:
+    """Count what the planner needs to know of an entry point's model, by running each layer separately, and check it.
 
     Layers with the same class, sizes and counts are of one kind. Layers run on torch's meta device, which computes nothing,
-    unless they need values. Raises ValueError that states what to change in the model.
+    unless they need values; within `check_seconds` one of each kind also computes a few rows on the CPU. Raises ValueError
+    that states what to change in the model.
     """
     layers = custom_layers(entrypoint)
     kinds: dict[object, CustomKind] = {}
-    names = []
+    of_layers, keys = [], []
+    findings = Findings()
     for number in range(len(layers)):
-        key, kind = _count_kind(layers, number)
-        kind_of_layer = kinds.setdefault(key, _with_free_name(kind, [one.name for one in kinds.values()]))
-        names.append(kind_of_layer.name)
-    return Custom(entrypoint, tuple(kinds.values()), tuple(names))
+        counted = _count_kind(layers, number)
+        name = _with_free_name(counted.kind, [one.name for one in kinds.values()])
+        of_layers.append(kinds.setdefault(counted.key, name))
+        if counted.check_key not in keys and (left_out := check_formats(layers, number, dtypes)) is not None:
+            findings.left_out.append(left_out)
+        keys.append(counted.check_key)
+    of_keys = [keys.index(key) for key in dict.fromkeys(keys)]
+    other = start_other_process(entrypoint, of_keys) if check_seconds > 0 else None
+    try:
+        if check_seconds > 0:
+            value_findings = ValueCheck(layers, of_layers, check_seconds, dtypes).run(keys)
+            findings.left_out += value_findings.left_out
+            findings.remarks += value_findings.remarks
+        else:
+            findings.left_out.append("values of all layers: no time was given for checks (--check-seconds)")
+        if other is not None:
+            try:
+                _check_other_process(layers, of_keys, other)
+            except subprocess.TimeoutExpired:
+                findings.left_out.append(f"weights and rows of another process: it took more than {SECONDS:.0f} s")
+    finally:
+        if other is not None:
+            other.kill()
+            other.communicate()
+    if missing := [str(dtype).removeprefix("torch.") for dtype in FORMATS if dtype not in dtypes]:
+        findings.left_out.insert(0, f"{' and '.join(missing)}, so train it in another format (dtype)")
+    checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks))
+    return Custom(
+        entrypoint,
+        tuple(kinds.values()),
+        tuple(kind.name for kind in of_layers),
+        min_rows=layers.model.min_rows,
+        whole_batch=layers.model.whole_batch,
+        checks=checks,
+    )
+
+
+def _check_other_process(layers: CustomLayers, numbers: list[int], other: subprocess.Popen[str]) -> None:
+    """Check that a process with other hashes starts with the same weights and rows. Raises ValueError if it does not."""
+    own = digests(layers.model, numbers)
+    written, error_output = other.communicate(timeout=SECONDS)
+    if other.returncode != 0:
+        last = (error_output.strip().splitlines() or ["it wrote nothing"])[-1]
+        raise layers.error(f"it cannot be made in another process: {last}; correct it")
+    differs = first_difference(own, json.loads(written.strip().splitlines()[-1]))
+    if differs is None:
+        return
+    kind, name, *_ = differs.split()
+    if kind == "field":
+        raise layers.error(
+            f"field {name!r} of rows() has other values in another process for the same seed, iteration and rows (hash() "
+            "of a text, numpy without a seed, or the time); make them from numbers alone"
+        )
+    made = layers.make_module(int(name)).class_name
+    raise layers.error(
+        f"layer {name} ({made}) starts with other weights in another process for the same seed (numpy, Python's random, a "
+        "hash or the time), so that replicas would differ; draw them from torch's default generator"
+    )
 
 
 def _with_free_name(kind: CustomKind, taken: list[str]) -> CustomKind:
     """Return the kind under its class name, with a number appended if that is taken."""
     names = (kind.name, *(f"{kind.name}{number}" for number in range(2, len(taken) + 2)))
-    name = next(name for name in names if name not in taken)
-    return replace(kind, name=name)
+    return replace(kind, name=next(name for name in names if name not in taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +156,40 @@ class _ForwardCounts:
     saved_elements: float
     saved_bytes: float
 
-    def per_row(self, smaller: _ForwardCounts) -> _ForwardCounts:
-        """Return what each further row adds."""
-        rows = _MORE_ROWS - _FEWER_ROWS
+    def per_row(self, smaller: _ForwardCounts, rows: int) -> _ForwardCounts:
+        """Return what each of `rows` further rows adds."""
         return _ForwardCounts(
-            (self.flops - smaller.flops) / rows,
+            max((self.flops - smaller.flops) / rows, 0.0),
             max((self.saved_elements - smaller.saved_elements) / rows, 0.0),
             max((self.saved_bytes - smaller.saved_bytes) / rows, 0.0),
         )
 
 
-def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
-    """Return a key that identifies a layer's kind, and the kind under its class name."""
+class _Counted(NamedTuple):
+    """Kind of a layer under its class name, what identifies the kind, and what identifies layers that compute alike."""
+
+    kind: CustomKind
+    key: object
+    check_key: Hashable
+
+
+def _count_kind(layers: CustomLayers, number: int) -> _Counted:
     device = "meta"
     try:
         layer, few, more = _count_forwards(layers, number, device)
     except (RuntimeError, NotImplementedError):  # deliberate: a layer that needs values runs on the CPU
         device = "cpu"
-        layer, few, more = _count_forwards(layers, number, device)
-    facts = more.per_row(few)
+        try:
+            layer, few, more = _count_forwards(layers, number, device)
+        except (RuntimeError, NotImplementedError) as error:
+            arguments = [torch.empty(_FEWER_ROWS, *shape) for shape in layers.boundary(number - 1)] if number else []
+            raise layers.failure(number, layers.make_module(number), arguments, error) from error
+    facts = more.per_row(few, _rows_apart(layers))
     before: Shapes = layers.boundary(number - 1) if number else ()
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
     kind = CustomKind(
-        name=type(layer.module).__name__,
+        name=layer.class_name,
         parameters=layers.parameters[number],
         forward_flops_per_row=facts.flops,
         output_elements_per_row=_output_elements(layers, number),
@@ -126,16 +200,33 @@ def _count_kind(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
         forward_kernels=passes.forward_kernels,
         backward_kernels=passes.backward_kernels,
     )
-    return (repr(layer.module), before, layers.boundary(number), layer.reads, kind), kind
+    key = (repr(layer.module), before, layers.boundary(number), layer.reads, kind)
+    return _Counted(kind, key, (key, type(layer.module), _constants(layer.module)))
+
+
+def _constants(module: nn.Module) -> tuple[tuple[str, str, str], ...]:
+    """Return the plain attributes of a module and of its parts, which decide what it computes besides weights."""
+    plain = (bool, int, float, complex, str, tuple, list, type(None))
+    return tuple(
+        (path, name, repr(value))
+        for path, part in module.named_modules()
+        for name, value in sorted(vars(part).items())
+        if isinstance(value, plain)
+    )
+
+
+def _rows_apart(layers: CustomLayers) -> int:
+    return max(layers.model.min_rows, _FEWER_ROWS)
 
 
 def _count_forwards(
     layers: CustomLayers, number: int, device: str
 ) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
+    fewer = _rows_apart(layers)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(number)
         layer = layers.make_module(number)
-        few, more = (_count_forward(layers, number, layer, rows, device) for rows in (_FEWER_ROWS, _MORE_ROWS))
+        few, more = (_count_forward(layers, number, layer, rows, device) for rows in (fewer, 2 * fewer))
     return layer, few, more
 
 

@@ -114,6 +114,14 @@ def test_crd_offers_every_family_with_its_fields_and_defaults() -> None:
             assert one.is_required() or one.default == expected, f"{part.__name__}.{name}"
 
 
+@pytest.mark.parametrize(("checks", "is_warned"), [(None, True), ({}, False)])
+def test_custom_model_that_was_not_checked_is_accepted_with_a_warning(checks: object, is_warned: bool) -> None:
+    world = World(spec=spec_of(model={"custom": {**MODELS["custom"], "checks": checks}}))
+    world.run(until=lambda: world.condition("Accepted").status == "True")
+    accepted = world.condition("Accepted")
+    assert ("description of models.resnet:resnet18 was not checked" in accepted.message) is is_warned
+
+
 def test_inconsistent_custom_model_is_rejected_with_a_message() -> None:
     world = World(spec=spec_of(model={"custom": {**MODELS["custom"], "layers": ["Stem", "Stem"]}}))
     world.run()

@@ -51,7 +51,7 @@ def resnet18() -> CustomModel:
     blocks = [partial(BasicBlock, 64, 64)] * 2
     for channels in (128, 256, 512):
         blocks += [partial(widening, channels), partial(BasicBlock, channels, channels)]
-    return CustomModel([Stem, *blocks, Head], images)
+    return CustomModel([Stem, *blocks, Head], images, min_rows=2)
 
 
 class BertEmbeddings(nn.Module):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainwright import documents
+from trainwright.families import Custom
 from trainwright.layer import Dtype
 from trainwright.outside.plain_text import find_control
 from trainwright.worker_api import Gang, GangNode, LinkTask
@@ -149,6 +150,9 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
 def _acceptance(context: ReconcileContext) -> Explanation:
     """Return that the spec is valid, and which wish of it this installation does not fulfil."""
     accepted = explain(Reason.ACCEPTED)
+    family = context.spec.model.family
+    if isinstance(family, Custom) and family.unchecked:
+        accepted = Explanation(accepted.reason, f"{accepted.message}; {family.unchecked}")
     is_allowed = context.snapshot.rules.handover.rule is not HandoverRule.NEVER or context.plan.status.job is not None
     if context.spec.apply is Apply.NEVER or is_allowed:
         return accepted

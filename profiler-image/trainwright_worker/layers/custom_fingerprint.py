@@ -1,0 +1,78 @@
+"""Digests of a user model's first weights and rows, which have to be the same in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trainwright_worker.layers.custom import CustomModel, load_model
+
+_ROWS = 2
+SECONDS = 900.0
+"""Time that another process has to make its digests."""
+
+
+def digests(model: CustomModel, layers: Sequence[int]) -> dict[str, str]:
+    """Return a digest of every field's first rows, by `field NAME`, and of each of these layers' weights, by `layer NUMBER`."""
+    digest_of: dict[str, str] = {}
+    with torch.device("cpu"):
+        for iteration in (0, 1):
+            rows = model.rows(seed=0, iteration=iteration, first=0, count=_ROWS)
+            digest_of |= {f"field {name} {iteration}": _digest([value]) for name, value in rows.items()}
+        for layer in layers:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(layer)
+                module = model.layers[layer]()
+                digest_of[f"layer {layer}"] = _digest([*module.parameters(), *module.buffers()])
+    return digest_of
+
+
+def start_other_process(entrypoint: str, layers: Sequence[int]) -> subprocess.Popen[str]:
+    """Start a process with another seed of Python's hashes that writes the same digests."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": seed,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, entrypoint, *map(str, layers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def first_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """Return the first name whose digests differ."""
+    return next((name for name, digest in own.items() if other.get(name) != digest), None)
+
+
+def _digest(values: Iterable[Tensor]) -> str:
+    digest = hashlib.blake2b()
+    for value in values:
+        plain = value.detach().contiguous().flatten()
+        digest.update(str((value.dtype, tuple(value.shape))).encode())
+        if plain.numel():
+            digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def main() -> int:
+    """Write the digests of the entry point's model, of the layers that follow it."""
+    entrypoint, *layers = sys.argv[1:]
+    sys.stdout.write(f"\n{json.dumps(digests(load_model(entrypoint), [int(layer) for layer in layers]))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Check of a user model's layer on torch's meta device, in every number format that a plan may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format
+
+FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+_PRODUCTS: Final = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "mv", "addmv", "dot", "convolution", "native_layer_norm", "index_put"}
+)
+"""Operators that take arguments of one format alone, which the meta device does not check for all of them."""
+
+
+CAST: Final = (
+    "bring what it makes in float32 into its weights' format (x.to(self.weight.dtype)), or train in float32 alone "
+    "(describe --dtype float32)"
+)
+"""Way out for a layer that fails in a half format."""
+
+
+class MixedFormatsError(RuntimeError):
+    """Two formats in one product."""
+
+
+class _OneFormat(TorchDispatchMode):
+    """Raises MixedFormatsError for a product of two formats, as devices that compute do."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.partition("::")[2]  # noqa: SLF001 - there is no public name for it
+        if name in _PRODUCTS:
+            formats = [
+                entry.dtype for entry in tree_leaves(args) if isinstance(entry, Tensor) and entry.is_floating_point()
+            ]
+            if name == "native_layer_norm" and torch.float32 in formats[1:]:
+                formats = formats[:1]
+            if len(set(formats)) > 1:
+                names = " and ".join(dict.fromkeys(str(entry).removeprefix("torch.") for entry in formats))
+                raise MixedFormatsError(f"{name} of {names}, which a device refuses")
+        return func(*args, **(kwargs or {}))
+
+
+def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtype] = FORMATS) -> str | None:
+    """Check that a layer computes in these formats, hands on that format and changes none of its weights.
+
+    Return what could not be checked, None if nothing. Raises ValueError that states what to change.
+    """
+    left_out: str | None = None
+    for dtype in dtypes:
+        try:
+            _check(layers, number, dtype, "meta")
+        except (RuntimeError, NotImplementedError) as error:  # deliberate: a layer that needs values runs on the CPU
+            if isinstance(error, MixedFormatsError) or "same dtype" in str(error):
+                raise _failure(layers, number, dtype, error) from error
+            try:
+                _check(layers, number, dtype, "cpu")
+            except (RuntimeError, NotImplementedError) as failure:
+                if dtype is torch.float32 or not lacks_format(failure):
+                    raise _failure(layers, number, dtype, failure) from failure
+                left_out = f"{_name(dtype)} of layer {number}, for which the CPU has no kernels"
+    return left_out
+
+
+def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -> None:
+    with torch.random.fork_rng(devices=[]), torch.device(device), _OneFormat():
+        torch.default_generator.manual_seed(number)
+        layer = layers.make_module(number)
+        in_format(layer, dtype)
+        arguments = _arguments(layers, number, layer, dtype, device)
+        with watching(layers, number, layer):
+            results = outputs(layer, arguments)
+        if not layer.is_last:
+            for value in results:
+                if value.dtype is not dtype:
+                    raise layers.error(
+                        f"layer {number} ({layer.class_name}) hands on {_name(value.dtype)} where the plan computes in "
+                        f"{_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
+                    )
+        tracked = [value for value in results if value.requires_grad]
+        if tracked:
+            torch.autograd.backward([value.float().sum() for value in tracked])
+
+
+def field_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the format in which layers take a field where the plan computes in `dtype`; None: as it is."""
+    return dtype if value.is_floating_point() else None
+
+
+def in_format(layer: CustomLayer, dtype: torch.dtype) -> None:
+    """Convert the weights alone, as the executor does."""
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def outputs(layer: CustomLayer, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return what the user's module hands on, or its losses by row."""
+    made = layer.module(*arguments)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: torch.dtype, device: str) -> list[Tensor]:
+    rows = layers.probed_rows
+    shapes = layers.boundary(number - 1) if number else ()
+    boundary = [torch.randn(rows, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+    return [*boundary, *(value.to(device, field_dtype(value, dtype)) for value in data.values())]
+
+
+@contextmanager
+def watching(layers: CustomLayers, number: int, layer: CustomLayer) -> Iterator[None]:
+    """Raise ValueError if the body changes a weight of the layer in place."""
+    before = {name: value._version for name, value in layer.module.named_parameters()}  # noqa: SLF001 - it has no public name
+    yield
+    for name, value in layer.module.named_parameters():
+        if value._version != before[name]:  # noqa: SLF001
+            raise layers.error(
+                f"layer {number} ({layer.class_name}) changes its weight {name} in its forward, which ZeRO and half formats "
+                f"undo; compute with a bounded copy instead (torch.clamp(self.{name}, …))"
+            )
+
+
+def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Exception) -> ValueError:
+    layer = layers.make_module(number)
+    arguments = _arguments(layers, number, layer, dtype, "cpu")
+    when = "" if dtype is torch.float32 else f" in {_name(dtype)}"
+    way = CAST if isinstance(error, MixedFormatsError) or "dtype" in str(error) else "correct it or the one before it"
+    return layers.failure(number, layer, arguments, error, when=when, otherwise=way)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

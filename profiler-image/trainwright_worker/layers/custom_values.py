@@ -1,0 +1,424 @@
+"""Check of a user model's layers by their values: rows together and alone, with recompute, and in half formats."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trainwright.families import CustomKind
+from trainwright.quantity import format_bytes
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format, needs_gpu
+from trainwright_worker.layers.custom_formats import CAST, field_dtype, in_format, outputs, watching
+from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
+
+TOLERANCE: Final = 1e-4
+"""Norm of a difference, relative to that of the values, above which float32 results differ."""
+HALF_TOLERANCE: Final = 0.05
+MAX_BYTES: Final = 8 * 2**30
+_PASSES: Final = 8
+"""Forwards' worth of products that a check takes of every row, backwards counted as two."""
+_HALF_FLOPS: Final = {torch.bfloat16: 1e10, torch.float16: 5e7}
+"""FLOPs above which a forward in a half format takes the CPU too long."""
+
+
+@dataclass
+class Findings:
+    """Findings that refuse nothing: parts that were left out, and remarks."""
+
+    left_out: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+class _Values(NamedTuple):
+    """Results and gradients of one run."""
+
+    results: list[Tensor]
+    input_gradients: list[Tensor]
+    weight_gradients: list[Tensor]
+
+    def difference(self, other: _Values) -> float:
+        """Return the largest relative difference among the three parts."""
+        return max(_difference(own, others) for own, others in zip(self, other, strict=True))
+
+    def joined(self, other: _Values) -> _Values:
+        """Return the values of both runs' rows."""
+        return _Values(
+            [torch.cat(pair) for pair in zip(self.results, other.results, strict=True)],
+            [torch.cat(pair) for pair in zip(self.input_gradients, other.input_gradients, strict=True)],
+            [first + more for first, more in zip(self.weight_gradients, other.weight_gradients, strict=True)],
+        )
+
+
+def _difference(values: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return the norm of the difference relative to that of `others`; equal infinities and NaNs do not differ."""
+    squares = scale = 0.0
+    for value, other in zip(values, others, strict=True):
+        if value.shape != other.shape:
+            return float("inf")
+        first, two = value.double(), other.double()
+        same = (first == two) | (first.isnan() & two.isnan())
+        squares += float(torch.where(same, 0.0, first - two).square().sum())
+        scale += float(torch.where(two.isfinite(), two, 0.0).square().sum())
+    if squares == 0.0:
+        return 0.0
+    return float((squares / max(scale, 1e-12)) ** 0.5)
+
+
+class ValueCheck:
+    """Check of the layers of one model within a budget."""
+
+    def __init__(
+        self, layers: CustomLayers, kinds: Sequence[CustomKind], seconds: float, dtypes: Sequence[torch.dtype]
+    ) -> None:
+        self._layers, self._kinds = layers, kinds
+        self._halves = [dtype for dtype in dtypes if dtype is not torch.float32]
+        self._seconds, self._start = seconds, _computed_seconds()
+        self._rate = _flops_per_second() if seconds > 0 else 1.0
+        self.findings = Findings()
+
+    def run(self, keys: Sequence[Hashable]) -> Findings:
+        """Check one layer of each key, in order, on what the one before it handed on. Raises ValueError for what differs."""
+        self._check_fields()
+        outputs_of: dict[Hashable, list[Tensor] | None] = {}
+        boundary: list[Tensor] | None = None
+        for number, key in enumerate(keys):
+            if key not in outputs_of:
+                outputs_of[key] = self._check(number, boundary)
+            boundary = outputs_of[key]
+        return self.findings
+
+    def _check(self, number: int, boundary: list[Tensor] | None) -> list[Tensor] | None:
+        """Return what the layer hands on; None if it was left out."""
+        name = f"{self._kinds[number].name} (layer {number})"
+        reason = self._obstacle(number)
+        if reason is None:
+            layer = _LayerRuns(self._layers, number, boundary)
+            try:
+                results = layer.check(self.findings)
+                self._check_halves(number, layer, results)
+            except (RuntimeError, NotImplementedError, AssertionError) as error:
+                if "allocate memory" in str(error):
+                    reason = "the memory here is too small"
+                elif needs_gpu(error) or lacks_format(error):
+                    reason = "the CPU has no kernels for it"
+                else:
+                    raise layer.failure(error) from error
+            else:
+                return None if number == len(self._kinds) - 1 else results
+        self.findings.left_out.append(f"values of {name}: {reason}")
+        return None
+
+    def _obstacle(self, number: int) -> str | None:
+        """Return why a layer's values are not computed; None if they are."""
+        kind, rows = self._kinds[number], self._layers.probed_rows
+        kept = 4 * kind.saved_elements_per_row + kind.saved_bytes_per_row
+        needed = 16 * kind.parameters + 3 * rows * kept
+        if needed > MAX_BYTES:
+            return f"they take about {format_bytes(round(needed))}, more than {format_bytes(MAX_BYTES)}"
+        left = self._seconds_left
+        if left <= 0 or _PASSES * rows * kind.forward_flops_per_row / self._rate > left:
+            return "the time for checks is over (--check-seconds)"
+        return None
+
+    @property
+    def _seconds_left(self) -> float:
+        return self._seconds - (_computed_seconds() - self._start)
+
+    def _check_fields(self) -> None:
+        """Refuse fields that half formats make infinite; remark on whole numbers that they round."""
+        layers = self._layers
+        for name, value in layers.fields(0, layers.probed_rows).items():
+            for dtype in self._halves:
+                if field_dtype(value, dtype) is not dtype:
+                    continue
+                rounded = value.to(dtype).to(value.dtype)
+                words = str(dtype).removeprefix("torch.")
+                if bool((value.isfinite() & ~rounded.isfinite()).any()):
+                    largest = float(value[value.isfinite()].abs().max())
+                    raise layers.error(
+                        f"field {name!r} of rows() holds {largest:g}, which is infinite in {words}; give integers, or "
+                        "smaller numbers"
+                    )
+                if _rounds_whole_numbers(value, rounded):
+                    place = int((value != rounded).flatten().int().argmax())
+                    self.findings.remarks.append(
+                        f"field {name!r} of rows() holds whole numbers that {words} rounds ({value.flatten()[place]:g} "
+                        f"becomes {rounded.flatten()[place]:g}); give integers to keep them"
+                    )
+
+    def _check_halves(self, number: int, layer: _LayerRuns, results: list[Tensor]) -> None:
+        if layer.batch_norm() is not None:
+            return  # the CPU lacks that of half formats, which GPUs have
+        flops = self._layers.probed_rows * self._kinds[number].forward_flops_per_row
+        for dtype in self._halves:
+            words = str(dtype).removeprefix("torch.")
+            name = f"layer {number} ({layer.layer.class_name})"
+            if flops > _HALF_FLOPS[dtype] or self._seconds_left <= 0:
+                continue
+            try:
+                values = layer.forward_in(dtype)
+            except (RuntimeError, NotImplementedError) as error:
+                if lacks_format(error):
+                    continue
+                raise self._layers.error(
+                    f"{name} fails in {words}: {type(error).__name__}: {' '.join(str(error).split())}; {CAST}"
+                ) from error
+            pairs = list(zip(values, results, strict=True))
+            if number == len(self._kinds) - 1 and any(
+                bool((other.isfinite() & ~value.isfinite()).any()) for value, other in pairs
+            ):
+                raise self._layers.error(
+                    f"{name} gives a loss that is not finite in {words}; compute it in float32 (logits.float())"
+                )
+            difference = _difference(values, results)
+            if difference > HALF_TOLERANCE:
+                self.findings.remarks.append(f"{name} in {words} differs from float32 by {difference:.0%}")
+
+
+def _rounds_whole_numbers(value: Tensor, rounded: Tensor) -> bool:
+    return bool((value == value.round()).all()) and bool((value != rounded).any())
+
+
+class _LayerRuns:
+    """Runs of one layer on the CPU, each with the weights, buffers and rows that it starts with."""
+
+    def __init__(self, layers: CustomLayers, number: int, boundary: list[Tensor] | None) -> None:
+        self.layers, self.number = layers, number
+        self.rows = layers.probed_rows
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(number)
+            self.layer = layers.make_module(number)
+            shapes = layers.boundary(number - 1) if number else ()
+            self.boundary = boundary or [torch.randn(self.rows, *shape) for shape in shapes]
+        self.data = layers.fields(0, self.rows)
+        self.data = {name: self.data[name] for name in self.layer.reads}
+        self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
+        self.drawn = DrawnShapes()
+        self.gradients: list[Tensor] = []
+
+    def failure(self, error: Exception) -> ValueError:
+        return self.layers.failure(self.number, self.layer, [*self.boundary, *self.data.values()], error)
+
+    def check(self, findings: Findings) -> list[Tensor]:
+        """Return the results of all rows. Raises ValueError for what a plan would change."""
+        every = range(self.rows)
+        if self.layers.model.mixes_rows:
+            together = self.compute(every)
+            self._check_buffers(every, together)
+            expected = self.compute(every, recompute=True)
+        else:
+            first = self._alone()
+            together = self.compute(every)
+            self._check_buffers(every, together)
+            expected = first.joined(self.compute([1]))
+        difference = together.difference(expected)
+        if difference > TOLERANCE:
+            self._refuse_other_values(every, together)
+            again = self._repeated_difference(every)
+            if again > TOLERANCE:
+                raise self._rows_error(difference)
+            findings.remarks.append(
+                f"rows of layer {self.number} ({self.layer.class_name}) together differ from rows alone by "
+                f"{difference:.2g} for some values and not for others, as a choice by value does"
+            )
+        if self.layer.is_last and not all(bool(value.isfinite().all()) for value in together.results):
+            findings.remarks.append(f"the loss of layer {self.number} ({self.layer.class_name}) is not finite at first")
+        return together.results
+
+    def _alone(self) -> _Values:
+        try:
+            return self.compute([0], recompute=True)
+        except Exception as error:
+            if needs_gpu(error):
+                raise
+            try:
+                self.compute(range(self.rows), recompute=True)
+            except Exception:  # noqa: BLE001 (the user's)
+                raise error from None
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self.layers.error(
+                f"layer {self.number} ({self.layer.class_name}) fails for one row alone ({words}), but a plan may compute "
+                f"single rows; give CustomModel min_rows={self.rows} or more"
+            ) from error
+
+    def _refuse_other_values(self, every: Sequence[int], together: _Values) -> None:
+        """Raise ValueError if the layer repeats itself not at all, or not when it is recomputed."""
+        where = f"layer {self.number} ({self.layer.class_name})"
+        if (difference := self.compute(every).difference(together)) > TOLERANCE:
+            raise self.layers.error(
+                f"{where} differs by {difference:.1%} between two forwards of the same rows, seed and weights; draw its "
+                "random numbers from torch's default generator, which a recomputed forward repeats, not from one of its own"
+            )
+        difference = self.compute(every, recompute=True).difference(together)
+        if difference > TOLERANCE:
+            raise self.layers.error(
+                f"{where} differs by {difference:.1%} when its forward runs a second time on the same rows, as with "
+                "recompute; keep what it changes in registered buffers"
+            )
+
+    def _check_buffers(self, every: Sequence[int], together: _Values) -> None:
+        """Raise ValueError if the layer reads buffers that it also changes by the rows: replicas would differ in them."""
+        changed = self._changed_buffers()
+        if not changed or self.layers.model.whole_batch:
+            return
+        if self.compute(every, keeps_buffers=True).difference(together) <= TOLERANCE:
+            return
+        states = []
+        for row in (0, self.rows - 1):
+            self.compute([row] * self.rows)
+            states.append([value.clone() for name, value in self.layer.named_buffers() if name in changed])
+        if _difference(*states) <= TOLERANCE:
+            return  # such as those of spectral normalisation, which follow from the weights
+        name = changed[0].removeprefix("module.")
+        raise self.layers.error(
+            f"layer {self.number} ({self.layer.class_name}) changes buffer {name} by the rows that it computes and also "
+            "reads it, so that replicas differ and plans train different models; give CustomModel whole_batch=True"
+        )
+
+    def batch_norm(self) -> nn.Module | None:
+        return next((first for first in self.layer.modules() if isinstance(first, _BatchNorm)), None)
+
+    def _changed_buffers(self) -> list[str]:
+        """Return the buffers that the last run changed."""
+        return [name for name, value in self.layer.named_buffers() if not torch.equal(value, self.state[name])]
+
+    def _repeated_difference(self, every: Sequence[int]) -> float:
+        """Return the difference between rows together and alone for other values."""
+        if self.layers.model.mixes_rows:
+            return float("inf")
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.number)
+            self.boundary = [
+                value + 0.02 * value.abs().mean() * torch.randn_like(value) if value.is_floating_point() else value
+                for value in self.boundary
+            ]
+        fields = self.layers.fields(2, self.rows)
+        self.data = {name: fields[name] for name in self.layer.reads}
+        together = self.compute(every)
+        return together.difference(self.compute([0]).joined(self.compute([1])))
+
+    def _rows_error(self, difference: float) -> ValueError:
+        where = f"layer {self.number} ({self.layer.class_name})"
+        norm = self.batch_norm()
+        what = f"its {type(norm).__name__} normalises over them" if norm is not None else "it mixes them"
+        way = (
+            "give CustomModel min_rows, the rows over which it may normalise at least (or use GroupNorm)"
+            if norm is not None
+            else "make it depend on each row alone, or give CustomModel whole_batch=True for a loss over the whole batch "
+            "(min_rows, if a part of it suffices)"
+        )
+        size = "100% or more" if difference >= 1 else f"{difference:.1%}"
+        return self.layers.error(
+            f"{where} gives rows together other {'losses' if self.layer.is_last else 'values'} or gradients than each alone "
+            f"(by {size}): {what}, and plans split batches in many ways; {way}"
+        )
+
+    def compute(self, rows: Sequence[int], *, recompute: bool = False, keeps_buffers: bool = False) -> _Values:
+        """Return results and gradients of these rows, with the numbers that each row draws.
+
+        Buffers are those of the start, or with `keeps_buffers` what the run before made of them.
+        """
+        if not keeps_buffers:
+            self._restore()
+        self.layer.zero_grad()
+        chosen = list(rows)
+        inputs = [
+            value[chosen].clone().requires_grad_(value.is_floating_point())
+            for value in (first.detach() for first in self.boundary)
+        ]
+        arguments = [*inputs, *(value[chosen].clone() for value in self.data.values())]
+        with (
+            torch.random.fork_rng(devices=[]),
+            _python_draws_nothing(self),
+            watching(self.layers, self.number, self.layer),
+        ):
+            if recompute:  # as the executor does it
+                with torch.no_grad(), RowRandomNumbers(chosen, self.drawn):
+                    outputs(self.layer, [value.clone() for value in arguments])
+                self._restore()
+            with RowRandomNumbers(chosen, self.drawn):
+                made = outputs(self.layer, arguments)
+        tracked = [(place, value) for place, value in enumerate(made) if value.requires_grad]
+        if tracked:
+            torch.autograd.backward(
+                [value for _, value in tracked], [self._gradient(place, value, chosen) for place, value in tracked]
+            )
+        return _Values(
+            [value.detach() for value in made],
+            [value.grad if value.grad is not None else torch.zeros_like(value) for value in inputs],
+            [first.grad if first.grad is not None else torch.zeros_like(first) for first in self.layer.parameters()],
+        )
+
+    def forward_in(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the results of all rows in a half format."""
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(self.number)
+            layer = self.layers.make_module(self.number)
+            in_format(layer, dtype)
+            arguments = [
+                *(value.detach().to(dtype) for value in self.boundary),
+                *(value.to(field_dtype(value, dtype)) for name, value in self.data.items()),
+            ]
+            with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):
+                return [value.float() for value in outputs(layer, arguments)]
+
+    def _gradient(self, place: int, value: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return the gradient with which these rows of a result are given back."""
+        if self.layer.is_last:
+            return torch.ones_like(value)
+        while len(self.gradients) <= place:
+            generator = torch.Generator().manual_seed(len(self.gradients))
+            shape = self.layers.boundary(self.number)[len(self.gradients)]
+            self.gradients.append(torch.randn(self.rows, *shape, generator=generator))
+        return self.gradients[place][list(rows)].to(value.dtype)
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for name, value in _state(self.layer):
+                if not torch.equal(value, self.state[name]):
+                    value.copy_(self.state[name])
+
+
+def _state(layer: CustomLayer) -> Iterator[tuple[str, Tensor]]:
+    yield from layer.named_parameters()
+    yield from layer.named_buffers()
+
+
+@contextmanager
+def _python_draws_nothing(runs: _LayerRuns) -> Iterator[None]:
+    """Raise ValueError if the body draws from Python's or numpy's random numbers."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), numpy and numpy.random.get_state()[2]
+    yield
+    source = None
+    if random.getstate() != before[0]:
+        source = "Python's random"
+    elif numpy and numpy.random.get_state()[2] != before[1]:
+        source = "numpy.random"
+    if source is not None:
+        raise runs.layers.error(
+            f"layer {runs.number} ({runs.layer.class_name}) draws from {source} in its forward, which follows no seed and "
+            "which recompute does not repeat; draw from torch's default generator"
+        )
+
+
+def _computed_seconds() -> float:
+    """Return the seconds of computation so far on as many cores as torch uses: others on the machine do not shorten a check."""
+    return time.process_time() / torch.get_num_threads()
+
+
+def _flops_per_second() -> float:
+    matrix = torch.ones(512, 512)
+    matrix @ matrix
+    start = _computed_seconds()
+    matrix @ matrix
+    return float(2 * 512**3 / max(_computed_seconds() - start, 1e-4))

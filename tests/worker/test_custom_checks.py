@@ -1,0 +1,123 @@
+"""Refusals of describe: habits of a user's layers that plans would change, each in one sentence with the way out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from trainwright.families import Custom
+from trainwright_worker import describe as command
+from trainwright_worker.layers.custom_description import describe
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("habit", "told"),
+    [
+        ("contrast", r"layer 1 \(Contrast\) gives rows together other losses .* it mixes them.*whole_batch=True"),
+        ("batch_norm", r"layer 1 \(BatchNorm1d\) fails for one row alone .*min_rows=2 or more"),
+        ("wide_batch_norm", r"layer 1 \(Sequential\) gives rows together .*BatchNorm1d normalises.*min_rows"),
+        ("codebook", r"layer 1 \(Codebook\) changes buffer codes by the rows .* also reads it.*whole_batch=True"),
+        ("complex_weights", r"weight filter of layer 1 \(Spectral\) is complex64.*view_as_complex"),
+        ("double_weights", r"weight weight of layer 1 \(Double\) is float64, but .* make it float32"),
+        ("float32_inside", r"layer 1 \(Embed\) fails in bfloat16 .*float32.*to\(self.weight.dtype\)"),
+        ("hands_on_bfloat16", r"layer 1 \(Autocast\) hands on bfloat16 where the plan computes in float32; end it"),
+        ("infinite_field", r"field 'targets' of rows\(\) holds 70000, which is infinite in float16"),
+        ("relu_in_place", r"layer 1 \(ReLU\) fails .*changes its input in place.*inplace=False"),
+        ("clamps_its_weight", r"layer 1 \(Scaled\) changes its weight scale in its forward.*bounded copy"),
+        ("own_generator", r"layer 1 \(Noise\) differs by .* between two forwards .*default generator"),
+        ("pythons_random", r"layer 1 \(Noise\) draws from Python's random in its forward.*default generator"),
+        ("numpys_random", r"layer 1 \(Noise\) draws from numpy.random in its forward"),
+        ("numpy_weights", r"layer 1 \(Linear\) starts with other weights in another process.*default generator"),
+        ("rows_by_hash_of_text", r"field 'targets' of rows\(\) has other values in another process.*hash\(\)"),
+        ("rows_by_process", r"field 'targets' of rows\(\) has other values in another process"),
+        ("lazy", r"weight weight of layer 1 \(LazyLinear\) has no size .*Linear in place of LazyLinear"),
+        ("missing_module", r"layer 1 \(Flash\) fails .*install flash_attention_of_nobody"),
+        ("gpu_kernel", r"layer 1 \(Kernel\) fails .*register_fake"),
+    ],
+)
+def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as refusal:
+        describe(f"habits:{habit}")
+    assert str(refusal.value).startswith(f"entry point habits:{habit}: ")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("habit", "given"),
+    [
+        ("contrast_over_the_batch", {"whole_batch": True}),
+        ("codebook_over_the_batch", {"whole_batch": True}),
+        ("wide_batch_norm_of_two_rows", {"min_rows": 2}),
+        ("reads_by_index", {}),
+        ("doubles_its_inputs", {}),
+        ("dropout", {}),
+    ],
+)
+def test_ways_out_and_numbers_by_row_are_described(habit: str, given: dict[str, object]) -> None:
+    found = describe(f"habits:{habit}")
+    assert (found.min_rows, found.whole_batch) == (given.get("min_rows", 1), given.get("whole_batch", False))
+    assert found.checks is not None
+    assert not found.checks.left_out
+
+
+def test_model_of_one_format_is_checked_in_that_alone() -> None:
+    with pytest.raises(
+        ValueError, match=r"layer 1 .* fails in bfloat16 .*or train in float32 alone \(describe --dtype"
+    ):
+        describe("habits:spectral_norm")
+    found = describe("habits:spectral_norm", dtypes=[torch.float32])
+    assert found.checks is not None
+    assert found.checks.left_out == ("bfloat16 and float16, so train it in another format (dtype)",)
+
+
+def test_rounded_whole_numbers_are_remarked_with_their_figures() -> None:
+    found = describe("habits:rounded_field")
+    assert found.checks is not None
+    assert any("bfloat16 rounds (999 becomes 1000)" in remark for remark in found.checks.remarks)
+
+
+def test_what_the_time_or_the_device_do_not_allow_is_named(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["describe", "habits:gpu_kernel_with_shapes", "--check-seconds", "60"])
+    assert command.main() == 0
+    assert "not checked: values of Kernel (layer 1): the CPU has no kernels for it" in capsys.readouterr().err
+    without = describe("habits:contrast", check_seconds=0)
+    assert isinstance(without, Custom)
+    assert without.checks is not None
+    assert without.checks.left_out == ("values of all layers: no time was given for checks (--check-seconds)",)
+    short = describe("habits:slow", check_seconds=0.5)
+    assert short.checks is not None
+    assert any("the time for checks is over" in one for one in short.checks.left_out)
+
+
+def test_checks_leave_torchs_numbers_alone() -> None:
+    torch.manual_seed(4)
+    expected = torch.randn(3)
+    torch.manual_seed(4)
+    describe("habits:dropout")
+    assert torch.equal(torch.randn(3), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["diffusion_transformer", "convolution_attention_scan", "two_towers_over_the_batch", "unet", "decoder"],
+)
+def test_models_of_other_kinds_pass(name: str) -> None:
+    found = describe(f"own_models:{name}")
+    assert found.checks is not None
+    assert not found.checks.left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("two_towers", r"layer 2 \(Contrast\) gives rows together other losses .*whole_batch=True"),
+        ("decoder_in_float32", r"layer 1 \(Causal\) fails in bfloat16 .*same dtype.*to\(self.weight.dtype\)"),
+    ],
+)
+def test_models_of_other_kinds_are_refused_rightly(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        describe(f"own_models:{name}")
