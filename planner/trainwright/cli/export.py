@@ -215,13 +215,13 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     training = given.training()
     if training is None:
         return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
-    _check_optimizer(target, training.optimizer)
     requested_dtype = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
     dtype, reason = requested_dtype, ""
     if dtype is None or dtype not in target.capabilities.dtypes:
         why = "the model file says auto" if requested_dtype is None else f"{target.software} has no {requested_dtype}"
         dtype, reason = Dtype.BFLOAT16, f"assumed: {why}; give --cluster to choose it"
     model = training.in_format(dtype).model
+    _check_training(target, model, training.optimizer)
     near = nearest_plan(plan, target.capabilities.of(model, training.optimizer))
     return _Export(target, plan, near, model, training.optimizer, None, requested_dtype, reason)
 
@@ -230,7 +230,7 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     """Return the export with its price, in a format that the target has."""
     answer = estimated_plan(file, inputs.problem(), inputs)
     original, requested = answer.best, answer.problem
-    _check_optimizer(target, requested.optimizer)
+    _check_training(target, requested.model, requested.optimizer)
     problem = replace(requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster))
     dtype, reason = problem.model.dtype, ""
     if dtype in target.capabilities.dtypes:
@@ -244,8 +244,8 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
 
 
-def _check_optimizer(target: Target, optimizer: Optimizer) -> None:
-    if (refusal := target.capabilities.optimizer_refusal(optimizer)) is not None:
+def _check_training(target: Target, model: Model, optimizer: Optimizer) -> None:
+    if (refusal := target.capabilities.refusal(model, optimizer)) is not None:
         raise ValueError(refusal)
 
 

@@ -43,6 +43,7 @@ class Capabilities:
         tied_stages: the stages of a model may share a weight, as those with tied embeddings do.
         unstaged_families: names of the families of models that it cannot divide into stages.
         missing_stages: why there are no stages, where there are none.
+        missing_families: names of the families of models that it does not have.
         dtypes, optimizers: of which a plan says nothing: the request of training does.
         sharded_optimizers: those whose state replicas can share.
         missing_generations: of GPUs for which the PyTorch that it is tested with has no kernels.
@@ -65,13 +66,19 @@ class Capabilities:
     tied_stages: bool = True
     unstaged_families: frozenset[str] = frozenset()
     missing_stages: str = "it has none"
+    missing_families: frozenset[str] = frozenset()
     dtypes: frozenset[Dtype] = frozenset(Dtype)
     optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
     sharded_optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
     missing_generations: frozenset[str] = frozenset()
 
-    def optimizer_refusal(self, optimizer: Optimizer) -> str | None:
-        """Return why it cannot train with an optimizer; None if it can."""
+    def refusal(self, model: Model, optimizer: Optimizer) -> str | None:
+        """Return why it cannot train a model with an optimizer; None if it can."""
+        if model.family.family in self.missing_families:
+            return (
+                f"model: the trainer has no {model.family.family} models; take torchrun or pytorchjob, which start a script on "
+                "the plan as it is, or accelerate or deepspeed for a model in one stage"
+            )
         if optimizer in self.optimizers:
             return None
         names = " and ".join(sorted(self.optimizers))

@@ -44,6 +44,7 @@ class DeepSpeed:
         pipelined_shardings=_PIPELINED,
         tensor_shardings=frozenset(Sharding) - {Sharding.ZERO3},
         replicated_stages=frozenset(Dtype) - {Dtype.BFLOAT16},
+        unstaged_families=frozenset({"custom"}),
     )
     remark = "The script is yours: give ds_config.json to deepspeed.initialize(config=…)."
 

@@ -37,6 +37,7 @@ class Megatron:
         sequence_parallel=True,
         partial_recompute=True,
         unstaged_families=frozenset({"t5"}),
+        missing_families=frozenset({"custom"}),
         sharded_optimizers=frozenset({"adam"}),
     )
     remark = (

@@ -39,6 +39,7 @@ class Torchtitan:
         schedules=frozenset(Schedule),
         fewer_micro_batches=False,
         tied_stages=False,
+        missing_families=frozenset({"custom"}),
         optimizers=frozenset({"adam"}),
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
         missing_generations=frozenset({"pascal", "volta"}),

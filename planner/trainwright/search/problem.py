@@ -203,7 +203,7 @@ class Problem:
                 f"{self.least_rows_words}, but the global batch has {self.global_batch_size}; use a larger one"
             )
         trainer = self.limits.expressible_by
-        if trainer is not None and (refusal := trainer.optimizer_refusal(self.optimizer)) is not None:
+        if trainer is not None and (refusal := trainer.refusal(self.model, self.optimizer)) is not None:
             raise NoFeasiblePlan(refusal)
         keep, layers = self.preference.keep, len(self.model.layers)
         if keep is not None and keep.model_layers != layers:

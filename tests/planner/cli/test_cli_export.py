@@ -235,6 +235,33 @@ def test_export_refuses_an_optimizer_that_the_trainer_lacks(folder: Path, option
     assert "optimizer: the trainer has adam alone, got sgd" in words(result.stderr)
 
 
+CUSTOM = """
+custom:
+  entrypoint: mine:model
+  kinds: [{name: Block, parameters: 100000, output_elements_per_row: 64, forward_flops_per_row: 2000000, saved_elements_per_row: 100}]
+  layers: [Block, Block, Block, Block, Block, Block, Block, Block, Block, Block, Block, Block, Block, Block]
+global_batch_size: 16
+dtype: bfloat16
+"""
+"""As many layers as MODEL has, with its embedding and its head."""
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_export_refuses_a_model_that_the_trainer_lacks(folder: Path, target: str) -> None:
+    (folder / "model.yaml").write_text(CUSTOM)
+    result = export(folder, "--to", target, "--model", "model.yaml")
+    assert result.exit_code == 2, result.output
+    assert "model: the trainer has no custom models; take torchrun or pytorchjob" in words(result.stderr)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "torchrun", "pytorchjob"])
+def test_export_of_a_model_of_the_users_own_starts_a_script_of_theirs(folder: Path, target: str) -> None:
+    (folder / "model.yaml").write_text(CUSTOM)
+    result = export(folder, "--to", target, "--model", "model.yaml")
+    assert result.exit_code == 0, result.output
+    assert "trainwright_pipeline.py" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

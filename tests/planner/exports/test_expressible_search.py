@@ -86,6 +86,13 @@ def test_search_refuses_an_optimizer_that_the_trainer_lacks(make_problem: Callab
         limited(problem, "torchtitan")
 
 
+def test_search_refuses_a_model_that_the_trainer_lacks(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    trainer = replace(TARGETS["torchtitan"].capabilities, missing_families=frozenset({problem.model.family.family}))
+    with pytest.raises(NoFeasiblePlan, match="model: the trainer has no gpt models; take torchrun or pytorchjob"):
+        replace(problem, limits=replace(problem.limits, expressible_by=trainer))
+
+
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     assert run("amp", limited(problem, "torchrun"), top=1)[0].plan == run("amp", problem, top=1)[0].plan
