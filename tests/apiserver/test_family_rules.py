@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic.alias_generators import to_camel
 
-from trainwright.families import FAMILIES, CustomKind
+from trainwright.families import FAMILIES, CustomChecks, CustomKind
 from trainwright.families.fields import Bounds, Doc, field_types
 from trainwright_operator.api.model import in_camel_case
 
@@ -31,6 +31,8 @@ def drawn(hint: Any, generator: random.Random, least: int = 0, most: float = 4.0
         return tuple(drawn(members[0], generator) for _ in range(generator.randint(1, 3)))
     if hint is CustomKind:
         return CustomKind("Stem", 1, 1.0, 1, 1.0)
+    if hint is CustomChecks:
+        return CustomChecks()
     sizes = [size for size in (0, *SIZES) if least <= size <= most]
     return generator.choice(members if kind is Literal else {bool: (False, True), str: TEXTS}.get(hint, sizes))
 
@@ -49,7 +51,7 @@ def drawn_sizes(noun: type[Any], generator: random.Random) -> dict[str, Any]:
 def in_resource(value: Any) -> Any:
     if isinstance(value, tuple):
         return [in_resource(member) for member in value]
-    if isinstance(value, CustomKind):
+    if isinstance(value, CustomKind | CustomChecks):
         return in_resource(asdict(value))
     if isinstance(value, dict):
         return {to_camel(name): in_resource(member) for name, member in value.items() if member is not None}
