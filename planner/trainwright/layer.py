@@ -156,6 +156,7 @@ class LayerKind:
     Attributes:
         name: unique in its model.
         output_elements_per_row: elements of the boundary (one tensor or several) after the layer, per row.
+        output_bytes_per_row: bytes of the integers that a user's layer adds to it.
         shared_weight: name of a weight that layers of other kinds share (tied embeddings), or None. Every owner stores
             it; its gradients are reduced over all owners.
         shared_parameters: size of that weight.
@@ -173,6 +174,7 @@ class LayerKind:
     buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
     forward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     backward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
+    output_bytes_per_row: Annotated[int, OMITTED_DEFAULT] = 0
 
     @property
     def operators(self) -> tuple[Operator, ...]:

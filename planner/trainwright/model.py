@@ -96,7 +96,8 @@ class Model:
 
     def output_bytes_per_row(self, layer: int) -> int:
         """Return bytes of the boundary after a layer, per row."""
-        return self.kind_of(layer).output_elements_per_row * self.dtype.num_bytes
+        kind = self.kind_of(layer)
+        return kind.output_elements_per_row * self.dtype.num_bytes + kind.output_bytes_per_row
 
 
 def least_rows(model: Model, global_batch_size: int) -> int:

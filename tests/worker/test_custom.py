@@ -151,6 +151,10 @@ def test_describe_names_the_missing_extra_when_only_the_planner_is_installed(
             lambda found: replace(found, kinds=(replace(found.kinds[0], output_elements_per_row=9), *found.kinds[1:])),
             "layer 0 .BertEmbeddings. outputs 396 values per row, not 9",
         ),
+        (
+            lambda found: replace(found, kinds=(replace(found.kinds[0], output_bytes_per_row=9), *found.kinds[1:])),
+            "layer 0 .BertEmbeddings. outputs 0 bytes of integers per row, not 9",
+        ),
         (lambda found: replace(found, entrypoint="outside_models:vgg"), "has no function vgg"),
     ],
 )

@@ -132,6 +132,17 @@ def test_model_of_one_layer_is_accepted(entry) -> None:
     assert run(layers, [only]) == ROWS
 
 
+class In(nn.Module):
+    """Layer that hands on its input in formats."""
+
+    def __init__(self, *formats: torch.dtype) -> None:
+        super().__init__()
+        self.formats = formats
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(inputs.to, self.formats))
+
+
 def linear() -> nn.Module:
     return nn.Linear(4, 2)
 
@@ -163,6 +174,14 @@ def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
             r"layer 0 \(Linear\) fails on float32 \(2, 4\): RuntimeError",
         ),
         (CustomModel([linear, lambda: nn.Flatten(0), Distance], rows), r"layer 1 must return .*float32 \(4,\)"),
+        (
+            CustomModel([lambda: In(torch.float32, torch.int16), Distance], rows),
+            r"layer 0 must return tensors of floats, bool, int32 or int64 .*, got int16 \(2, 4\)",
+        ),
+        (
+            CustomModel([lambda: In(torch.int64), Distance], rows),
+            "layer 0 hands on integers alone, which have no gradients; make it and the next one a single layer",
+        ),
         (
             CustomModel([nn.Identity, linear, nn.PairwiseDistance, Distance], rows),
             r"layer 2 \(PairwiseDistance\) fails",

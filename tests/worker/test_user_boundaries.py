@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
-from trainwright.worker_api import TrialTask
+from trainwright.worker_api import ProfilingTask, TrialTask
 from trainwright_worker.gang.rank_assignment import gang_devices
 from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.measure.layer_under_test import LayerUnderTest
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 
@@ -35,6 +37,39 @@ def test_bfloat16_that_autocast_hands_on_reaches_the_next_stage(worker, make) ->
     assert one.code == split.code == 0, one.errors + split.errors
     assert split.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-2)
     assert split.reports[0].losses[0] == pytest.approx(one.reports[0].losses[0], rel=1e-5)
+
+
+def test_integers_and_masks_pass_between_stages_as_in_one_process(worker, make) -> None:
+    """One sender has two receivers of one and three rows; the second loss follows from the gradients of both stages."""
+    one = tried(worker, make, "looking_up", LayerRun(0, 3, Strategy(1, 1), (4,)))
+    split = tried(
+        worker, make, "looking_up", LayerRun(0, 1, Strategy(1, 1), (4,)), LayerRun(1, 2, Strategy(1, 2), (1, 3))
+    )
+    late = tried(worker, make, "looking_up", LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,)))
+    assert one.code == split.code == late.code == 0, one.errors + split.errors + late.errors
+    assert split.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-5)
+    assert late.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-5)
+    assert one.reports[0].losses[0] != pytest.approx(one.reports[0].losses[1], rel=1e-3)
+
+
+def test_integers_are_counted_in_bytes() -> None:
+    model = Model.of(describe("loss_habits:looking_up", check_seconds=0))
+    words, mask = 3 * 8, 3
+    assert [kind.output_bytes_per_row for kind in model.kinds] == [words + mask, 3 * 4, 0]
+    assert model.output_bytes_per_row(0) == 8 * 4 + words + mask
+    assert model.output_bytes_per_row(1) == 8 * 4 + 3 * 4
+
+
+def test_layers_are_profiled_with_the_integers_that_they_are_given(make) -> None:
+    """An embedding refuses any others."""
+    model = Model.of(describe("loss_habits:looking_up", check_seconds=0))
+    task = ProfilingTask(make.gang(1), model, 1, (1, 6), iterations=1)
+    for kind, integers in zip(model.kinds, ((), (torch.int64, torch.bool), (torch.int32,)), strict=True):
+        for rows in task.rows:
+            layer = LayerUnderTest.of(task, kind, rows, torch.device("cpu"), lambda _doing: None)
+            layer.backward(layer.forward())
+            assert tuple(value.dtype for value in layer.boundary[1:]) == integers
+            assert all(len(value) == rows for value in layer.boundary)
 
 
 def test_boundary_whose_shape_changes_with_the_iteration_ends_the_trial_in_a_sentence(worker, make) -> None:

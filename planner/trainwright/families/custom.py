@@ -26,7 +26,7 @@ class CustomKind:
     output_elements_per_row: Annotated[
         int,
         Bounds(1, 10**15, limit=LARGEST_SIZE),
-        Doc("Values of the tensors that it hands on; 1 behind the last layer."),
+        Doc("Values of the tensors that it hands on, integers aside; 1 behind the last layer."),
     ]
     saved_elements_per_row: Annotated[
         _Count, Doc("Values of the number format that its forward keeps for its backward, its input included.")
@@ -46,6 +46,12 @@ class CustomKind:
     ] = 0
     backward_kernels: Annotated[
         int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT
+    ] = 0
+    output_bytes_per_row: Annotated[
+        int,
+        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        Doc("Bytes of the integers that it hands on (indices, masks)."),
+        OMITTED_DEFAULT,
     ] = 0
 
     def __post_init__(self) -> None:
@@ -92,6 +98,7 @@ class CustomKind:
             buffer_bytes=self.buffer_bytes,
             forward_kernels=self.forward_kernels,
             backward_kernels=self.backward_kernels,
+            output_bytes_per_row=self.output_bytes_per_row,
         )
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
 
 TARGETS = "targets"
+INTEGERS: Final = (torch.bool, torch.int32, torch.int64)
+"""Formats of integers that can pass between layers."""
+
 _MAX_MIN_ROWS = 1_000_000
 _IN_PLACE = re.compile(r"leaf Variable that requires grad|modified by an inplace operation")
 _NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
@@ -51,9 +54,10 @@ class CustomModel:
         layers: functions without arguments (classes, partials, lambdas), each of which builds one layer, a separate torch
             module. A layer takes the tensor, or the tensors of the tuple, that the previous layer returned. The first layer
             takes all fields of the rows except `targets`, in their order; the last takes `targets` as an additional last
-            argument and returns each row's mean loss, shape (rows,). Only float tensors whose first dimension counts the
-            rows can pass between layers. Before a layer is built, torch's CPU random numbers are seeded from the seed and
-            the layer's index: weights drawn from them are the same under every plan, and each rank builds only its layers.
+            argument and returns each row's mean loss, shape (rows,). Only tensors of floats, bool, int32 and int64 whose
+            first dimension counts the rows can pass between layers. Before a layer is built, torch's CPU random numbers are
+            seeded from the seed and the layer's index: weights drawn from them are the same under every plan, and each rank
+            builds only its layers.
             Before each forward torch's CPU and GPU random numbers are seeded from the seed, the iteration, the first row
             and the layer's index: dropout differs between rows and replicas, and a recomputed forward repeats it.
         rows: training data; `targets` is one of its fields.
@@ -70,6 +74,18 @@ class CustomModel:
     def mixes_rows(self) -> bool:
         """True if a row's result may depend on the rows that are computed with it."""
         return self.whole_batch or self.min_rows > 1
+
+
+class _ProbedBoundary(NamedTuple):
+    """Tensors after a layer.
+
+    Attributes:
+        shapes: for one row.
+        integers: those of the probed rows, without values if they were probed on the meta device; None for floats.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    integers: tuple[Tensor | None, ...]
 
 
 class CustomLayer(Layer):
@@ -114,20 +130,20 @@ class CustomLayers:
     def __init__(self, name: str, model: CustomModel) -> None:
         self.name = name
         self.model = model
-        self._check_layers()
+        _check_makers(self)
         _check_least_rows(self)
         probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
         if TARGETS not in probed:
             raise self.error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
-        self._check_rows(probed)
+        _check_rows(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
         try:
-            self._shapes = self._probe(probed, "meta")
+            self._boundaries = self._probe(probed, torch.device("meta"))
         except (
             ValueError
         ):  # some operations do not support the meta device; what also fails on the CPU is the user's error
-            self._shapes = self._probe(probed, "cpu")
+            self._boundaries = self._probe(probed, torch.device("cpu"))
 
     def __len__(self) -> int:
         return len(self.model.layers)
@@ -150,7 +166,33 @@ class CustomLayers:
         return made
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        return self._shapes[layer]
+        return self._boundaries[layer].shapes
+
+    def integer_formats(self, layer: int) -> tuple[torch.dtype | None, ...]:
+        """Return the format of each tensor after a layer; None for floats, whose format a plan chooses."""
+        return tuple(value if value is None else value.dtype for value in self._boundaries[layer].integers)
+
+    def integers(self, layer: int, rows: int, device: torch.device) -> tuple[Tensor | None, ...]:
+        """Return what a layer hands on for the first rows, over and over; None for floats.
+
+        Only these are sure to be valid, such as indices. They have no values on the meta device.
+        """
+        if device.type != "meta" and any(
+            value is not None and value.is_meta for value in self._boundaries[layer].integers
+        ):
+            self._boundaries = self._probe(self.fields(0, self.probed_rows), device)
+        chosen = torch.arange(rows, device=device) % self.probed_rows
+        return tuple(value if value is None else value.to(device)[chosen] for value in self._boundaries[layer].integers)
+
+    def example(self, layer: int, rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        """Return a boundary on torch's current device: random floats, which have gradients, and a layer's own integers."""
+        if layer < 0:
+            return ()
+        integers = self.integers(layer, rows, torch.get_default_device())
+        return tuple(
+            torch.randn(rows, *shape, dtype=dtype, requires_grad=True) if value is None else value
+            for shape, value in zip(self.boundary(layer), integers, strict=True)
+        )
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """Return these fields of the user's rows."""
@@ -164,20 +206,6 @@ class CustomLayers:
     def error(self, what: str) -> ValueError:
         """Return the error that states what to change in the model."""
         return _model_error(self.name, what)
-
-    def _check_layers(self) -> None:
-        layers = self.model.layers
-        if not isinstance(layers, Sequence) or not layers:
-            raise self.error(f"layers must be a list of at least one function, got {layers!r}")
-        for place, make in enumerate(layers):
-            if isinstance(make, nn.Module):
-                kind = type(make).__name__
-                raise self.error(
-                    f"layer {place} is a module ({kind}), whose weights do not follow from the seed; "
-                    f"give a function that makes it, such as lambda: {kind}(…)"
-                )
-            if not callable(make):
-                raise self.error(f"layer {place} must be a function that makes a module, got {make!r}")
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
         try:
@@ -195,16 +223,6 @@ class CustomLayers:
                 )
         return tensors
 
-    def _check_rows(self, probed: Mapping[str, Tensor]) -> None:
-        """Check that a row's values do not depend on which rows are requested together, since plans choose that."""
-        single_row = self._rows(seed=0, iteration=0, first=1, count=1)
-        for field, value in probed.items():
-            if field not in single_row or not torch.equal(single_row[field], value[1:2]):
-                raise self.error(
-                    f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
-                    "from seed, iteration and its own number (first, first + 1, …)"
-                )
-
     def make_module(self, layer: int) -> CustomLayer:
         """Build the layer on torch's current device, with weights of its current random generator."""
         try:
@@ -218,15 +236,15 @@ class CustomLayers:
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
         return CustomLayer(module, reads, is_last=is_last)
 
-    def _probe(self, rows: Mapping[str, Tensor], device: str) -> list[tuple[tuple[int, ...], ...]]:
-        """Return the boundary shapes for one row after every layer, by running the layers in sequence; each is then freed."""
+    def _probe(self, rows: Mapping[str, Tensor], device: torch.device) -> list[_ProbedBoundary]:
+        """Return the boundary after every layer, by running the layers in sequence; each is then freed."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
-        shapes, parameters = [], []
-        with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
+        boundaries, parameters = [], []
+        with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
                 layer_module = self.make_module(layer)
-                self._check_weights_are_new(layer, layer_module)
+                _check_weights_are_new(self, layer, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
                     result = layer_module.module(*arguments)
@@ -237,10 +255,15 @@ class CustomLayers:
                     boundary = ()
                 else:
                     boundary = _check_boundary(self, layer, result)
-                shapes.append(tuple(tuple(value.shape[1:]) for value in boundary))
+                boundaries.append(
+                    _ProbedBoundary(
+                        tuple(tuple(value.shape[1:]) for value in boundary),
+                        tuple(None if value.is_floating_point() else value for value in boundary),
+                    )
+                )
                 parameters.append(sum(parameter.numel() for parameter in layer_module.parameters()))
         self.parameters = tuple(parameters)
-        return shapes
+        return boundaries
 
     def failure(  # noqa: PLR0913 (what a sentence names)
         self,
@@ -257,20 +280,37 @@ class CustomLayers:
         way = describe_error(error, otherwise=otherwise)
         return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
 
-    def _check_weights_are_new(self, layer: int, made: CustomLayer) -> None:
-        """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
-        parameter_ids = {id(parameter) for parameter in made.parameters()}
-        if any(id(parameter) in parameter_ids for parameter in self.make_module(layer).parameters()):
-            raise self.error(
-                f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
-                "(weights that layers share are not supported yet)"
+
+def _check_makers(layers: CustomLayers) -> None:
+    makers = layers.model.layers
+    if not isinstance(makers, Sequence) or not makers:
+        raise layers.error(f"layers must be a list of at least one function, got {makers!r}")
+    for place, make in enumerate(makers):
+        if isinstance(make, nn.Module):
+            kind = type(make).__name__
+            raise layers.error(
+                f"layer {place} is a module ({kind}), whose weights do not follow from the seed; "
+                f"give a function that makes it, such as lambda: {kind}(…)"
             )
+        if not callable(make):
+            raise layers.error(f"layer {place} must be a function that makes a module, got {make!r}")
 
 
 def _check_least_rows(layers: CustomLayers) -> None:
     rows = layers.model.min_rows
     if not isinstance(rows, int) or not 1 <= rows <= _MAX_MIN_ROWS:
         raise layers.error(f"min_rows must be a number of 1 … {_MAX_MIN_ROWS}, got {rows!r}")
+
+
+def _check_rows(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
+    """Check that a row's values do not depend on which rows are requested together, since plans choose that."""
+    single_row = layers.fields(1, 1)
+    for field, value in probed.items():
+        if field not in single_row or not torch.equal(single_row[field], value[1:2]):
+            raise layers.error(
+                f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
+                "from seed, iteration and its own number (first, first + 1, …)"
+            )
 
 
 def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> None:
@@ -291,14 +331,32 @@ def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> No
             raise layers.error(f"{where} is {kind}, but weights are trained in float32; {way}")
 
 
+def _check_weights_are_new(layers: CustomLayers, layer: int, made: CustomLayer) -> None:
+    """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
+    parameter_ids = {id(parameter) for parameter in made.parameters()}
+    if any(id(parameter) in parameter_ids for parameter in layers.make_module(layer).parameters()):
+        raise layers.error(
+            f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
+            "(weights that layers share are not supported yet)"
+        )
+
+
 def _check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
     boundary = result if isinstance(result, tuple) else (result,)
-    for value in boundary:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape[:1] != (layers.probed_rows,):
+    for value in boundary or (result,):
+        if (
+            not isinstance(value, Tensor)
+            or not (value.is_floating_point() or value.dtype in INTEGERS)
+            or value.shape[:1] != (layers.probed_rows,)
+        ):
             raise layers.error(
-                f"layer {layer} must return float tensors whose first dimension is that of the rows "
-                f"({layers.probed_rows} here), got {_format_value(value)}"
+                f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
+                f"rows ({layers.probed_rows} here), got {_format_value(value)}"
             )
+    if not any(value.is_floating_point() for value in boundary):
+        raise layers.error(
+            f"layer {layer} hands on integers alone, which have no gradients; make it and the next one a single layer"
+        )
     return boundary
 
 

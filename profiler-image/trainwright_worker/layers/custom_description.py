@@ -29,8 +29,6 @@ CHECK_SECONDS = 120.0
 _FEWER_ROWS = 2
 """Rows of the first of two runs of a layer, the second has twice as many; their common part does not depend on rows."""
 
-Shapes = tuple[tuple[int, ...], ...]
-
 
 def load_described_layers(family: Custom) -> CustomLayers:
     """Return the layers of the family's entry point. Raises WorkerError if they differ from their description."""
@@ -55,19 +53,23 @@ def _find_difference(family: Custom, layers: CustomLayers) -> str | None:
         kind, parameters = kinds[name], layers.parameters[number]
         if parameters != kind.parameters:
             return f"layer {number} ({name}) holds {parameters} values, not {kind.parameters}"
-        output_elements = _output_elements(layers, number)
-        if output_elements != kind.output_elements_per_row:
-            return (
-                f"layer {number} ({name}) outputs {output_elements} values per row, not {kind.output_elements_per_row}"
-            )
+        elements, integer_bytes = _output_sizes(layers, number)
+        if elements != kind.output_elements_per_row:
+            return f"layer {number} ({name}) outputs {elements} values per row, not {kind.output_elements_per_row}"
+        if integer_bytes != kind.output_bytes_per_row:
+            return f"layer {number} ({name}) outputs {integer_bytes} bytes of integers per row, not {kind.output_bytes_per_row}"
     return None
 
 
-def _output_elements(layers: CustomLayers, layer: int) -> int:
-    """Return the number of values per row after a layer; 1 after the last, for its loss."""
+def _output_sizes(layers: CustomLayers, layer: int) -> tuple[int, int]:
+    """Return the floats and the bytes of integers per row after a layer; one float after the last, for its loss."""
     if layer == len(layers) - 1:
-        return 1
-    return sum(prod(shape) for shape in layers.boundary(layer))
+        return 1, 0
+    sized = list(zip(map(prod, layers.boundary(layer)), layers.integer_formats(layer), strict=True))
+    return (
+        sum(size for size, integers in sized if integers is None),
+        sum(size * integers.itemsize for size, integers in sized if integers is not None),
+    )
 
 
 def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequence[torch.dtype] = FORMATS) -> Custom:
@@ -182,17 +184,20 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         try:
             layer, few, more = _count_forwards(layers, number, device)
         except (RuntimeError, NotImplementedError) as error:
-            arguments = [torch.empty(_FEWER_ROWS, *shape) for shape in layers.boundary(number - 1)] if number else []
+            with torch.device("meta"):
+                arguments = layers.example(number - 1, _FEWER_ROWS)
             raise layers.failure(number, layers.make_module(number), arguments, error) from error
     facts = more.per_row(few, _rows_apart(layers))
-    before: Shapes = layers.boundary(number - 1) if number else ()
+    before = (layers.boundary(number - 1), layers.integer_formats(number - 1)) if number else ()
+    elements, integer_bytes = _output_sizes(layers, number)
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
     kind = CustomKind(
         name=layer.class_name,
         parameters=layers.parameters[number],
         forward_flops_per_row=facts.flops,
-        output_elements_per_row=_output_elements(layers, number),
+        output_elements_per_row=elements,
+        output_bytes_per_row=integer_bytes,
         saved_elements_per_row=facts.saved_elements,
         saved_bytes_per_row=facts.saved_bytes,
         workspace_bytes_per_row=passes.workspace_bytes_per_row,
@@ -200,7 +205,8 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         forward_kernels=passes.forward_kernels,
         backward_kernels=passes.backward_kernels,
     )
-    key = (repr(layer.module), before, layers.boundary(number), layer.reads, kind)
+    after = layers.boundary(number), layers.integer_formats(number)
+    key = (repr(layer.module), before, after, layer.reads, kind)
     return _Counted(kind, key, (key, type(layer.module), _constants(layer.module)))
 
 
@@ -231,8 +237,7 @@ def _count_forwards(
 
 
 def _count_forward(layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _ForwardCounts:
-    shapes: Shapes = layers.boundary(number - 1) if number else ()
-    boundary = tuple(torch.randn(rows, *shape, requires_grad=True) for shape in shapes)
+    boundary = layers.example(number - 1, rows)
     rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
     data: Mapping[str, Tensor] = {field: value.to(device) for field, value in rows_by_field.items()}
     weights = {_storage_id(parameter) for parameter in layer.parameters()}

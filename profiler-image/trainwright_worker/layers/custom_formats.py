@@ -81,7 +81,7 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
             results = outputs(layer, arguments)
         if not layer.is_last:
             for value in results:
-                if value.dtype is not dtype:
+                if value.is_floating_point() and value.dtype is not dtype:
                     raise layers.error(
                         f"layer {number} ({layer.class_name}) hands on {_name(value.dtype)} where the plan computes in "
                         f"{_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
@@ -110,8 +110,8 @@ def outputs(layer: CustomLayer, arguments: Sequence[Tensor]) -> tuple[Tensor, ..
 
 def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: torch.dtype, device: str) -> list[Tensor]:
     rows = layers.probed_rows
-    shapes = layers.boundary(number - 1) if number else ()
-    boundary = [torch.randn(rows, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    with torch.device(device):
+        boundary = layers.example(number - 1, rows, dtype)
     data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
     return [*boundary, *(value.to(device, field_dtype(value, dtype)) for value in data.values())]
 
@@ -131,7 +131,7 @@ def watching(layers: CustomLayers, number: int, layer: CustomLayer) -> Iterator[
 
 def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Exception) -> ValueError:
     layer = layers.make_module(number)
-    arguments = _arguments(layers, number, layer, dtype, "cpu")
+    arguments = _arguments(layers, number, layer, dtype, "meta")
     when = "" if dtype is torch.float32 else f" in {_name(dtype)}"
     way = CAST if isinstance(error, MixedFormatsError) or "dtype" in str(error) else "correct it or the one before it"
     return layers.failure(number, layer, arguments, error, when=when, otherwise=way)

@@ -60,8 +60,7 @@ class _Run:
 
     @classmethod
     def of(cls, layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _Run:
-        before = layers.boundary(number - 1) if number else ()
-        boundary = tuple(torch.randn(rows, *shape, requires_grad=True) for shape in before)
+        boundary = layers.example(number - 1, rows)
         gradients = tuple(torch.zeros(rows, *shape) for shape in layers.boundary(number))
         fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
         data = {name: value.to(device) for name, value in fields.items()}

@@ -99,7 +99,7 @@ class ValueCheck:
     def _check(self, number: int, boundary: list[Tensor] | None) -> list[Tensor] | None:
         """Return what the layer hands on; None if it was left out."""
         name = f"{self._kinds[number].name} (layer {number})"
-        reason = self._obstacle(number)
+        reason = self._obstacle(number, boundary)
         if reason is None:
             layer = _LayerRuns(self._layers, number, boundary)
             try:
@@ -117,8 +117,10 @@ class ValueCheck:
         self.findings.left_out.append(f"values of {name}: {reason}")
         return None
 
-    def _obstacle(self, number: int) -> str | None:
+    def _obstacle(self, number: int, boundary: list[Tensor] | None) -> str | None:
         """Return why a layer's values are not computed; None if they are."""
+        if number and boundary is None and any(self._layers.integer_formats(number - 1)):
+            return "it takes integers of a layer whose values were left out"
         kind, rows = self._kinds[number], self._layers.probed_rows
         kept = 4 * kind.saved_elements_per_row + kind.saved_bytes_per_row
         needed = 16 * kind.parameters + 3 * rows * kept
@@ -197,8 +199,7 @@ class _LayerRuns:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(number)
             self.layer = layers.make_module(number)
-            shapes = layers.boundary(number - 1) if number else ()
-            self.boundary = boundary or [torch.randn(self.rows, *shape) for shape in shapes]
+            self.boundary = boundary or list(layers.example(number - 1, self.rows))
         self.data = layers.fields(0, self.rows)
         self.data = {name: self.data[name] for name in self.layer.reads}
         self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
@@ -365,7 +366,7 @@ class _LayerRuns:
             layer = self.layers.make_module(self.number)
             in_format(layer, dtype)
             arguments = [
-                *(value.detach().to(dtype) for value in self.boundary),
+                *(value.detach().to(dtype if value.is_floating_point() else None) for value in self.boundary),
                 *(value.to(field_dtype(value, dtype)) for name, value in self.data.items()),
             ]
             with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):

@@ -22,6 +22,7 @@ from trainwright_worker.executor.optimizer import (
 )
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.initial_weights import deferred_weights
+from trainwright_worker.layers.custom import CustomLayers
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -70,7 +71,7 @@ class LayerUnderTest:
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
         data = to_device(data, device, dtype)
         boundary = layer.lay_out(_random_boundary(family, number - 1, rows, dtype, device))
-        boundary = tuple(value.requires_grad_() for value in boundary)
+        boundary = tuple(value.requires_grad_(value.is_floating_point()) for value in boundary)
         gradients = layer.lay_out(_random_boundary(family, number, rows, dtype, device))
         return cls(kind, rows, layer, boundary, data, gradients, optimizer, device, emulation, task.tensor_degree)
 
@@ -148,11 +149,15 @@ class LayerUnderTest:
 
 
 def _random_boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.dtype, device: torch.device) -> Boundary:
-    """Return random values of the boundary after a layer; empty before the first layer."""
+    """Return random values of the boundary after a layer, and a user's layer's own integers; empty before the first layer."""
     if layer < 0:
         return ()
     generator = weight_generator(0, "profiling")
-    return tuple(torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer))
+    values = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer)]
+    if not isinstance(family, CustomLayers):
+        return tuple(values)
+    integers = family.integers(layer, rows, device)
+    return tuple(value if own is None else own for value, own in zip(values, integers, strict=True))
 
 
 def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:

@@ -94,6 +94,46 @@ def long_rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Te
     return made if iteration == 0 else {**made, "inputs": made["inputs"] + 2 * LONG}
 
 
+WORDS = 5
+
+
+class Words(nn.Module):
+    """Hands on its rows, words of them that later layers look up, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, made: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.inner(made), words, words.remainder(2) == 0
+
+
+class LookUp(nn.Module):
+    """Adds a vector for each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, made: Tensor, words: Tensor, even: Tensor) -> tuple[Tensor, Tensor]:
+        return made + (self.vectors(words) * even[..., None]).sum(1), words.int()
+
+
+class LookUpTarget(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, made: Tensor, words: Tensor, targets: Tensor) -> Tensor:
+        return (made * self.vectors(words.long()).mean(1) - targets).square().mean(1)
+
+
+def rows_of_words(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    made = rows(seed, iteration, first, count)
+    numbers = torch.arange(first, first + count)[:, None] + torch.arange(3) + iteration
+    return {"inputs": made["inputs"], "words": numbers % WORDS, "targets": made["targets"]}
+
+
 def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
@@ -115,3 +155,4 @@ random = partial(CustomModel, [linear, dropping, Distance], rows)
 normalised = partial(CustomModel, [linear, normalising, Distance], rows)
 autocasting = partial(CustomModel, [Autocast, Autocast, Autocasting], rows)
 bucketed = partial(CustomModel, [nn.Identity, Bucketed, Sum], long_rows)
+looking_up = partial(CustomModel, [Words, LookUp, LookUpTarget], rows_of_words)
