@@ -94,6 +94,11 @@ class Model:
                 owners.setdefault(kind.shared_weight, []).append(kind.shared_parameters)
         return total - sum(sum(sizes) - max(sizes) for sizes in owners.values())
 
+    @property
+    def float32_fields(self) -> tuple[str, ...]:
+        """Fields of the rows that stay float32 in half formats."""
+        return self.family.keep_float32 if isinstance(self.family, Custom) else ()
+
     def output_bytes_per_row(self, layer: int) -> int:
         """Return bytes of the boundary after a layer, per row."""
         kind = self.kind_of(layer)

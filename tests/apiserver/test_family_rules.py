@@ -74,7 +74,9 @@ def test_the_api_server_and_the_planner_refuse_by_the_same_rules(api_server, tra
     for number, broken in enumerate(expected):
         refusal = refusals.get(f"plan-{number}", "")
         assert {sentence for sentence in sentences if sentence in refusal} == broken, (plans[number]["spec"], refusal)
-        has_line_end = any("\n" in name for name in plans[number]["spec"]["model"].get("custom", {}).get("layers", ()))
-        assert bool(refusal) == (bool(broken) or has_line_end), refusal  # names of kinds are of one line
+        custom = plans[number]["spec"]["model"].get("custom", {})
+        names = (*custom.get("layers", ()), *custom.get("keepFloat32", ()))
+        has_line_end = any("\n" in name for name in names)
+        assert bool(refusal) == (bool(broken) or has_line_end), refusal  # names of kinds and fields are of one line
     for sentence in sentences:
         assert 0 < sum(sentence in broken for broken in expected) < DRAWS, f"no draw tells: {sentence}"

@@ -155,6 +155,10 @@ def test_describe_names_the_missing_extra_when_only_the_planner_is_installed(
             lambda found: replace(found, kinds=(replace(found.kinds[0], output_bytes_per_row=9), *found.kinds[1:])),
             "layer 0 .BertEmbeddings. outputs 0 bytes of integers per row, not 9",
         ),
+        (
+            lambda found: replace(found, keep_float32=("mask",)),
+            "it keeps no field in float32, not mask; describe it again",
+        ),
         (lambda found: replace(found, entrypoint="outside_models:vgg"), "has no function vgg"),
     ],
 )

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.timeout(300)
         ("double_weights", r"weight weight of layer 1 \(Double\) is float64, but .* make it float32"),
         ("float32_inside", r"layer 1 \(Embed\) fails in bfloat16 .*float32.*to\(self.weight.dtype\)"),
         ("hands_on_bfloat16", r"layer 1 \(Autocast\) hands on bfloat16 where the plan computes in float32; end it"),
-        ("infinite_field", r"field 'targets' of rows\(\) holds 70000, which is infinite in float16"),
+        (
+            "infinite_field",
+            r"field 'targets' of rows\(\) holds 70000, which is infinite in float16; give CustomModel keep_float32=\['targets'\]",
+        ),
         ("relu_in_place", r"layer 1 \(ReLU\) fails .*changes its input in place.*inplace=False"),
         ("clamps_its_weight", r"layer 1 \(Scaled\) changes its weight scale in its forward.*bounded copy"),
         ("own_generator", r"layer 1 \(Noise\) differs by .* between two forwards .*default generator"),
@@ -55,11 +58,16 @@ def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None
         ("reads_by_index", {}),
         ("doubles_its_inputs", {}),
         ("dropout", {}),
+        ("large_field_in_float32", {"keep_float32": ("targets",)}),
     ],
 )
 def test_ways_out_and_numbers_by_row_are_described(habit: str, given: dict[str, object]) -> None:
     found = describe(f"habits:{habit}")
-    assert (found.min_rows, found.whole_batch) == (given.get("min_rows", 1), given.get("whole_batch", False))
+    assert (found.min_rows, found.whole_batch, found.keep_float32) == (
+        given.get("min_rows", 1),
+        given.get("whole_batch", False),
+        given.get("keep_float32", ()),
+    )
     assert found.checks is not None
     assert not found.checks.left_out
 
@@ -78,6 +86,10 @@ def test_rounded_whole_numbers_are_remarked_with_their_figures() -> None:
     found = describe("habits:rounded_field")
     assert found.checks is not None
     assert any("bfloat16 rounds (999 becomes 1000)" in remark for remark in found.checks.remarks)
+    kept = describe("habits:kept_field")
+    assert kept.keep_float32 == ("targets",)
+    assert kept.checks is not None
+    assert not kept.checks.remarks
 
 
 def test_what_the_time_or_the_device_do_not_allow_is_named(capsys, monkeypatch) -> None:

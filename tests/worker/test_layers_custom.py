@@ -188,6 +188,10 @@ def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
         ),
         (CustomModel([linear, nn.MSELoss], rows), r"each row's mean loss, .* got float32 \(\)"),
         (CustomModel([linear, Distance], lambda **which: {"inputs": torch.ones(2, 4)}), "no field 'targets'"),
+        (
+            CustomModel([linear, Distance], rows, keep_float32=["running_mean"]),
+            r"keep_float32 names 'running_mean', but the float fields of rows\(\) are inputs, targets",
+        ),
         (CustomModel([linear, Distance], lambda **which: torch.ones(2, 4)), "must return a dict of tensors"),
         (CustomModel([linear, Distance], lambda **which: {"targets": torch.ones(3)}), "first dimension is the count 2"),
         (CustomModel([linear, Distance], lambda count: {}), r"rows\(\) fails for 2 rows: TypeError"),

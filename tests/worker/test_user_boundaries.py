@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
@@ -16,7 +17,7 @@ from trainwright_worker.measure.layer_under_test import LayerUnderTest
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 
 
-def tried(worker, make, name: str, *runs: LayerRun):
+def tried(worker, make, name: str, *runs: LayerRun, dtype: Dtype = Dtype.FLOAT32):
     """Try a model of three layers on four rows, in two micro-batches, with a stage for each run."""
     gang = make.gang(*(run.strategy.data for run in runs))
     devices, stages = list(gang_devices(gang)), []
@@ -24,7 +25,7 @@ def tried(worker, make, name: str, *runs: LayerRun):
         own, devices = devices[: run.strategy.data], devices[run.strategy.data :]
         stages.append(Stage(tuple(own), (run,)))
     plan = Plan(3, 8, (Pipeline(2, 4, tuple(stages)),))
-    model = Model.of(describe(f"loss_habits:{name}", check_seconds=0))  # which refuses them
+    model = Model.of(describe(f"loss_habits:{name}", check_seconds=0), dtype)  # which refuses them
     return worker.local(TrialTask(gang, model, plan, warmup_iterations=1, iterations=2, track_memory=False))
 
 
@@ -50,6 +51,22 @@ def test_integers_and_masks_pass_between_stages_as_in_one_process(worker, make) 
     assert split.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-5)
     assert late.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-5)
     assert one.reports[0].losses[0] != pytest.approx(one.reports[0].losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "loss"), [("stepping", 1000.0), ("stepping_in_float32", 999.0)])
+def test_fields_of_a_bfloat16_plan_stay_float32_where_the_model_says_so(worker, make, name: str, loss: float) -> None:
+    runs = LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,))
+    outcome = tried(worker, make, name, *runs, dtype=Dtype.BFLOAT16)
+    assert outcome.code == 0, outcome.errors
+    assert set(outcome.reports[0].losses) == {loss}
+
+
+def test_layers_are_profiled_with_the_fields_that_stay_float32(make) -> None:
+    model = Model.of(describe("loss_habits:stepping_in_float32", check_seconds=0), Dtype.BFLOAT16)
+    task = ProfilingTask(make.gang(1), model, 1, (2,), iterations=1)
+    layer = LayerUnderTest.of(task, model.kinds[-1], 2, torch.device("cpu"), lambda _doing: None)
+    assert layer.data["targets"].tolist() == [999.0, 999.0]
+    assert layer.boundary[0].dtype is torch.bfloat16
 
 
 def test_integers_are_counted_in_bytes() -> None:

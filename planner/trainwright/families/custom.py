@@ -167,6 +167,12 @@ class Custom:
         ),
         OMITTED_DEFAULT,
     ] = False
+    keep_float32: Annotated[
+        tuple[Annotated[str, Length(1, 256), Doc("Name of a field.")], ...],
+        Length(0, 256),
+        Doc("Fields of the rows that stay float32 in half formats, such as times that these would round."),
+        OMITTED_DEFAULT,
+    ] = ()
     checks: Annotated[
         CustomChecks | None,
         Doc("What the description checked; absent where an older one, or a hand, wrote it."),

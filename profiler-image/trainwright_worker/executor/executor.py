@@ -159,7 +159,7 @@ class PlanExecutor:
         rows: Data = {}
         if fields:
             rows = self.family_layers.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
-        on_device = to_device(rows, self.device, TORCH_DTYPES[self.model.dtype])
+        on_device = to_device(rows, self.device, TORCH_DTYPES[self.model.dtype], self.model.float32_fields)
         return MicroBatchRows(on_device, hash_seed(seed, iteration, first))
 
     def run_iteration(self, batch: Batch) -> float:

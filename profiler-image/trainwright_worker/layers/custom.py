@@ -63,12 +63,14 @@ class CustomModel:
         rows: training data; `targets` is one of its fields.
         min_rows: rows that one replica computes at once at least, such as those that batch normalisation needs.
         whole_batch: a batch is computed by one replica at once, as a loss over all of its rows needs.
+        keep_float32: fields of the rows that stay float32 in half formats; buffers stay as the layers make them anyway.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
     rows: Rows
     min_rows: int = 1
     whole_batch: bool = False
+    keep_float32: Sequence[str] = ()
 
     @property
     def mixes_rows(self) -> bool:
@@ -136,6 +138,7 @@ class CustomLayers:
         if TARGETS not in probed:
             raise self.error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
         _check_rows(self, probed)
+        _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
         try:
@@ -310,6 +313,16 @@ def _check_rows(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
             raise layers.error(
                 f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
                 "from seed, iteration and its own number (first, first + 1, …)"
+            )
+
+
+def _check_float32_fields(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
+    floats = [field for field, value in probed.items() if value.is_floating_point()]
+    for field in layers.model.keep_float32:
+        if field not in floats:
+            raise layers.error(
+                f"keep_float32 names {field!r}, but the float fields of rows() are {', '.join(floats) or 'none'}; name "
+                "some of these (buffers stay as the layers make them)"
             )
 
 

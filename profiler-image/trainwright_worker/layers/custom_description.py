@@ -48,6 +48,11 @@ def load_described_layers(family: Custom) -> CustomLayers:
 def _find_difference(family: Custom, layers: CustomLayers) -> str | None:
     if len(layers) != len(family.layers):
         return f"it has {len(layers)} layers, not {len(family.layers)}"
+    if set(layers.model.keep_float32) != set(family.keep_float32):
+        own, described = (
+            ", ".join(sorted(names)) or "no field" for names in (layers.model.keep_float32, family.keep_float32)
+        )
+        return f"it keeps {own} in float32, not {described}"
     kinds = {kind.name: kind for kind in family.kinds}
     for number, name in enumerate(family.layers):
         kind, parameters = kinds[name], layers.parameters[number]
@@ -117,6 +122,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
         tuple(kind.name for kind in of_layers),
         min_rows=layers.model.min_rows,
         whole_batch=layers.model.whole_batch,
+        keep_float32=tuple(layers.model.keep_float32),
         checks=checks,
     )
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format
+from trainwright_worker.layers.layer import to_device
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _PRODUCTS: Final = frozenset(
@@ -91,11 +92,6 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
             torch.autograd.backward([value.float().sum() for value in tracked])
 
 
-def field_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the format in which layers take a field where the plan computes in `dtype`; None: as it is."""
-    return dtype if value.is_floating_point() else None
-
-
 def in_format(layer: CustomLayer, dtype: torch.dtype) -> None:
     """Convert the weights alone, as the executor does."""
     for parameter in layer.parameters():
@@ -113,7 +109,7 @@ def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: tor
     with torch.device(device):
         boundary = layers.example(number - 1, rows, dtype)
     data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
-    return [*boundary, *(value.to(device, field_dtype(value, dtype)) for value in data.values())]
+    return [*boundary, *to_device(data, torch.device(device), dtype, layers.model.keep_float32).values()]
 
 
 @contextmanager

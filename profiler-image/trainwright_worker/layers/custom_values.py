@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format, needs_gpu
-from trainwright_worker.layers.custom_formats import CAST, field_dtype, in_format, outputs, watching
+from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, watching
+from trainwright_worker.layers.layer import to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 
 TOLERANCE: Final = 1e-4
@@ -140,21 +141,21 @@ class ValueCheck:
         layers = self._layers
         for name, value in layers.fields(0, layers.probed_rows).items():
             for dtype in self._halves:
-                if field_dtype(value, dtype) is not dtype:
+                if not value.is_floating_point() or name in layers.model.keep_float32:
                     continue
                 rounded = value.to(dtype).to(value.dtype)
                 words = str(dtype).removeprefix("torch.")
                 if bool((value.isfinite() & ~rounded.isfinite()).any()):
                     largest = float(value[value.isfinite()].abs().max())
                     raise layers.error(
-                        f"field {name!r} of rows() holds {largest:g}, which is infinite in {words}; give integers, or "
-                        "smaller numbers"
+                        f"field {name!r} of rows() holds {largest:g}, which is infinite in {words}; give CustomModel "
+                        f"keep_float32=[{name!r}], integers, or smaller numbers"
                     )
                 if _rounds_whole_numbers(value, rounded):
                     place = int((value != rounded).flatten().int().argmax())
                     self.findings.remarks.append(
                         f"field {name!r} of rows() holds whole numbers that {words} rounds ({value.flatten()[place]:g} "
-                        f"becomes {rounded.flatten()[place]:g}); give integers to keep them"
+                        f"becomes {rounded.flatten()[place]:g}); give integers to keep them, or keep_float32=[{name!r}]"
                     )
 
     def _check_halves(self, number: int, layer: _LayerRuns, results: list[Tensor]) -> None:
@@ -367,7 +368,7 @@ class _LayerRuns:
             in_format(layer, dtype)
             arguments = [
                 *(value.detach().to(dtype if value.is_floating_point() else None) for value in self.boundary),
-                *(value.to(field_dtype(value, dtype)) for name, value in self.data.items()),
+                *to_device(self.data, torch.device("cpu"), dtype, self.layers.model.keep_float32).values(),
             ]
             with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):
                 return [value.float() for value in outputs(layer, arguments)]

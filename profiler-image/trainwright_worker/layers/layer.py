@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -47,9 +47,19 @@ class Output(NamedTuple):
         torch.autograd.backward([tensor for tensor, _ in differentiable], [gradient for _, gradient in differentiable])
 
 
-def to_device(data: Data, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Move the fields to a device, and floating-point ones to the model's dtype."""
-    return {field: value.to(device, dtype if value.is_floating_point() else None) for field, value in data.items()}
+def to_device(
+    data: Data, device: torch.device, dtype: torch.dtype, float32_fields: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Move the fields to a device, and floating-point ones to the model's dtype but for some that stay float32."""
+    return {
+        field: value.to(device, field_dtype(value, torch.float32 if field in float32_fields else dtype))
+        for field, value in data.items()
+    }
+
+
+def field_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the format in which layers take a field where floats are in `dtype`; None: as it is."""
+    return dtype if value.is_floating_point() else None
 
 
 class Layer(nn.Module, ABC):

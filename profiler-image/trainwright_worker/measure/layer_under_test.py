@@ -69,7 +69,7 @@ class LayerUnderTest:
         )
         optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
-        data = to_device(data, device, dtype)
+        data = to_device(data, device, dtype, model.float32_fields)
         boundary = layer.lay_out(_random_boundary(family, number - 1, rows, dtype, device))
         boundary = tuple(value.requires_grad_(value.is_floating_point()) for value in boundary)
         gradients = layer.lay_out(_random_boundary(family, number, rows, dtype, device))

@@ -182,12 +182,20 @@ def rounded_field() -> CustomModel:
     return model(rows=steps, head=ByStep)
 
 
+def kept_field() -> CustomModel:
+    return model(rows=steps, head=ByStep, keep_float32=["targets"])
+
+
 def large_targets(**which: int) -> dict[str, Tensor]:
     return {**rows(**which), "targets": torch.full((which["count"], WIDTH), 70_000.0)}
 
 
 def infinite_field() -> CustomModel:
     return model(rows=large_targets)
+
+
+def large_field_in_float32() -> CustomModel:
+    return model(rows=large_targets, head=ByStep, keep_float32=["targets"])
 
 
 class Doubled(nn.Module):

@@ -134,6 +134,21 @@ def rows_of_words(seed: int, iteration: int, first: int, count: int) -> dict[str
     return {"inputs": made["inputs"], "words": numbers % WORDS, "targets": made["targets"]}
 
 
+STEP = 999.0
+"""Number that bfloat16 rounds to 1000."""
+
+
+class StepLoss(nn.Module):
+    """Loss that is the row's step, whatever the weights."""
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return targets.float() + 0 * made.float().sum(1)
+
+
+def rows_of_steps(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    return {**rows(seed, iteration, first, count), "targets": torch.full((count,), STEP)}
+
+
 def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
@@ -156,3 +171,5 @@ normalised = partial(CustomModel, [linear, normalising, Distance], rows)
 autocasting = partial(CustomModel, [Autocast, Autocast, Autocasting], rows)
 bucketed = partial(CustomModel, [nn.Identity, Bucketed, Sum], long_rows)
 looking_up = partial(CustomModel, [Words, LookUp, LookUpTarget], rows_of_words)
+stepping = partial(CustomModel, [linear, linear, StepLoss], rows_of_steps)
+stepping_in_float32 = partial(stepping, keep_float32=["targets"])
