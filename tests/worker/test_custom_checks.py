@@ -40,6 +40,21 @@ pytestmark = pytest.mark.timeout(300)
         ("lazy", r"weight weight of layer 1 \(LazyLinear\) has no size .*Linear in place of LazyLinear"),
         ("missing_module", r"layer 1 \(Flash\) fails .*install flash_attention_of_nobody"),
         ("gpu_kernel", r"layer 1 \(Kernel\) fails .*register_fake"),
+        ("rows_in_an_order_of_the_call", r"field 'inputs' of rows\(\) has other values for row \d when .* alone"),
+        ("mixup", r"layer 1 \(Mixup\) gives rows together other values .*it mixes them"),
+        ("loss_by_a_function", r"layer 1 \(Balanced\) hands back gradients that do not grow .*to the last layer"),
+        ("counts_forwards", r"layer 1 \(Annealed\) changes its attribute step in every forward.*field of rows\(\)"),
+        ("reads_the_gradient_mode", r"layer 1 \(ByMode\) differs by 100.0% with recompute.*is_grad_enabled"),
+        (
+            "weights_of_the_first_rows",
+            r"habits:weights_of_the_first_rows: layer 1 \(ActNorm\) changes its weight size in its forward",
+        ),
+        (
+            "tensor_that_is_no_buffer",
+            r"layer 1 \(Masked\) computes with a tensor that stays on the CPU.*register_buffer",
+        ),
+        ("skip_through_a_global", r"layer 2 \(Takes\) fails .*left in a global.*hand it on"),
+        ("sparse_matrix", r"layer 1 \(SparseGraph\) fails .*indices and values of a sparse matrix as buffers"),
     ],
 )
 def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None:
@@ -59,6 +74,8 @@ def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None
         ("doubles_its_inputs", {}),
         ("dropout", {}),
         ("large_field_in_float32", {"keep_float32": ("targets",)}),
+        ("reversed_gradient", {}),
+        ("reads_values_as_it_is_made", {}),
     ],
 )
 def test_ways_out_and_numbers_by_row_are_described(habit: str, given: dict[str, object]) -> None:
@@ -80,6 +97,18 @@ def test_model_of_one_format_is_checked_in_that_alone() -> None:
     found = describe("habits:spectral_norm", dtypes=[torch.float32])
     assert found.checks is not None
     assert found.checks.left_out == ("bfloat16 and float16, so train it in another format (dtype)",)
+
+
+def test_loss_of_a_function_is_described_where_no_format_scales_losses() -> None:
+    found = describe("habits:loss_by_a_function", dtypes=[torch.bfloat16])
+    assert found.checks is not None
+    assert not found.checks.remarks
+
+
+def test_buffer_that_counts_forwards_is_remarked() -> None:
+    found = describe("habits:counts_forwards_in_a_buffer")
+    assert found.checks is not None
+    assert any("with buffer step, which each forward changes" in remark for remark in found.checks.remarks)
 
 
 def test_rounded_whole_numbers_are_remarked_with_their_figures() -> None:

@@ -29,6 +29,7 @@ INTEGERS: Final = (torch.bool, torch.int32, torch.int64)
 
 _MAX_MIN_ROWS = 1_000_000
 _IN_PLACE = re.compile(r"leaf Variable that requires grad|modified by an inplace operation")
+_LEFT_ON_META = re.compile(r"out of meta tensor|device meta is not on the expected device cpu")
 _NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
 _LACKS_FORMAT = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype|type c10::(Half|BFloat16)")
 """Words of PyTorch's own failures."""
@@ -137,7 +138,7 @@ class CustomLayers:
         probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
         if TARGETS not in probed:
             raise self.error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
-        _check_rows(self, probed)
+        check_rows(self, probed, [1])
         _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
@@ -229,7 +230,7 @@ class CustomLayers:
     def make_module(self, layer: int) -> CustomLayer:
         """Build the layer on torch's current device, with weights of its current random generator."""
         try:
-            module = self.model.layers[layer]()
+            module = _made(self.model.layers[layer])
         except Exception as error:
             raise self.error(f"layer {layer} cannot be made: {describe_error(error)}") from error
         if not isinstance(module, nn.Module):
@@ -305,15 +306,29 @@ def _check_least_rows(layers: CustomLayers) -> None:
         raise layers.error(f"min_rows must be a number of 1 … {_MAX_MIN_ROWS}, got {rows!r}")
 
 
-def _check_rows(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
-    """Check that a row's values do not depend on which rows are requested together, since plans choose that."""
-    single_row = layers.fields(1, 1)
-    for field, value in probed.items():
-        if field not in single_row or not torch.equal(single_row[field], value[1:2]):
-            raise layers.error(
-                f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
-                "from seed, iteration and its own number (first, first + 1, …)"
-            )
+def check_rows(layers: CustomLayers, together: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+    """Check that these rows, of a call for the first ones, are the same when each is asked for alone: plans choose that."""
+    for row in rows:
+        alone = layers.fields(row, 1)
+        for field, value in together.items():
+            if field not in alone or not torch.equal(alone[field], value[row : row + 1]):
+                raise layers.error(
+                    f"field {field!r} of rows() has other values for row {row} when that is asked for alone; make each "
+                    "row from seed, iteration and its own number (first, first + 1, …)"
+                )
+
+
+def _made(make: Callable[[], nn.Module]) -> object:
+    """Return what a layer's function makes on torch's current device, or makes on the CPU and moves there."""
+    device = torch.get_default_device()
+    try:
+        return make()
+    except (RuntimeError, NotImplementedError):
+        if device.type != "meta":
+            raise
+    with torch.device("cpu"):  # it reads values as it is made, such as the edges of a graph
+        module = make()
+    return module.to(device)
 
 
 def _check_float32_fields(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
@@ -419,8 +434,12 @@ def load_model(entrypoint: str) -> CustomModel:
     return model
 
 
-def _model_error(where: str, what: str) -> ValueError:
-    return ValueError(f"{where}: {what}")
+class ModelError(ValueError):
+    """Error that states what to change in a user's model."""
+
+
+def _model_error(where: str, what: str) -> ModelError:
+    return ModelError(f"{where}: {what}")
 
 
 def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
@@ -430,6 +449,16 @@ def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
         return f"{failure_text}; install {error.name} here and in the worker's image"
     if _IN_PLACE.search(failure_text):
         return f"{failure_text}; it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)"
+    if _LEFT_ON_META.search(failure_text):
+        return (
+            f"{failure_text}; it takes a tensor that another layer or another forward left in a global, an attribute or a "
+            "cache, where processes of other stages and recompute have none: hand it on, or make it in this layer's own "
+            "function as a buffer"
+        )
+    if "SparseTensorImpl" in failure_text:
+        return (
+            f"{failure_text}; keep the indices and values of a sparse matrix as buffers (index_add), or the dense one"
+        )
     if needs_gpu(error):
         return (
             f"{failure_text}; a kernel for GPUs alone needs a function that states the shapes of its result "

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.families import Custom, CustomChecks, CustomKind
@@ -20,7 +20,7 @@ from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_l
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
-from trainwright_worker.layers.custom_values import Findings, ValueCheck
+from trainwright_worker.layers.custom_values import Findings, ValueCheck, plain_attributes
 from trainwright_worker.layers.fused_attention import FusedAttention
 
 CHECK_SECONDS = 120.0
@@ -213,18 +213,7 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
     )
     after = layers.boundary(number), layers.integer_formats(number)
     key = (repr(layer.module), before, after, layer.reads, kind)
-    return _Counted(kind, key, (key, type(layer.module), _constants(layer.module)))
-
-
-def _constants(module: nn.Module) -> tuple[tuple[str, str, str], ...]:
-    """Return the plain attributes of a module and of its parts, which decide what it computes besides weights."""
-    plain = (bool, int, float, complex, str, tuple, list, type(None))
-    return tuple(
-        (path, name, repr(value))
-        for path, part in module.named_modules()
-        for name, value in sorted(vars(part).items())
-        if isinstance(value, plain)
-    )
+    return _Counted(kind, key, (key, type(layer.module), plain_attributes(layer.module)))
 
 
 def _rows_apart(layers: CustomLayers) -> int:

@@ -125,6 +125,22 @@ def watching(layers: CustomLayers, number: int, layer: CustomLayer) -> Iterator[
             )
 
 
+def refuse_tensors_left_behind(
+    layers: CustomLayers, number: int, layer: CustomLayer, arguments: Sequence[Tensor]
+) -> None:
+    """Raise ValueError if the layer needs a tensor that stays on the CPU when its weights and buffers move, which they do here."""
+    layer.to("meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            outputs(layer, [value.detach().to("meta") for value in arguments])
+    except Exception as error:  # what needs values does not run there
+        if "is not on the expected device" in str(error):
+            raise layers.error(
+                f"layer {number} ({layer.class_name}) computes with a tensor that stays on the CPU when weights and buffers "
+                "move to a GPU; register it as a buffer (self.register_buffer), or move it in the forward"
+            ) from error
+
+
 def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Exception) -> ValueError:
     layer = layers.make_module(number)
     arguments = _arguments(layers, number, layer, dtype, "meta")

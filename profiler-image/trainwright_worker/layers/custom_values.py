@@ -16,16 +16,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format, needs_gpu
-from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, watching
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, ModelError, check_rows, lacks_format, needs_gpu
+from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
 from trainwright_worker.layers.layer import to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 
 TOLERANCE: Final = 1e-4
 """Norm of a difference, relative to that of the values, above which float32 results differ."""
 HALF_TOLERANCE: Final = 0.05
+_GRADIENT_FACTOR: Final = 64.0
+_CHECKED_ROWS: Final = 4
 MAX_BYTES: Final = 8 * 2**30
-_PASSES: Final = 8
+_PASSES: Final = 9
 """Forwards' worth of products that a check takes of every row, backwards counted as two."""
 _HALF_FLOPS: Final = {torch.bfloat16: 1e10, torch.float16: 5e7}
 """FLOPs above which a forward in a half format takes the CPU too long."""
@@ -49,6 +51,11 @@ class _Values(NamedTuple):
     def difference(self, other: _Values) -> float:
         """Return the largest relative difference among the three parts."""
         return max(_difference(own, others) for own, others in zip(self, other, strict=True))
+
+    def gradient_difference(self, other: _Values, factor: float) -> float:
+        """Return the largest relative difference of gradients from the other ones times a factor."""
+        pairs = zip(self[1:], other[1:], strict=True)
+        return max(_difference(own, [factor * value for value in others]) for own, others in pairs)
 
     def joined(self, other: _Values) -> _Values:
         """Return the values of both runs' rows."""
@@ -104,8 +111,9 @@ class ValueCheck:
         if reason is None:
             layer = _LayerRuns(self._layers, number, boundary)
             try:
-                results = layer.check(self.findings)
+                results = layer.check(self.findings, scales_loss=torch.float16 in self._halves)
                 self._check_halves(number, layer, results)
+                refuse_tensors_left_behind(self._layers, number, layer.layer, [*layer.boundary, *layer.data.values()])
             except (RuntimeError, NotImplementedError, AssertionError) as error:
                 if "allocate memory" in str(error):
                     reason = "the memory here is too small"
@@ -137,8 +145,9 @@ class ValueCheck:
         return self._seconds - (_computed_seconds() - self._start)
 
     def _check_fields(self) -> None:
-        """Refuse fields that half formats make infinite; remark on whole numbers that they round."""
+        """Refuse rows that depend on each other and fields that half formats make infinite; remark on rounded whole numbers."""
         layers = self._layers
+        check_rows(layers, layers.fields(0, _CHECKED_ROWS), range(_CHECKED_ROWS))
         for name, value in layers.fields(0, layers.probed_rows).items():
             for dtype in self._halves:
                 if not value.is_floating_point() or name in layers.model.keep_float32:
@@ -210,24 +219,22 @@ class _LayerRuns:
     def failure(self, error: Exception) -> ValueError:
         return self.layers.failure(self.number, self.layer, [*self.boundary, *self.data.values()], error)
 
-    def check(self, findings: Findings) -> list[Tensor]:
+    def check(self, findings: Findings, *, scales_loss: bool) -> list[Tensor]:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
         every = range(self.rows)
         if self.layers.model.mixes_rows:
-            together = self.compute(every)
-            self._check_buffers(every, together)
+            together = self._together(every, findings, scales_loss=scales_loss)
             expected = self.compute(every, recompute=True)
         else:
             first = self._alone()
-            together = self.compute(every)
-            self._check_buffers(every, together)
+            together = self._together(every, findings, scales_loss=scales_loss)
             expected = first.joined(self.compute([1]))
         difference = together.difference(expected)
         if difference > TOLERANCE:
             self._refuse_other_values(every, together)
             again = self._repeated_difference(every)
             if again > TOLERANCE:
-                raise self._rows_error(difference)
+                raise _rows_error(self, difference)
             findings.remarks.append(
                 f"rows of layer {self.number} ({self.layer.class_name}) together differ from rows alone by "
                 f"{difference:.2g} for some values and not for others, as a choice by value does"
@@ -236,9 +243,33 @@ class _LayerRuns:
             findings.remarks.append(f"the loss of layer {self.number} ({self.layer.class_name}) is not finite at first")
         return together.results
 
+    def _together(self, every: Sequence[int], findings: Findings, *, scales_loss: bool) -> _Values:
+        """Return the values of all rows. Raises ValueError for what changes with the number of forwards, or the loss's scale."""
+        together = self.compute(every)
+        self._check_buffers(every, together, findings)
+        before = plain_attributes(self.layer.module)
+        scaled = self.compute(every, gradient_factor=_GRADIENT_FACTOR)
+        where = f"layer {self.number} ({self.layer.class_name})"
+        if changed := sorted(set(plain_attributes(self.layer.module)) - set(before)):
+            name = ".".join(part for part in changed[0][:2] if part)
+            raise self.layers.error(
+                f"{where} changes its attribute {name} in every forward, and plans run other numbers of forwards "
+                "(micro-batches, replicas, recompute); leave it out, or give what it counts as a field of rows()"
+            )
+        difference = scaled.gradient_difference(together, _GRADIENT_FACTOR)
+        if scales_loss and difference > TOLERANCE and self.compute(every).difference(together) <= TOLERANCE:
+            raise self.layers.error(
+                f"{where} hands back gradients that do not grow with those that it is given (they differ by {difference:.1%}), "
+                "as a hook that clips or an autograd.Function with a loss of its own does, and float16 scales the loss; hand "
+                "that loss by row on to the last layer, which adds it, or train in another format (describe --dtype bfloat16)"
+            )
+        return together
+
     def _alone(self) -> _Values:
         try:
             return self.compute([0], recompute=True)
+        except ModelError:
+            raise
         except Exception as error:
             if needs_gpu(error):
                 raise
@@ -257,17 +288,19 @@ class _LayerRuns:
         where = f"layer {self.number} ({self.layer.class_name})"
         if (difference := self.compute(every).difference(together)) > TOLERANCE:
             raise self.layers.error(
-                f"{where} differs by {difference:.1%} between two forwards of the same rows, seed and weights; draw its "
-                "random numbers from torch's default generator, which a recomputed forward repeats, not from one of its own"
+                f"{where} differs by {difference:.1%} between two forwards of the same rows, seed and weights; keep nothing of "
+                "earlier forwards (counters, memories) outside of registered buffers, and draw random numbers from torch's "
+                "default generator, which a recomputed forward repeats, not from one of its own"
             )
         difference = self.compute(every, recompute=True).difference(together)
         if difference > TOLERANCE:
             raise self.layers.error(
-                f"{where} differs by {difference:.1%} when its forward runs a second time on the same rows, as with "
-                "recompute; keep what it changes in registered buffers"
+                f"{where} differs by {difference:.1%} with recompute, whose first forward takes no gradients and whose second "
+                "repeats it; compute the same with and without gradients (torch.is_grad_enabled), and keep what it changes in "
+                "registered buffers"
             )
 
-    def _check_buffers(self, every: Sequence[int], together: _Values) -> None:
+    def _check_buffers(self, every: Sequence[int], together: _Values, findings: Findings) -> None:
         """Raise ValueError if the layer reads buffers that it also changes by the rows: replicas would differ in them."""
         changed = self._changed_buffers()
         if not changed or self.layers.model.whole_batch:
@@ -278,9 +311,13 @@ class _LayerRuns:
         for row in (0, self.rows - 1):
             self.compute([row] * self.rows)
             states.append([value.clone() for name, value in self.layer.named_buffers() if name in changed])
-        if _difference(*states) <= TOLERANCE:
-            return  # such as those of spectral normalisation, which follow from the weights
         name = changed[0].removeprefix("module.")
+        if _difference(*states) <= TOLERANCE:  # such as those of spectral normalisation, which follow from the weights
+            findings.remarks.append(
+                f"layer {self.number} ({self.layer.class_name}) computes with buffer {name}, which each forward changes: "
+                "plans with more micro-batches change it more often"
+            )
+            return
         raise self.layers.error(
             f"layer {self.number} ({self.layer.class_name}) changes buffer {name} by the rows that it computes and also "
             "reads it, so that replicas differ and plans train different models; give CustomModel whole_batch=True"
@@ -308,26 +345,13 @@ class _LayerRuns:
         together = self.compute(every)
         return together.difference(self.compute([0]).joined(self.compute([1])))
 
-    def _rows_error(self, difference: float) -> ValueError:
-        where = f"layer {self.number} ({self.layer.class_name})"
-        norm = self.batch_norm()
-        what = f"its {type(norm).__name__} normalises over them" if norm is not None else "it mixes them"
-        way = (
-            "give CustomModel min_rows, the rows over which it may normalise at least (or use GroupNorm)"
-            if norm is not None
-            else "make it depend on each row alone, or give CustomModel whole_batch=True for a loss over the whole batch "
-            "(min_rows, if a part of it suffices)"
-        )
-        size = "100% or more" if difference >= 1 else f"{difference:.1%}"
-        return self.layers.error(
-            f"{where} gives rows together other {'losses' if self.layer.is_last else 'values'} or gradients than each alone "
-            f"(by {size}): {what}, and plans split batches in many ways; {way}"
-        )
-
-    def compute(self, rows: Sequence[int], *, recompute: bool = False, keeps_buffers: bool = False) -> _Values:
+    def compute(
+        self, rows: Sequence[int], *, recompute: bool = False, keeps_buffers: bool = False, gradient_factor: float = 1.0
+    ) -> _Values:
         """Return results and gradients of these rows, with the numbers that each row draws.
 
-        Buffers are those of the start, or with `keeps_buffers` what the run before made of them.
+        Buffers are those of the start, or with `keeps_buffers` what the run before made of them. With `recompute` results
+        are of the first forward, without gradients, as the next stage gets them.
         """
         if not keeps_buffers:
             self._restore()
@@ -338,6 +362,7 @@ class _LayerRuns:
             for value in (first.detach() for first in self.boundary)
         ]
         arguments = [*inputs, *(value[chosen].clone() for value in self.data.values())]
+        handed_on: list[Tensor] | None = None
         with (
             torch.random.fork_rng(devices=[]),
             _python_draws_nothing(self),
@@ -345,17 +370,18 @@ class _LayerRuns:
         ):
             if recompute:  # as the executor does it
                 with torch.no_grad(), RowRandomNumbers(chosen, self.drawn):
-                    outputs(self.layer, [value.clone() for value in arguments])
+                    handed_on = [value.clone() for value in outputs(self.layer, [value.clone() for value in arguments])]
                 self._restore()
             with RowRandomNumbers(chosen, self.drawn):
                 made = outputs(self.layer, arguments)
         tracked = [(place, value) for place, value in enumerate(made) if value.requires_grad]
         if tracked:
             torch.autograd.backward(
-                [value for _, value in tracked], [self._gradient(place, value, chosen) for place, value in tracked]
+                [value for _, value in tracked],
+                [gradient_factor * self._gradient(place, value, chosen) for place, value in tracked],
             )
         return _Values(
-            [value.detach() for value in made],
+            [value.detach() for value in made] if handed_on is None else handed_on,
             [value.grad if value.grad is not None else torch.zeros_like(value) for value in inputs],
             [first.grad if first.grad is not None else torch.zeros_like(first) for first in self.layer.parameters()],
         )
@@ -388,6 +414,34 @@ class _LayerRuns:
             for name, value in _state(self.layer):
                 if not torch.equal(value, self.state[name]):
                     value.copy_(self.state[name])
+
+
+def _rows_error(runs: _LayerRuns, difference: float) -> ValueError:
+    where = f"layer {runs.number} ({runs.layer.class_name})"
+    norm = runs.batch_norm()
+    what = f"its {type(norm).__name__} normalises over them" if norm is not None else "it mixes them"
+    way = (
+        "give CustomModel min_rows, the rows over which it may normalise at least (or use GroupNorm)"
+        if norm is not None
+        else "make it depend on each row alone, or give CustomModel whole_batch=True for a loss over the whole batch "
+        "(min_rows, if a part of it suffices)"
+    )
+    size = "100% or more" if difference >= 1 else f"{difference:.1%}"
+    return runs.layers.error(
+        f"{where} gives rows together other {'losses' if runs.layer.is_last else 'values'} or gradients than each alone "
+        f"(by {size}): {what}, and plans split batches in many ways; {way}"
+    )
+
+
+def plain_attributes(module: nn.Module) -> tuple[tuple[str, str, str], ...]:
+    """Return the plain attributes of a module and of its parts, which decide what it computes besides weights."""
+    plain = (bool, int, float, complex, str, tuple, list, type(None))
+    return tuple(
+        (path, name, repr(value))
+        for path, part in module.named_modules()
+        for name, value in sorted(vars(part).items())
+        if isinstance(value, plain)
+    )
 
 
 def _state(layer: CustomLayer) -> Iterator[tuple[str, Tensor]]:

@@ -364,3 +364,172 @@ class Slow(nn.Module):
 
 def slow() -> CustomModel:
     return model(Slow, linear, nn.ReLU)
+
+
+def shuffled(*, count: int, **which: int) -> dict[str, Tensor]:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(which["iteration"]))
+    return {name: value[order] for name, value in rows(count=count, **which).items()}
+
+
+def rows_in_an_order_of_the_call() -> CustomModel:
+    return model(rows=shuffled)
+
+
+class Mixup(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return 0.7 * values + 0.3 * values[torch.randperm(len(values), device=values.device)]
+
+
+def mixup() -> CustomModel:
+    return model(Mixup)
+
+
+class WithLoss(torch.autograd.Function):
+    """Adds the gradient of a loss of its own, as libraries of experts do for their balance."""
+
+    @staticmethod
+    def forward(context, values: Tensor, loss: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.ones_like(gradient[:, 0])
+
+
+class Balanced(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return WithLoss.apply(values, values.square().mean(1))
+
+
+def loss_by_a_function() -> CustomModel:
+    return model(Balanced)
+
+
+class Reversed(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        made = values * 2
+        if made.requires_grad:
+            made.register_hook(lambda gradient: -0.5 * gradient)
+        return made
+
+
+def reversed_gradient() -> CustomModel:
+    return model(Reversed)
+
+
+class Annealed(Distance):
+    """Counts its forwards, long before the count changes anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        self.step += 1
+        return super().forward(made, targets) * (1.0 if self.step < 1000 else 0.1)
+
+
+def counts_forwards() -> CustomModel:
+    return model(head=Annealed)
+
+
+class AnnealedByBuffer(Distance):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        self.step += 1
+        return super().forward(made, targets) * (self.step / 1000).to(made.dtype)
+
+
+def counts_forwards_in_a_buffer() -> CustomModel:
+    return model(head=AnnealedByBuffer)
+
+
+class ByMode(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values if torch.is_grad_enabled() else values * 2
+
+
+def reads_the_gradient_mode() -> CustomModel:
+    return model(ByMode)
+
+
+class ActNorm(nn.Module):
+    """Takes its weights from the first rows that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = nn.Parameter(torch.ones(()))
+        self.is_ready = False
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.is_ready:
+            self.size.data.copy_(1 / values.std())
+            self.is_ready = True
+        return values * self.size
+
+
+def weights_of_the_first_rows() -> CustomModel:
+    return model(ActNorm)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.arange(WIDTH) % 2 == 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.where(self.mask, values * 2, values)
+
+
+def tensor_that_is_no_buffer() -> CustomModel:
+    return model(Masked)
+
+
+LEFT: dict[str, Tensor] = {}
+
+
+class Leaves(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        LEFT["values"] = values
+        return values * 2
+
+
+class Takes(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values + LEFT["values"]
+
+
+def skip_through_a_global() -> CustomModel:
+    return model(Leaves, Takes)
+
+
+class Edges(nn.Module):
+    """A graph whose edges are read off a matrix as the layer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("edges", torch.eye(WIDTH).roll(1, 0).nonzero().T)
+
+    def forward(self, values: Tensor) -> Tensor:
+        source, target = self.edges
+        return values.index_add(1, target, values[:, source])
+
+
+def reads_values_as_it_is_made() -> CustomModel:
+    return model(Edges)
+
+
+class SparseGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(WIDTH).to_sparse())
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.sparse.mm(self.matrix, values.T).T
+
+
+def sparse_matrix() -> CustomModel:
+    return model(SparseGraph)
