@@ -29,7 +29,7 @@ DENIED = {
     "deletes": ("DELETE", "kubeflow.org", "pytorchjobs", "false"),
     "statuses": ("UPDATE", "trainwright.dev", "trainingplans/status", "false"),
 }
-"""What a policy denies in each namespace: the operation, and the expression that has to hold."""
+"""Operation that a policy denies in each namespace, and the expression that has to hold for it to pass."""
 TRIES = {
     "pins": ("patch", "pods"),
     "creates": ("create", "pytorchjobs"),

@@ -312,11 +312,11 @@ class DeviceSecondsStatus(StatusModel):
     purpose: MeasuringPurpose
     """Links, Profiles or Trials."""
     succeeded: Figure = 0.0
-    """Of gangs whose measurement counts."""
+    """Device seconds of gangs whose measurement counts."""
     failed: Figure = 0.0
-    """Of gangs that failed, or whose measurement does not count."""
+    """Device seconds of gangs that failed, or whose measurement does not count."""
     lost: Figure = 0.0
-    """Of attempts that the cluster, an edit or a suspension ended; of trials also those before nodes changed."""
+    """Device seconds of gangs that the cluster, an edit or a suspension ended, and of trials before nodes changed."""
 
     @property
     def total(self) -> float:
@@ -374,8 +374,8 @@ class TrainingPlanStatus(StatusModel):
             }
         ),
     ] = ()
-    """What measuring took of the devices, by purpose, as long as the spec asks for the same; measurements of other plans that
-    are reused took nothing."""
+    """Device seconds that measuring took, by purpose, since the spec last asked for something else. Measurements reused from
+    other plans took none."""
     candidates_ref: ConfigMapReference | None = None
     """Holds the plans that were chosen for trials, the best topK candidates and the baselines, in the order in which they
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""

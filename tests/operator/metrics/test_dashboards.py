@@ -183,7 +183,7 @@ EXPECTED: Mapping[tuple[str, str], tuple[float, tuple[str, ...], Answer]] = {
     ("Winners", "J"): (1, PLAN, {"team,good": 13, "team,later": 13}),
     ("Winners", "K"): (1, PLAN, {"team,good": round(10800 / 13), "team,later": round(10800 / 13)}),
 }  # fmt: skip
-"""What panels show at the end: to what the values are rounded, the labels, and the values."""
+"""Values of each panel at the end of the series: the unit of rounding, the labels, and the values."""
 OF_THE_PROCESS = {
     "How long a pass takes", "How long a pass waits for its turn", "How long phases take", "Passes over plans",
     "Version", "Waits", "Without an answer from the API server",

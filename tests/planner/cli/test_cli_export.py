@@ -243,7 +243,7 @@ custom:
 global_batch_size: 16
 dtype: bfloat16
 """
-"""As many layers as MODEL has, with its embedding and its head."""
+"""Model of 14 layers, as MODEL has with its embedding and its head."""
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
