@@ -199,7 +199,9 @@ class CustomLayers:
         )
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """Return these fields of the user's rows."""
+        """Return these fields of the user's rows, which are not asked for where there are none."""
+        if not fields:
+            return {}
         tensors = self._rows(seed=seed, iteration=iteration, first=first, count=count)
         return {field: tensors[field] for field in fields}
 

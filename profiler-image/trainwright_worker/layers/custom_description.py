@@ -233,7 +233,7 @@ def _count_forwards(
 
 def _count_forward(layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _ForwardCounts:
     boundary = layers.example(number - 1, rows)
-    rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+    rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
     data: Mapping[str, Tensor] = {field: value.to(device) for field, value in rows_by_field.items()}
     weights = {_storage_id(parameter) for parameter in layer.parameters()}
     stored = {_storage_id(value): value for value in (*boundary, *data.values())}

@@ -108,7 +108,7 @@ def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: tor
     rows = layers.probed_rows
     with torch.device(device):
         boundary = layers.example(number - 1, rows, dtype)
-    data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+    data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
     return [*boundary, *to_device(data, torch.device(device), dtype, layers.model.keep_float32).values()]
 
 

@@ -62,7 +62,7 @@ class _Run:
     def of(cls, layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _Run:
         boundary = layers.example(number - 1, rows)
         gradients = tuple(torch.zeros(rows, *shape) for shape in layers.boundary(number))
-        fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+        fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
         data = {name: value.to(device) for name, value in fields.items()}
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter)

@@ -210,8 +210,7 @@ class _LayerRuns:
             torch.default_generator.manual_seed(number)
             self.layer = layers.make_module(number)
             self.boundary = boundary or list(layers.example(number - 1, self.rows))
-        self.data = layers.fields(0, self.rows)
-        self.data = {name: self.data[name] for name in self.layer.reads}
+        self.data = layers.rows(self.layer.reads, seed=0, iteration=0, first=0, count=self.rows)
         self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
         self.drawn = DrawnShapes()
         self.gradients: list[Tensor] = []
