@@ -43,6 +43,7 @@ def main() -> int:
         # torch may be missing, which is reported
         from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415
         from trainwright_worker.layers.custom_formats import FORMATS  # noqa: PLC0415
+        from trainwright_worker.layers.layer import dtype_name  # noqa: PLC0415
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"there is no module {error.name} here; Trainwright's extra brings it: pip install '.[worker]'\n"
@@ -50,7 +51,7 @@ def main() -> int:
         return 2
     sys.path.insert(0, str(Path.cwd()))  # the user's module, as with python -m
     try:
-        formats = [dtype for dtype in FORMATS if arguments.dtype in {None, str(dtype).removeprefix("torch.")}]
+        formats = [dtype for dtype in FORMATS if arguments.dtype in {None, dtype_name(dtype)}]
         described = describe(arguments.entrypoint, arguments.check_seconds, formats)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")

@@ -18,7 +18,7 @@ from trainwright.worker_api import FailureReason
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
 from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose, all_gather_single
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.layer import Boundary
+from trainwright_worker.layers.layer import Boundary, dtype_name
 
 GroupWith = Callable[[int], dist.ProcessGroup | None]
 """Returns the group of this rank and another one."""
@@ -307,7 +307,7 @@ class BoundarySender:
 
 
 def _named(formats: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in formats)
+    return ", ".join(map(dtype_name, formats))
 
 
 def _listed(shapes: Iterable[tuple[int, ...]]) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, dtype_name
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
 
@@ -352,7 +352,7 @@ def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> No
                 f"{where} has no size before its first forward; state it (Linear in place of LazyLinear)"
             )
         if parameter.dtype is not torch.float32:
-            kind = str(parameter.dtype).removeprefix("torch.")
+            kind = dtype_name(parameter.dtype)
             way = (
                 "keep its real and imaginary parts as a float32 weight and join them by torch.view_as_complex in the forward"
                 if parameter.is_complex()

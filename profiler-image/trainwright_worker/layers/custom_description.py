@@ -22,6 +22,7 @@ from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
 from trainwright_worker.layers.custom_values import Findings, ValueCheck, plain_attributes
 from trainwright_worker.layers.fused_attention import FusedAttention
+from trainwright_worker.layers.layer import dtype_name
 
 CHECK_SECONDS = 120.0
 """Time that the checks of values may take by default."""
@@ -113,7 +114,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
         if other is not None:
             other.kill()
             other.communicate()
-    if missing := [str(dtype).removeprefix("torch.") for dtype in FORMATS if dtype not in dtypes]:
+    if missing := [dtype_name(dtype) for dtype in FORMATS if dtype not in dtypes]:
         findings.left_out.insert(0, f"{' and '.join(missing)}, so train it in another format (dtype)")
     checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks))
     return Custom(

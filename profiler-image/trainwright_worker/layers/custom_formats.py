@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format
-from trainwright_worker.layers.layer import to_device
+from trainwright_worker.layers.layer import dtype_name, to_device
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _PRODUCTS: Final = frozenset(
@@ -46,7 +46,7 @@ class _OneFormat(TorchDispatchMode):
             if name == "native_layer_norm" and torch.float32 in formats[1:]:
                 formats = formats[:1]
             if len(set(formats)) > 1:
-                names = " and ".join(dict.fromkeys(str(entry).removeprefix("torch.") for entry in formats))
+                names = " and ".join(dict.fromkeys(map(dtype_name, formats)))
                 raise MixedFormatsError(f"{name} of {names}, which a device refuses")
         return func(*args, **(kwargs or {}))
 
@@ -68,7 +68,7 @@ def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtyp
             except (RuntimeError, NotImplementedError) as failure:
                 if dtype is torch.float32 or not lacks_format(failure):
                     raise _failure(layers, number, dtype, failure) from failure
-                left_out = f"{_name(dtype)} of layer {number}, for which the CPU has no kernels"
+                left_out = f"{dtype_name(dtype)} of layer {number}, for which the CPU has no kernels"
     return left_out
 
 
@@ -84,8 +84,8 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
             for value in results:
                 if value.is_floating_point() and value.dtype is not dtype:
                     raise layers.error(
-                        f"layer {number} ({layer.class_name}) hands on {_name(value.dtype)} where the plan computes in "
-                        f"{_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
+                        f"layer {number} ({layer.class_name}) hands on {dtype_name(value.dtype)} where the plan computes in "
+                        f"{dtype_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
                     )
         tracked = [value for value in results if value.requires_grad]
         if tracked:
@@ -144,10 +144,6 @@ def refuse_tensors_left_behind(
 def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Exception) -> ValueError:
     layer = layers.make_module(number)
     arguments = _arguments(layers, number, layer, dtype, "meta")
-    when = "" if dtype is torch.float32 else f" in {_name(dtype)}"
+    when = "" if dtype is torch.float32 else f" in {dtype_name(dtype)}"
     way = CAST if isinstance(error, MixedFormatsError) or "dtype" in str(error) else "correct it or the one before it"
     return layers.failure(number, layer, arguments, error, when=when, otherwise=way)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -18,7 +18,7 @@ from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, ModelError, check_rows, lacks_format, needs_gpu
 from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
-from trainwright_worker.layers.layer import to_device
+from trainwright_worker.layers.layer import dtype_name, to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 
 TOLERANCE: Final = 1e-4
@@ -153,7 +153,7 @@ class ValueCheck:
                 if not value.is_floating_point() or name in layers.model.keep_float32:
                     continue
                 rounded = value.to(dtype).to(value.dtype)
-                words = str(dtype).removeprefix("torch.")
+                words = dtype_name(dtype)
                 if bool((value.isfinite() & ~rounded.isfinite()).any()):
                     largest = float(value[value.isfinite()].abs().max())
                     raise layers.error(
@@ -172,7 +172,7 @@ class ValueCheck:
             return  # the CPU lacks that of half formats, which GPUs have
         flops = self._layers.probed_rows * self._kinds[number].forward_flops_per_row
         for dtype in self._halves:
-            words = str(dtype).removeprefix("torch.")
+            words = dtype_name(dtype)
             name = f"layer {number} ({layer.layer.class_name})"
             if flops > _HALF_FLOPS[dtype] or self._seconds_left <= 0:
                 continue

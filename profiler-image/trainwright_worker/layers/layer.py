@@ -57,6 +57,11 @@ def to_device(
     }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a number format's name without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def field_dtype(value: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return the format in which layers take a field where floats are in `dtype`; None: as it is."""
     return dtype if value.is_floating_point() else None
