@@ -10,7 +10,8 @@ An entry point is a function without arguments, written `package.module:function
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
@@ -285,6 +286,14 @@ class CustomLayers:
         given = ", ".join(_format_value(argument) for argument in arguments)
         way = describe_error(error, otherwise=otherwise)
         return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
+
+
+@contextmanager
+def made_on(layers: CustomLayers, layer: int, device: str) -> Iterator[CustomLayer]:
+    """Make a layer on a device, which is torch's current one inside; random numbers of the body leave no trace."""
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.default_generator.manual_seed(layer)
+        yield layers.make_module(layer)
 
 
 def _check_makers(layers: CustomLayers) -> None:

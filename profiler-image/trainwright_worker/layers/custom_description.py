@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers, made_on
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
@@ -225,9 +225,7 @@ def _count_forwards(
     layers: CustomLayers, number: int, device: str
 ) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
     fewer = _rows_apart(layers)
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.default_generator.manual_seed(number)
-        layer = layers.make_module(number)
+    with made_on(layers, number, device) as layer:
         few, more = (_count_forward(layers, number, layer, rows, device) for rows in (fewer, 2 * fewer))
     return layer, few, more
 

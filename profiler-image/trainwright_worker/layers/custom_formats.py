@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format, made_on
 from trainwright_worker.layers.layer import dtype_name, to_device
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -73,9 +73,7 @@ def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtyp
 
 
 def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -> None:
-    with torch.random.fork_rng(devices=[]), torch.device(device), _OneFormat():
-        torch.default_generator.manual_seed(number)
-        layer = layers.make_module(number)
+    with _OneFormat(), made_on(layers, number, device) as layer:
         in_format(layer, dtype)
         arguments = _arguments(layers, number, layer, dtype, device)
         with watching(layers, number, layer):

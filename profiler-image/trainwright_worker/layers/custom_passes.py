@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
 from trainwright_worker.layers.fused_attention import FusedAttention
 from trainwright_worker.live_bytes import AllocationTracker
 
@@ -37,9 +37,7 @@ def count_passes(layers: CustomLayers, number: int, device: str, kept_bytes_per_
     """Return counts of a forward and a backward of a layer, alone, on torch's meta device or, if it needs values, the CPU."""
     low, high = _ROWS[device]
     try:
-        with torch.random.fork_rng(devices=[]), torch.device(device):
-            torch.default_generator.manual_seed(number)
-            layer = layers.make_module(number)
+        with made_on(layers, number, device) as layer:
             fewer, more = (_Run.of(layers, number, layer, rows, device) for rows in (low, high))
     except (RuntimeError, NotImplementedError):  # deliberate: profiles measure it
         return PassCounts()

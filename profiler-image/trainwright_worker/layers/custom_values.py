@@ -16,7 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, ModelError, check_rows, lacks_format, needs_gpu
+from trainwright_worker.layers.custom import (
+    CustomLayer,
+    CustomLayers,
+    ModelError,
+    check_rows,
+    lacks_format,
+    made_on,
+    needs_gpu,
+)
 from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
 from trainwright_worker.layers.layer import dtype_name, to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
@@ -206,9 +214,7 @@ class _LayerRuns:
     def __init__(self, layers: CustomLayers, number: int, boundary: list[Tensor] | None) -> None:
         self.layers, self.number = layers, number
         self.rows = layers.probed_rows
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(number)
-            self.layer = layers.make_module(number)
+        with made_on(layers, number, "cpu") as self.layer:
             self.boundary = boundary or list(layers.example(number - 1, self.rows))
         self.data = layers.rows(self.layer.reads, seed=0, iteration=0, first=0, count=self.rows)
         self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
