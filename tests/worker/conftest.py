@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,7 +80,10 @@ class Outcome:
         return {str(failure.reason) for failure in self.failures}
 
 
-BARE = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+TESTS = Path(__file__).parents[1]
+IMPORTABLE = (TESTS.parent / "planner", TESTS.parent / "profiler-image", TESTS / "worker" / "oracles")
+"""This checkout's code, whichever one is installed, and the entry points of user models."""
+BARE = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.pathsep.join(map(str, IMPORTABLE))}
 """Environment of a worker, without what this process was given."""
 LONGEST_SECONDS = 110
 
@@ -131,7 +135,7 @@ class Worker:
 
 @pytest.fixture(scope="session")
 def warm_worker() -> Iterator[WarmWorker]:
-    warm = WarmWorker({**BARE, "PYTHONPATH": str(Path(__file__).with_name("oracles"))})  # entry points of user models
+    warm = WarmWorker(BARE)
     yield warm
     warm.close()
 

@@ -37,7 +37,6 @@ from trainwright_worker.measure.layer_under_test import activation_bytes
 
 ORACLES = Path(__file__).with_name("oracles")
 GANG = Path(__file__).with_name("equivalence_gang.py")
-IMPORTABLE = {"PYTHONPATH": str(ORACLES)}
 RESNET, BERT = "outside_models:resnet18", "outside_models:distilbert"
 
 
@@ -219,9 +218,7 @@ def test_plans_over_two_processes_have_the_gradients_of_one_process(tmp_path: Pa
 @pytest.mark.timeout(300)
 def test_custom_model_is_profiled_planned_and_tried(tmp_path: Path, worker, make, bert: Custom) -> None:
     model = Model.of(bert)
-    profiled = worker.end(
-        worker.start(ProfilingTask(make.gang(1), model, 1, (1, 2, 4), iterations=3), "local", environment=IMPORTABLE)
-    )
+    profiled = worker.end(worker.start(ProfilingTask(make.gang(1), model, 1, (1, 2, 4), iterations=3), "local"))
     assert profiled.code == 0, profiled.errors
     (report,) = profiled.reports
     assert {layer.kind for layer in report.layers} == {kind.name for kind in bert.kinds}
@@ -239,7 +236,7 @@ def test_custom_model_is_profiled_planned_and_tried(tmp_path: Path, worker, make
     plan = next(plan for plan in plans if len(plan.devices) == 2)
     assert plan.devices == (Device("node-a", 0), Device("node-a", 1))
     order = TrialTask(make.gang(2), model, plan, warmup_iterations=1, iterations=3)
-    tried = worker.end(worker.start(order, "local", environment=IMPORTABLE))
+    tried = worker.end(worker.start(order, "local"))
     assert tried.code == 0, tried.errors
     assert len(tried.reports[0].iteration_seconds) == 3
     assert len(tried.reports[0].memory) == 2
