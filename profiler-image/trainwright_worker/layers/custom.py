@@ -9,7 +9,6 @@ An entry point is a function without arguments, written `package.module:function
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, dtype_name
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
@@ -29,11 +29,6 @@ INTEGERS: Final = (torch.bool, torch.int32, torch.int64)
 """Formats of integers that can pass between layers."""
 
 _MAX_MIN_ROWS = 1_000_000
-_IN_PLACE = re.compile(r"leaf Variable that requires grad|modified by an inplace operation")
-_LEFT_ON_META = re.compile(r"out of meta tensor|device meta is not on the expected device cpu")
-_NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
-_LACKS_FORMAT = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype|type c10::(Half|BFloat16)")
-"""Words of PyTorch's own failures."""
 _MIN_PROBED_ROWS = 2
 """Rows of a probe: with 1 a dimension of size 1 could pass for the rows, and batch normalisation needs more than one."""
 
@@ -212,7 +207,7 @@ class CustomLayers:
 
     def error(self, what: str) -> ValueError:
         """Return the error that states what to change in the model."""
-        return _model_error(self.name, what)
+        return model_error(self.name, what)
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
         try:
@@ -226,7 +221,7 @@ class CustomLayers:
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
                 raise self.error(
                     f"field {field!r} of rows() must be a tensor whose first dimension is the count "
-                    f"{count}, got {_format_value(value)}"
+                    f"{count}, got {format_value(value)}"
                 )
         return tensors
 
@@ -283,7 +278,7 @@ class CustomLayers:
         otherwise: str = "correct it or the one before it",
     ) -> ValueError:
         """Return the error of a layer whose forward fails on these arguments."""
-        given = ", ".join(_format_value(argument) for argument in arguments)
+        given = ", ".join(format_value(argument) for argument in arguments)
         way = describe_error(error, otherwise=otherwise)
         return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
 
@@ -390,7 +385,7 @@ def _check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
         ):
             raise layers.error(
                 f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
-                f"rows ({layers.probed_rows} here), got {_format_value(value)}"
+                f"rows ({layers.probed_rows} here), got {format_value(value)}"
             )
     if not any(value.is_floating_point() for value in boundary):
         raise layers.error(
@@ -403,7 +398,7 @@ def _check_losses(layers: CustomLayers, result: Any) -> None:
     if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != (layers.probed_rows,):
         raise layers.error(
             "the last layer must return each row's mean loss, a float tensor of shape "
-            f"({layers.probed_rows},) for {layers.probed_rows} rows, got {_format_value(result)}"
+            f"({layers.probed_rows},) for {layers.probed_rows} rows, got {format_value(result)}"
         )
 
 
@@ -423,73 +418,23 @@ def load_model(entrypoint: str) -> CustomModel:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             what = f"{module_name} imports {error.name}, which this worker has not; install that in the worker's image"
-            raise _model_error(where, what) from error
-        raise _model_error(
+            raise model_error(where, what) from error
+        raise model_error(
             where,
             f"this worker has no module {error.name}; bring it into the worker's image or into a volume that is on "
             "its PYTHONPATH, or change the name before the colon",
         ) from error
     except Exception as error:
-        raise _model_error(
+        raise model_error(
             where, f"importing {module_name} fails: {describe_error(error, otherwise='correct that module')}"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise _model_error(where, f"module {module_name} has no function {name}; change the name after the colon")
+        raise model_error(where, f"module {module_name} has no function {name}; change the name after the colon")
     try:
         model = function()
     except Exception as error:
-        raise _model_error(where, f"{name}() fails: {describe_error(error)}") from error
+        raise model_error(where, f"{name}() fails: {describe_error(error)}") from error
     if not isinstance(model, CustomModel):
-        raise _model_error(where, f"{name}() must return a CustomModel, got {type(model).__name__}")
+        raise model_error(where, f"{name}() must return a CustomModel, got {type(model).__name__}")
     return model
-
-
-class ModelError(ValueError):
-    """Error that states what to change in a user's model."""
-
-
-def _model_error(where: str, what: str) -> ModelError:
-    return ModelError(f"{where}: {what}")
-
-
-def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
-    """Return a failure of the user's code in one line, with the way out."""
-    failure_text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, ModuleNotFoundError):
-        return f"{failure_text}; install {error.name} here and in the worker's image"
-    if _IN_PLACE.search(failure_text):
-        return f"{failure_text}; it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)"
-    if _LEFT_ON_META.search(failure_text):
-        return (
-            f"{failure_text}; it takes a tensor that another layer or another forward left in a global, an attribute or a "
-            "cache, where processes of other stages and recompute have none: hand it on, or make it in this layer's own "
-            "function as a buffer"
-        )
-    if "SparseTensorImpl" in failure_text:
-        return (
-            f"{failure_text}; keep the indices and values of a sparse matrix as buffers (index_add), or the dense one"
-        )
-    if needs_gpu(error):
-        return (
-            f"{failure_text}; a kernel for GPUs alone needs a function that states the shapes of its result "
-            "(torch.library.custom_op and register_fake)"
-        )
-    return f"{failure_text}; {otherwise}"
-
-
-def needs_gpu(error: Exception) -> bool:
-    """Return whether a failure says that something runs on a GPU alone."""
-    failure_text = f"{type(error).__name__}: {error}"
-    return _NEEDS_GPU.search(failure_text) is not None and _LACKS_FORMAT.search(failure_text) is None
-
-
-def lacks_format(error: Exception) -> bool:
-    """Return whether a failure says that the CPU has no kernel in a number format."""
-    return _LACKS_FORMAT.search(str(error)) is not None
-
-
-def _format_value(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, lacks_format, made_on
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom_errors import lacks_format
 from trainwright_worker.layers.layer import dtype_name, to_device
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,15 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom import (
-    CustomLayer,
-    CustomLayers,
-    ModelError,
-    check_rows,
-    lacks_format,
-    made_on,
-    needs_gpu,
-)
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on
+from trainwright_worker.layers.custom_errors import ModelError, lacks_format, needs_gpu
 from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
 from trainwright_worker.layers.layer import dtype_name, to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
