@@ -194,6 +194,7 @@ def check_alerts(tmp_path: Path, series: dict[str, str], alert: str, expected: d
 
 
 PLAN = 'plan_namespace="a",name="%s"'
+OF_PHASE = f"trainwright_plan_phase_wait_seconds{{{PLAN}}}"
 EARLIER = f"trainwright_plan_earlier_wait_seconds{{{PLAN}}}"
 PHASE = f'trainwright_plan_phase_start_timestamp_seconds{{{PLAN},phase="Profiling",reason="%s"}}'
 WAITING = f'trainwright_plan_waiting_since_timestamp_seconds{{{PLAN},reason="%s"}}'
@@ -213,7 +214,7 @@ def test_plan_that_waited_long_for_capacity_is_not_stuck_when_it_goes_on(tmp_pat
         WAITING % ("p", "WaitingForCapacity"): "0x599 stale",
         PHASE % ("p", "WaitingForCapacity"): "0x599 stale",
         PHASE % ("p", "Running"): "_x600 0x600",
-        EARLIER % "p": steps((600, 0), (600, 36000)),
+        OF_PHASE % "p": steps((600, 0), (600, 36000)),
     }
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"5h": [], "10h10m": [], "13h50m": [], "14h10m": [STUCK]})
 
@@ -232,7 +233,7 @@ def test_plan_that_gets_no_further_is_stuck_whatever_its_reasons(tmp_path) -> No
     series = {
         PHASE % ("p", "Starting"): "0x150 stale",
         PHASE % ("p", "Running"): "_x150 0x150",
-        EARLIER % "p": "0x300",
+        OF_PHASE % "p": "0x300",
     }
     check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"3h50m": [], "4h10m": [STUCK]})
 
@@ -251,8 +252,9 @@ def test_waits_and_phases_go_on_across_restarts_of_the_operator(tmp_path, every_
     every = 60 * every_hours
     earlier = by_pods(EARLIER % "p", every, 12 // every_hours)
     stuck = by_pods(PHASE % ("p", "Running"), every, 12 // every_hours)
+    of_phase = by_pods(OF_PHASE % "p", every, 12 // every_hours)
     after = {"3h50m": [], "4h10m": [STUCK], "6h1m": [STUCK], "11h30m": [STUCK]}
-    check_alerts(tmp_path, stuck | earlier, "TrainwrightPlanStuck", after)
+    check_alerts(tmp_path, stuck | of_phase | earlier, "TrainwrightPlanStuck", after)
     waiting = by_pods(WAITING % ("p", "WaitingForCapacity"), every, 12 // every_hours)
     fires = [{"plan_namespace": "a", "reason": "WaitingForCapacity"}]
     after = {"50m": [], "1h10m": fires, "3h1m": fires, "6h1m": fires, "11h30m": fires}
@@ -269,6 +271,15 @@ def test_plan_that_waits_and_tries_by_turns_is_told_of(tmp_path) -> None:
     fires = [{"plan_namespace": "a", "reason": "WaitingForCapacity"}]
     after = {"55m": [], "1h20m": fires, "1h55m": fires, "2h5m": fires, "10h30m": fires, "10h55m": fires}
     check_alerts(tmp_path, series, "TrainwrightPlanWaitsForCapacity", after)
+
+
+def test_plan_that_waited_long_in_former_phases_is_stuck_after_four_hours_of_the_present_one(tmp_path) -> None:
+    series = {
+        PHASE % ("p", "Running"): "36000x900",
+        OF_PHASE % "p": "0x900",
+        EARLIER % "p": "36000x900",
+    }
+    check_alerts(tmp_path, series, "TrainwrightPlanStuck", {"13h50m": [], "14h10m": [STUCK]})
 
 
 def test_hundred_waiting_plans_are_one_alert(tmp_path) -> None:

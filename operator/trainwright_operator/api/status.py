@@ -296,6 +296,8 @@ class WaitingStatus(StatusModel):
     earlier_seconds: Annotated[int, Field(ge=0)] = 0
     """Seconds of the waits before, since the last edit of the spec. With the present wait they count against
     spec.waitDeadlineSeconds."""
+    earlier_phases_seconds: Annotated[int, Field(ge=0)] = 0
+    """Seconds that the plan had waited since the last edit of the spec as its present phase began."""
 
 
 class MeasuringPurpose(StrEnum):

@@ -13,7 +13,7 @@ from typing import Final
 
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import WaitingStatus
-from trainwright_operator.flow.phase import Failed, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.phase import Failed, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Explanation, Reason, explain
 from trainwright_operator.flow.snapshot import PlanFacts
 
@@ -79,17 +79,23 @@ def with_limit(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, 
     return (*without_actions, Step(condition, Failed(exhaustion, status=last.status)))
 
 
-def waiting_status(context: ReconcileContext, last: Step) -> WaitingStatus | None:
-    """Return the account after this reconciliation, or None where the plan never waited."""
-    result = last.result
-    if isinstance(result, Waiting) and result.is_lacking and result.explanation is not None:
-        reason, status = result.explanation.reason, _account(context.plan)
-        if status is not None and status.reason == reason:
-            return status.model_copy(update={"next_try": _whole(result.again_at)})
-        earlier = round(waited_seconds(context.plan, context.now))
-        return WaitingStatus(reason=reason.value, since=context.now, next_try=result.again_at, earlier_seconds=earlier)
-    waited = round(waited_seconds(context.plan, context.now))
-    return WaitingStatus(earlier_seconds=waited) if waited else None
+def waiting_status(context: ReconcileContext, last: PhaseResult, *, begins_phase: bool) -> WaitingStatus | None:
+    """Return the account after a reconciliation with this last result, or None where the plan never waited."""
+    account, waited = _account(context.plan), round(waited_seconds(context.plan, context.now))
+    of_phases = waited if begins_phase else account.earlier_phases_seconds if account is not None else 0
+    if isinstance(last, Waiting) and last.is_lacking and last.explanation is not None:
+        reason = last.explanation.reason
+        next_try = _whole(last.again_at)
+        if account is not None and account.reason == reason:
+            return account.model_copy(update={"next_try": next_try, "earlier_phases_seconds": of_phases})
+        return WaitingStatus(
+            reason=reason.value,
+            since=context.now,
+            next_try=last.again_at,
+            earlier_seconds=waited,
+            earlier_phases_seconds=of_phases,
+        )
+    return WaitingStatus(earlier_seconds=waited, earlier_phases_seconds=of_phases) if waited else None
 
 
 def seconds_until_next_look(plan: PlanFacts, now: datetime, start_look_seconds: float) -> float | None:

@@ -84,11 +84,19 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
             "phase": _phase(conditions),
             "conditions": conditions,
             "progress": _progress(steps[-1]),
-            "waiting": patience.waiting_status(context, steps[-1]),
+            "waiting": patience.waiting_status(context, last, begins_phase=_begins_phase(context, steps[-1].condition)),
             "queue_position": _queue_position(context, last),
             "device_seconds": _device_seconds(context),
         }
     )
+
+
+def _begins_phase(context: ReconcileContext, present: ConditionType) -> bool:
+    """Return whether the last reconciliation ended in another phase, which a suspension begins anew."""
+    if context.is_suspended:
+        return True
+    statuses = {condition.type: condition.status for condition in context.plan.status.conditions}
+    return present is not next((kind for kind in _PRINTED if statuses.get(kind) != "True"), None)
 
 
 def _device_seconds(context: ReconcileContext) -> tuple[DeviceSecondsStatus, ...]:

@@ -104,6 +104,11 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "of its spec.",
         _PLAN,
     ),
+    "trainwright_plan_phase_wait_seconds": MetricDefinition(
+        Kind.GAUGE,
+        "Those of trainwright_plan_earlier_wait_seconds that the plan waited in its present phase.",
+        _PLAN,
+    ),
     "trainwright_plan_internal_error": MetricDefinition(
         Kind.GAUGE, "1 for each plan that a defect of the operator stopped (reason InternalError).", _PLAN
     ),
@@ -151,18 +156,18 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         Kind.COUNTER,
         "Trials by result (succeeded, failed, void, skipped) and reason, once all of their plan have ended; other: a reason "
         "not met before.",
-        ("result", "reason"),
+        ("plan_namespace", "result", "reason"),
     ),
     "trainwright_phase_duration_seconds": MetricDefinition(
         Kind.HISTOGRAM,
         "Seconds that a phase took without waits for what the cluster lacked, by phase as `kubectl get` prints it; result: "
         "succeeded or failed.",
-        ("phase", "result"),
+        ("plan_namespace", "phase", "result"),
     ),
     "trainwright_wait_seconds": MetricDefinition(
         Kind.HISTOGRAM,
         "Seconds that a wait of a plan took, as it ends; reason: WaitingForCapacity, WaitingForQuota, WaitingForNodes or other.",
-        ("reason",),
+        ("plan_namespace", "reason"),
     ),
     "trainwright_reconcile_total": MetricDefinition(Kind.COUNTER, "Passes over a plan."),
     "trainwright_reconcile_errors_total": MetricDefinition(Kind.COUNTER, "Passes that ended with an error."),

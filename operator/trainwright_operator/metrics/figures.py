@@ -48,11 +48,18 @@ class WaitFigures:
         reason: of the present wait; empty where the plan does not wait.
         since: when the present wait began.
         earlier_seconds: of the waits before.
+        earlier_phases_seconds: of all waits before the present phase began.
     """
 
     reason: str = ""
     since: datetime | None = None
     earlier_seconds: int = 0
+    earlier_phases_seconds: int = 0
+
+    @property
+    def phase_seconds(self) -> int:
+        """Return seconds of the waits of the present phase before the present one."""
+        return max(self.earlier_seconds - self.earlier_phases_seconds, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +224,13 @@ def _waits(plan: PlanFacts, status: TrainingPlanStatus) -> WaitFigures:
     waiting = status.waiting
     if waiting is None or status.observed_generation != plan.generation:
         return WaitFigures()  # an edit of the spec begins another account
-    if waiting.reason is None or waiting.since is None:
-        return WaitFigures(earlier_seconds=waiting.earlier_seconds)
-    return WaitFigures(waiting.reason, waiting.since, waiting.earlier_seconds)
+    is_present = waiting.reason is not None and waiting.since is not None
+    return WaitFigures(
+        reason=waiting.reason or "" if is_present else "",
+        since=waiting.since if is_present else None,
+        earlier_seconds=waiting.earlier_seconds,
+        earlier_phases_seconds=waiting.earlier_phases_seconds,
+    )
 
 
 def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTraits:

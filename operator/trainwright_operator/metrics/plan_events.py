@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import FailureReason
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.status import MeasuringPurpose, Phase, TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus, TrialState
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Reason
 from trainwright_operator.flow.snapshot import PlanFacts
@@ -86,16 +86,11 @@ class PlanEvents:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counted_trials: dict[Key, set[_Ended]] = {}
         self._answers: dict[Key, _Answer | None] = {}
-        self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, [()], registry)
-        self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, [], registry)
+        self._namespaces: set[str] = set()
+        self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, registry)
+        self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, registry)
         self._phases = histogram("trainwright_phase_duration_seconds", _PHASE_BUCKETS, registry)
-        for kind in PHASE_CONDITIONS:
-            for result in _PHASE_RESULTS.values():
-                self._phases.labels(_PRINTED[kind], result)
-        self._waited_before: dict[Key, tuple[Phase, int]] = {}
         self._waits = histogram("trainwright_wait_seconds", _WAIT_BUCKETS, registry)
-        for reason in (*_WAIT_REASONS, OTHER):
-            self._waits.labels(reason)
         self._ratios = histogram("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS, registry)
         self._speedups = histogram("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS, registry)
         self._search_seconds = histogram("trainwright_search_duration_seconds", _SEARCH_BUCKETS, registry)
@@ -107,28 +102,24 @@ class PlanEvents:
         self._prepare(key, before)
         self._prepare(key, now)
         self._count_answer(key, plan.status, status, now)
-        waited_before = self._waited_before.setdefault(key, (before.stage.phase, before.waits.earlier_seconds))[1]
         if status is not plan.status:
             self._count_trials(key, before, now)
-            self._count_wait(before.waits, now.waits)
-            self._count_phases(plan, status, max(now.waits.earlier_seconds - waited_before, 0))
+            self._count_wait(key, before.waits, now.waits)
+            self._count_phases(plan, status, before.waits, now.waits)
             self._count_device_seconds(key, before, now)
             if now.search_seconds is not None and now.search_seconds != before.search_seconds:
                 self._search_seconds.labels(now.traits.planner).observe(now.search_seconds)
-        if self._waited_before[key][0] != now.stage.phase or now.waits.earlier_seconds < waited_before:
-            self._waited_before[key] = now.stage.phase, now.waits.earlier_seconds
 
     def forget(self, key: Key, last: PlanFigures | None) -> None:
         """Remove a deleted plan, whose figures were these; its counts stay."""
         counted = self._counted_trials.pop(key, None)
         if counted is not None and last is not None:
-            self._count_final_trials(counted, last)
+            self._count_final_trials(key[0], counted, last)
         self._answers.pop(key, None)
-        self._waited_before.pop(key, None)
 
     def _prepare(self, key: Key, plan: PlanFigures) -> None:
         """Export the series at 0 in which events of this plan will count, and of reasons that it has met."""
-        self._finished.add_scope((key[0],))
+        self._add_namespace(key[0])
         for trial in plan.trials:
             if trial.state.is_final:
                 self._trials.meet(trial.state.lower(), trial.reason or OTHER)
@@ -140,6 +131,19 @@ class PlanEvents:
             for purpose in MeasuringPurpose:
                 for result in DEVICE_RESULTS:
                     self._device_seconds.labels(key[0], plan.traits.accelerator, purpose.lower(), result)
+
+    def _add_namespace(self, namespace: str) -> None:
+        """Export the series of a namespace whose labels are closed."""
+        if namespace in self._namespaces:
+            return
+        self._namespaces.add(namespace)
+        self._finished.add_scope((namespace,))
+        self._trials.add_scope((namespace,))
+        for kind in PHASE_CONDITIONS:
+            for result in _PHASE_RESULTS.values():
+                self._phases.labels(namespace, _PRINTED[kind], result)
+        for reason in (*_WAIT_REASONS, OTHER):
+            self._waits.labels(namespace, reason)
 
     def _count_answer(self, key: Key, before: TrainingPlanStatus, status: TrainingPlanStatus, now: PlanFigures) -> None:
         """Count each answer once, also one that was written outside of a pass, as that of a quarantine is."""
@@ -162,13 +166,13 @@ class PlanEvents:
             key, {(trial.name, trial.end_time) for trial in before.trials if _was_counted(trial, before)}
         )
         if now.trying_since is None:
-            self._count_final_trials(counted, now)
+            self._count_final_trials(key[0], counted, now)
 
-    def _count_final_trials(self, counted: set[_Ended], plan: PlanFigures) -> None:
+    def _count_final_trials(self, namespace: str, counted: set[_Ended], plan: PlanFigures) -> None:
         for trial in plan.trials:
             if trial.state.is_final and (trial.name, trial.end_time) not in counted:
                 counted.add((trial.name, trial.end_time))
-                self._trials.count((), trial.state.lower(), trial.reason or OTHER)
+                self._trials.count((namespace,), trial.state.lower(), trial.reason or OTHER)
                 for quantity, ratio in (("time", trial.time_ratio), ("memory", trial.memory_ratio)):
                     if ratio is not None:
                         self._ratios.labels(*_ratio_labels(quantity, trial, plan.traits)).observe(ratio)
@@ -187,18 +191,20 @@ class PlanEvents:
                     labels = key[0], now.traits.accelerator, purpose.lower(), result
                     self._device_seconds.labels(*labels).inc(seconds * total / grown)
 
-    def _count_wait(self, before: WaitFigures, now: WaitFigures) -> None:
+    def _count_wait(self, key: Key, before: WaitFigures, now: WaitFigures) -> None:
         """Record a wait that has ended, or goes on for another reason."""
         if before.since is not None and (now.reason, now.since) != (before.reason, before.since):
             seconds = now.earlier_seconds - before.earlier_seconds
             if seconds > 0:  # else the account begins anew
-                self._waits.labels(before.reason if before.reason in _WAIT_REASONS else OTHER).observe(seconds)
+                reason = before.reason if before.reason in _WAIT_REASONS else OTHER
+                self._waits.labels(key[0], reason).observe(seconds)
 
-    def _count_phases(self, plan: PlanFacts, now: TrainingPlanStatus, waited_seconds: int) -> None:
-        """Record each ended phase's duration, from the last phase, its own restart or a suspension's end.
-
-        `waited_seconds`: of the first of them, which do not count.
-        """
+    def _count_phases(
+        self, plan: PlanFacts, now: TrainingPlanStatus, waits_before: WaitFigures, waits: WaitFigures
+    ) -> None:
+        """Record each ended phase's duration without waits, from the last phase, its own restart or a suspension's end."""
+        waited = max(waits.earlier_seconds, waits.earlier_phases_seconds)  # the latter: of a wait that goes on
+        waited_seconds = max(waited - waits_before.earlier_phases_seconds, 0)  # of the first phase that ended
         begun = {c.type: c.last_transition_time for c in plan.status.conditions if c.status == "Unknown"}
         decided = {c.type: c.status != "Unknown" for c in plan.status.conditions}
         times = {condition.type: condition for condition in now.conditions}
@@ -211,7 +217,7 @@ class PlanEvents:
                 start = max(since, begun.get(kind, since))
                 seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
                 result = _PHASE_RESULTS[condition.status]
-                self._phases.labels(_PRINTED[kind], result).observe(max(seconds - waited_seconds, 0.0))
+                self._phases.labels(plan.namespace, _PRINTED[kind], result).observe(max(seconds - waited_seconds, 0.0))
                 waited_seconds = 0
             since = max(since, condition.last_transition_time)
 

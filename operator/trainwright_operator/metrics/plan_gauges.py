@@ -77,13 +77,15 @@ def _phase_starts(plans: Mapping[Key, PlanFigures]) -> Metric:
 def _waits(plans: Mapping[Key, PlanFigures]) -> Iterator[Metric]:
     since = _family("trainwright_plan_waiting_since_timestamp_seconds")
     earlier = _family("trainwright_plan_earlier_wait_seconds")
+    of_phase = _family("trainwright_plan_phase_wait_seconds")
     for key, plan in plans.items():
         if plan.stage.since is None:
             continue
         earlier.add_metric(key, float(plan.waits.earlier_seconds))
+        of_phase.add_metric(key, float(plan.waits.phase_seconds))
         if plan.waits.since is not None:
             since.add_metric((*key, plan.waits.reason), plan.waits.since.timestamp())
-    yield from (since, earlier)
+    yield from (since, earlier, of_phase)
 
 
 def _profiles(plans: Mapping[Key, PlanFigures]) -> Metric:

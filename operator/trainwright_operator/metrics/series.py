@@ -40,15 +40,12 @@ class ReasonCounter:
         self,
         name: str,
         reasons: Mapping[str, Iterable[str]],
-        scopes: Iterable[tuple[str, ...]],
         registry: CollectorRegistry,
     ) -> None:
-        """Begin with the known reasons by result, and the known values of the labels before these."""
+        """Begin with the known reasons by result."""
         self._counter = counter(name, registry)
         self._reasons = {result: {*names, OTHER} for result, names in reasons.items()}
         self._scopes: set[tuple[str, ...]] = set()
-        for scope in scopes:
-            self.add_scope(scope)
 
     def add_scope(self, scope: tuple[str, ...]) -> None:
         """Export the series of a scope at 0."""

@@ -45,9 +45,11 @@ CONTRACT = {
     "trainwright_reconcile_wait_seconds", "trainwright_search_duration_seconds", "trainwright_searches",
     "trainwright_trial_predicted_over_measured_ratio", "trainwright_trials_total",
     "trainwright_plan_waiting_since_timestamp_seconds", "trainwright_plan_earlier_wait_seconds",
+    "trainwright_plan_phase_wait_seconds",
     "trainwright_wait_seconds",
 }  # fmt: skip
 RATIOS = "trainwright_trial_predicted_over_measured_ratio"
+NAMESPACE = {"plan_namespace": "default"}
 PHASE_WORDS = ("Pending", "Discovering", "MeasuringLinks", "Profiling", "Planning", "Trying")
 
 
@@ -75,10 +77,11 @@ def test_exactly_the_documented_metrics_are_exported() -> None:
     assert set(METRIC_DEFINITIONS) == CONTRACT
 
 
-def test_closed_series_stand_at_zero_from_the_start() -> None:
-    """Also on an operator that waits for the lease: `increase` loses the first event of a series that is born with it."""
+def test_closed_series_of_a_namespace_stand_at_zero_from_its_first_plan() -> None:
+    """`increase` loses the first event of a series that is born with it."""
     registry = CollectorRegistry()
-    Metrics(registry)
+    plan = World().snapshot().plan
+    Metrics(registry).record_status(plan, plan.status)
     value = registry.get_sample_value
     closed = [
         *(
@@ -94,7 +97,7 @@ def test_closed_series_stand_at_zero_from_the_start() -> None:
             for state in ("failed", "void", "skipped")
         ),
     ]
-    assert {(name, *labels.items()): value(name, labels) for name, labels in closed} == {
+    assert {(name, *labels.items()): value(name, labels | NAMESPACE) for name, labels in closed} == {
         (name, *labels.items()): 0.0 for name, labels in closed
     }
     assert "_created" not in generate_latest(registry).decode()
@@ -172,13 +175,17 @@ def test_metrics_report_winner_trials_phases_and_errors() -> None:
     assert value("trainwright_plan_predicted_rank", plan) == world.status.winner.predicted_rank
     assert value("trainwright_plan_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
     assert value("trainwright_plan_collective_error_ratio", plan) == world.status.links.collective_error > 0
-    assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
+    assert value("trainwright_trials_total", {**NAMESPACE, "result": "failed", "reason": "Crashed"}) == 1
     measured = [trial for trial in world.status.trials if trial.measured_seconds]
-    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)
+    assert value("trainwright_trials_total", {**NAMESPACE, "result": "succeeded", "reason": "MeasurementTaken"}) == len(
+        measured
+    )
     assert counted(registry, f"{RATIOS}_count", kind="time") == len(measured)
     assert counted(registry, f"{RATIOS}_count", kind="memory") == len(measured)
     for phase in PHASE_WORDS:
-        assert value("trainwright_phase_duration_seconds_count", {"phase": phase, "result": "succeeded"}) == 1, phase
+        assert (
+            value("trainwright_phase_duration_seconds_count", {**NAMESPACE, "phase": phase, "result": "succeeded"}) == 1
+        ), phase
     assert (
         value("trainwright_plans", {"plan_namespace": "default", "phase": "Succeeded", "reason": "BestTrialSelected"})
         == 1
@@ -203,7 +210,7 @@ def test_errors_of_void_trials_do_not_count() -> None:
     Metrics(registry).record_status(before, world.status.model_copy(update={"trials": [void, *others]}))
     value = registry.get_sample_value
     assert first.prediction_error is not None
-    assert value("trainwright_trials_total", {"result": "void", "reason": "EmulationTooSlow"}) == 1
+    assert value("trainwright_trials_total", {**NAMESPACE, "result": "void", "reason": "EmulationTooSlow"}) == 1
     assert counted(registry, f"{RATIOS}_count", kind="time") == len(others) > 0
 
 
@@ -224,11 +231,14 @@ def test_trial_and_phase_seconds_count_once_across_edits() -> None:
     answer()
     assert len([trial for trial in world.status.trials if trial.measured_seconds]) == 3
     value = registry.get_sample_value
-    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
+    assert value("trainwright_trials_total", {**NAMESPACE, "result": "succeeded", "reason": "MeasurementTaken"}) == 3
     assert counted(registry, f"{RATIOS}_count", kind="time") == 3
-    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planning", "result": "succeeded"}) == 2
     assert (
-        value("trainwright_phase_duration_seconds_sum", {"phase": "Planning", "result": "succeeded"})
+        value("trainwright_phase_duration_seconds_count", {**NAMESPACE, "phase": "Planning", "result": "succeeded"})
+        == 2
+    )
+    assert (
+        value("trainwright_phase_duration_seconds_sum", {**NAMESPACE, "phase": "Planning", "result": "succeeded"})
         < timedelta(hours=1).total_seconds()
     )
 
@@ -259,7 +269,7 @@ def test_suspended_time_counts_for_no_phase() -> None:
     assert world.now.timestamp() - since < 60
     told(world, metrics)
     seconds = registry.get_sample_value(
-        "trainwright_phase_duration_seconds_sum", {"phase": "MeasuringLinks", "result": "succeeded"}
+        "trainwright_phase_duration_seconds_sum", {**NAMESPACE, "phase": "MeasuringLinks", "result": "succeeded"}
     )
     assert 0 < seconds < timedelta(hours=1).total_seconds()
 
@@ -283,7 +293,63 @@ def test_waits_are_told_by_their_beginning_and_are_no_part_of_phases() -> None:
     assert world.succeeded == "True"
     assert value("trainwright_plan_waiting_since_timestamp_seconds", waiting) is None
     assert value("trainwright_plan_earlier_wait_seconds", plan) is None
-    assert value("trainwright_wait_seconds_sum", {"reason": "WaitingForCapacity"}) > timedelta(hours=3).total_seconds()
+    assert (
+        value("trainwright_wait_seconds_sum", {**NAMESPACE, "reason": "WaitingForCapacity"})
+        > timedelta(hours=3).total_seconds()
+    )
+    assert 0 < counted(registry, "trainwright_phase_duration_seconds_sum") < timedelta(hours=1).total_seconds()
+
+
+def test_waits_of_former_phases_are_no_part_of_the_present_one() -> None:
+    registry, world = CollectorRegistry(), World(others={"n1": 2})
+    metrics, plan = Metrics(registry), {"plan_namespace": "default", "name": "demo"}
+
+    def waited() -> tuple[float | None, float | None]:
+        value = registry.get_sample_value
+        return value("trainwright_plan_earlier_wait_seconds", plan), value("trainwright_plan_phase_wait_seconds", plan)
+
+    told(world, metrics, 10)
+    world.now += timedelta(hours=3)
+    told(world, metrics, 2)
+    world.others = {}
+    while world.status.waiting.reason is not None:
+        told(world, metrics, 1)
+    assert world.status.phase == "MeasuringLinks"
+    earlier, of_phase = waited()
+    assert earlier == of_phase > timedelta(hours=3).total_seconds()
+    while world.status.phase == "MeasuringLinks":
+        told(world, metrics, 1)
+    assert waited() == (earlier, 0)
+    world.others = {"n1": 2, "n2": 2, "n3": 2}
+    while world.status.waiting.reason is None:
+        told(world, metrics, 1)
+    assert waited() == (earlier, 0)
+    world.now += timedelta(hours=1)
+    told(world, metrics, 1)
+    world.others = {}
+    while world.status.waiting.reason is not None:
+        told(world, metrics, 1)
+    total, of_phase = waited()
+    assert earlier + of_phase == total
+    assert timedelta(hours=1).total_seconds() < of_phase < timedelta(hours=2).total_seconds()
+    world.spec = world.spec.model_copy(update={"suspend": True})
+    told(world, metrics, 3)
+    world.spec = world.spec.model_copy(update={"suspend": False})
+    told(world, metrics, 1)
+    assert waited() == (total, 0), "a suspension begins the phase anew"
+
+
+def test_phase_without_its_waits_is_counted_also_by_an_operator_that_saw_none_of_them() -> None:
+    world = World(others={"n1": 2})
+    told(world, Metrics(CollectorRegistry()), 10)
+    world.now += timedelta(hours=3)
+    told(world, Metrics(CollectorRegistry()), 2)
+    world.others = {}
+    while world.status.waiting.reason is not None:
+        told(world, Metrics(CollectorRegistry()), 1)
+    registry = CollectorRegistry()
+    told(world, Metrics(registry))
+    assert world.succeeded == "True"
     assert 0 < counted(registry, "trainwright_phase_duration_seconds_sum") < timedelta(hours=1).total_seconds()
 
 
@@ -372,7 +438,7 @@ def test_phases_count_when_their_status_is_written(server: type[MemoryApi], coun
                 await reconciler._decide_and_apply(snapshot, memory)
             found.append(
                 registry.get_sample_value(
-                    "trainwright_phase_duration_seconds_count", {"phase": "Pending", "result": "succeeded"}
+                    "trainwright_phase_duration_seconds_count", {**NAMESPACE, "phase": "Pending", "result": "succeeded"}
                 )
             )
         return found
