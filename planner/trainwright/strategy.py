@@ -95,6 +95,11 @@ class Strategy:
         return self.replace(sharding=sharding, sequence_parallel=divides, keep_gathered_weights=keeps)
 
     @property
+    def divides_weights(self) -> bool:
+        """True if a rank updates a part of a weight alone."""
+        return self.tensor > 1 or self.effective.sharding is not Sharding.NONE
+
+    @property
     def arrangement(self) -> Strategy:
         """The strategy with its degrees and order alone, which say where ranks are."""
         return Strategy(self.tensor, self.data, self.order)

@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -106,6 +106,13 @@ def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> Non
     the plan: two processes of a node would share a GPU.
     """
     dist.barrier(group, device_ids=None if device.index is None else [device.index])  # noqa: TID251
+
+
+def sum_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the sums of numbers over all ranks; all of them call this."""
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return [read_value(value) for value in total]
 
 
 def release_cached_memory(device: torch.device) -> None:

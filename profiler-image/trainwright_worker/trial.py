@@ -35,6 +35,7 @@ from trainwright_worker.device import (
     check_capacity,
     read_value,
     release_cached_memory,
+    sum_over_ranks,
     synchronize,
 )
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
@@ -93,7 +94,7 @@ def measure_trial(
     with _without_garbage_collection():
         iterations = _time_iterations(task, assignment, executor, device, watchdog)
     own = (executor.pacer.paced, executor.pacer.late, executor.skipped_updates) if executor else (0, 0, 0)
-    paced, late, skipped = map(round, _sum_over_ranks([float(count) for count in own], device))
+    paced, late, skipped = map(round, sum_over_ranks([float(count) for count in own], device))
     skipped //= len(task.plan.devices)  # all of them skip the same updates
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
@@ -210,7 +211,7 @@ def _time_iterations(
         synchronize(device)
         elapsed = time.perf_counter() - begin
         watchdog.beat(f"gathering the times of iteration {number}")
-        losses += _sum_over_ranks([loss], device)
+        losses += sum_over_ranks([loss], device)
         if number == 0:
             first = _first_loss(task, observer, losses[0], device)
             if executor:
@@ -233,7 +234,7 @@ def _first_loss(task: TrialTask, observer: ForwardObserver, loss: float, device:
     """
     absolute = read_value(observer.absolute_loss) / task.plan.global_batch_size
     own = [float(dependence in observer.dependences) for dependence in LossDependence]
-    mean_absolute, *counts = _sum_over_ranks([absolute, *own], device)
+    mean_absolute, *counts = sum_over_ranks([absolute, *own], device)
     model = task.model
     if not _is_finite(loss) or not _is_finite(mean_absolute):
         layers = len(model.layers)
@@ -295,12 +296,6 @@ def _record_timeline(
         max(seconds for seconds, _ in timelines), tuple(timeline_by_device[used] for used in task.plan.devices)
     )
     return timeline.at_most(MAX_MOMENTS)
-
-
-def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
-    total = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return [read_value(value) for value in total]
 
 
 def _track_memory(

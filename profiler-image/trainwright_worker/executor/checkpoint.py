@@ -25,6 +25,8 @@ from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.families import Family
 from trainwright_worker.executor.checkpoint_chunks import (
+    BUFFERS,
+    WEIGHTS,
     CheckpointError,
     TileLoadPlanner,
     TileSavePlanner,
@@ -125,7 +127,7 @@ def load(executor: PlanExecutor, folder: Path) -> int:
             optimizer's. The executor's state is undefined if reading has begun.
     """
     executor.beat(f"loading the checkpoint {folder}")
-    state = _run_on_all_ranks(executor, folder, lambda: _state_to_resume(executor, folder))
+    state = _run_on_all_ranks(executor, folder, lambda: _begin_loading(executor, folder))
     planner = TileLoadPlanner(list(resident_tiles(executor)), folder, executor.beat)
     with raise_first_error(folder, executor.plan_ranks.ranks):
         read(
@@ -164,7 +166,7 @@ def _start_saving(executor: PlanExecutor, folder: Path, temporary: Path, iterati
     loss_scale = executor.loss_scale
     state = TrainingState(
         executor.model.family,
-        executor.training.optimizer,
+        executor.optimizer.name,
         iteration,
         executor.optimizer.updates,
         loss_scale.factor if loss_scale.active else None,
@@ -196,11 +198,13 @@ def read_training_state(folder: Path) -> TrainingState:
     return state
 
 
-def _state_to_resume(executor: PlanExecutor, folder: Path) -> TrainingState:
-    """Return the checkpoint's training state. Raises CheckpointError if this run cannot resume from it."""
+def _begin_loading(executor: PlanExecutor, folder: Path) -> TrainingState:
+    """Return the checkpoint's training state, and make room for it. Raises CheckpointError if this run cannot resume from it."""
     state = read_training_state(folder)
-    if problem := state.mismatch(executor.model.family, executor.training.optimizer):
+    if problem := state.mismatch(executor.model.family, executor.optimizer.name):
         raise CheckpointError(f"{folder}: {problem}")
+    stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    executor.optimizer.begin_resuming(has_states=bool({name.split("/")[0] for name in stored} - {WEIGHTS, BUFFERS}))
     return state
 
 

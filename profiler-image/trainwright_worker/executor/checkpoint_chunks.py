@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.executor import PlanExecutor
-from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
+from trainwright_worker.executor.flat_parameter import FlatParameter, Weight, WeightPart
 from trainwright_worker.executor.parameter_groups import tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import RunRanks
 from trainwright_worker.executor.stage_module import RankLayer
@@ -114,32 +114,38 @@ class _RankState:
     """State of a flat parameter on this rank.
 
     Attributes:
-        states: this rank's shard of each kind of state, flat like `master_shard`.
+        states: of each part of a weight, by kind: flat values, or a state that belongs to the weight as a whole.
         run: run whose tensor degree splits the weights.
         rank: this rank, of that run.
     """
 
     flat_parameter: FlatParameter
-    states: dict[str, Tensor]
+    states: tuple[tuple[WeightPart, dict[str, Tensor]], ...]
     run: RunRanks
     rank: int
 
     def tiles(self, low: int, high: int, max_values: int = sys.maxsize) -> Iterator[StateTile]:
         """Yield this rank's part of values `low … high - 1` of the flat parameter, in tiles of at most `max_values` values."""
-        flat_parameter = self.flat_parameter
-        low, high = max(low, flat_parameter.shard_start), min(high, flat_parameter.shard_stop)
-        for weight, start in zip(flat_parameter.weights, flat_parameter.starts, strict=True):
-            size = weight.parameter.numel()
-            position = max(low, start)
-            for box in tiles_of_interval(
-                tuple(weight.parameter.shape), position - start, min(high - start, size), max_values
-            ):
-                for kind, flat in self.states.items():
-                    values = flat[
-                        position - flat_parameter.shard_start : position - flat_parameter.shard_start + box.numel
-                    ].view(box.sizes)
-                    yield self._state_tile(kind, weight, box, values)
+        for part, states in self.states:
+            begin = self.flat_parameter.shard_start + part.start - part.first
+            first, stop = max(low - begin, part.first), min(high - begin, part.stop)
+            position = first - part.first
+            for box in tiles_of_interval(tuple(part.weight.parameter.shape), first, stop, max_values):
+                for kind, flat in states.items():
+                    if flat.shape == (part.stop - part.first,):
+                        values = flat[position : position + box.numel].view(box.sizes)
+                        yield self._state_tile(kind, part.weight, box, values)
                 position += box.numel
+
+    def whole_states(self, intervals: Sequence[tuple[int, int]] | None = None) -> Iterator[StateTile]:
+        """Yield states that belong to weights as a whole; with intervals, those of weights that begin in one of them."""
+        for part, states in self.states:
+            begin = self.flat_parameter.shard_start + part.start - part.first
+            if intervals is None or any(low <= begin < high for low, high in intervals):
+                for kind, state in states.items():
+                    if state.shape != (part.stop - part.first,):
+                        shape = tuple(state.shape)
+                        yield StateTile(f"{kind}/{part.weight.name}", shape, Tile((0,) * len(shape), shape), state)
 
     def _state_tile(self, kind: str, weight: Weight, tile: Tile, values: Tensor) -> StateTile:
         shape, name = list(weight.parameter.shape), f"{kind}/{weight.name}"
@@ -179,6 +185,7 @@ def resident_tiles(executor: PlanExecutor) -> Iterator[StateTile]:
     """Yield all state that this rank holds."""
     for holding in _rank_states(executor):
         yield from holding.tiles(0, holding.flat_parameter.size)
+        yield from holding.whole_states()
     for layer in executor.stage.layers:
         yield from _buffer_tiles(layer)
 
@@ -198,8 +205,11 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
         if executor.rank in writing_run.ranks and (
             tied_group is None or tied_group.has_same_part(writing_run, holding.run)
         ):
-            for low, high in holding.write_intervals():
+            intervals = holding.write_intervals()
+            for low, high in intervals:
                 yield from holding.tiles(low, high, max_values)
+            if holding.run.tensor_shard(executor.rank)[0] == 0:
+                yield from holding.whole_states(intervals)
     for layer in executor.stage.layers:
         position = layer.run.position_of(executor.rank)
         if (position.replica, position.tensor_rank) == (0, 0):
@@ -216,15 +226,18 @@ def _buffer_tiles(layer: RankLayer, max_values: int = sys.maxsize) -> Iterator[S
 
 
 def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
-    stage, optimizer = executor.stage, executor.optimizer
-    for flat_parameter, states in zip(stage.flat_parameters, optimizer.states, strict=True):
+    stage = executor.stage
+    for number, flat_parameter in enumerate(stage.flat_parameters):
         run = next(
             layer.run
             for layer in stage.layers
             if any(use.flat_parameter is flat_parameter for use in layer.parameter_uses)
         )
-        named = dict(zip(optimizer.state_names, states, strict=True))
-        yield _RankState(flat_parameter, {WEIGHTS: flat_parameter.master_shard, **named}, run, executor.rank)
+        states = tuple(
+            (part, {WEIGHTS: part.of(flat_parameter.master_shard), **executor.optimizer.states_of(number, part)})
+            for part in flat_parameter.own_parts
+        )
+        yield _RankState(flat_parameter, states, run, executor.rank)
 
 
 class CheckpointError(ValueError):

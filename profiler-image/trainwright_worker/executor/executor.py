@@ -21,13 +21,20 @@ from trainwright_worker.executor.boundary_exchange import BoundaryExchange, Boun
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
 from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.layer_passes import LayerPasses, MicroBatchRows
-from trainwright_worker.executor.optimizer import GradientNorm, GradientScaling, LossScale, make_optimizer
+from trainwright_worker.executor.optimizer import (
+    GradientNorm,
+    GradientScaling,
+    LossScale,
+    Optimizer,
+    make_optimizer,
+)
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import TORCH_DTYPES, StageBuilder
 from trainwright_worker.executor.stage_order import Operation, StageOrder
-from trainwright_worker.layers.layer import Boundary, Data, to_device
+from trainwright_worker.executor.torch_optimizer import OptimizerChoice, TorchOptimizer
+from trainwright_worker.layers.layer import Boundary, Data, ReadRows, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.synthetic_data import hash_seed
 
@@ -37,10 +44,11 @@ class TrainingConfig:
     """Training hyperparameters, equal for all plans under comparison.
 
     Attributes:
+        optimizer: one of the worker's own, by name, with `learning_rate`; or a user's, which has its own.
         clip_norm: maximum norm of the gradients over all weights; None disables clipping.
     """
 
-    optimizer: str = "adam"
+    optimizer: str | OptimizerChoice = "adam"
     learning_rate: float = 1e-3
     seed: int = 0
     clip_norm: float | None = None
@@ -110,7 +118,11 @@ class PlanExecutor:
             self._tensor_group,
             self.beat,
         ).build(training.seed)
-        self.optimizer = make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)
+        self.optimizer: Optimizer = (
+            make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)
+            if isinstance(training.optimizer, str)
+            else TorchOptimizer(self.stage.flat_parameters, training.optimizer, plan, self.device)
+        )
         self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
         self.passes = LayerPasses(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
@@ -139,8 +151,12 @@ class PlanExecutor:
         group = self.groups.group_of(run.tensor_group_ranks(self.rank))
         return TensorGroup(group, ranks, self.rank, self.pacer, self.recorder, self.beat)
 
-    def make_batch(self, iteration: int) -> Batch:
-        """Return this rank's data of one iteration; row i of the batch is the same under every plan."""
+    def make_batch(self, iteration: int, read_rows: ReadRows | None = None) -> Batch:
+        """Return this rank's data of one iteration; row i of the batch is the same under every plan.
+
+        `read_rows`: other rows than the model's own.
+        """
+        read_rows = read_rows or self.family_layers.rows
         rows_by_run = []
         for run in self.stage.runs:
             fields = tuple(dict.fromkeys(field for layer in run for field in layer.module.reads))
@@ -148,17 +164,21 @@ class PlanExecutor:
             first = self.plan_ranks.first_row(self.stage_ranks.pipeline) + start
             rows_by_run.append(
                 tuple(
-                    self._rows(fields, iteration, first + number * self.pipeline.micro_batch_size, stop - start)
+                    self._rows(
+                        read_rows, fields, iteration, first + number * self.pipeline.micro_batch_size, stop - start
+                    )
                     for number in range(self.pipeline.micro_batches)
                 )
             )
         return Batch(iteration, tuple(rows_by_run))
 
-    def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> MicroBatchRows:
+    def _rows(
+        self, read_rows: ReadRows, fields: tuple[str, ...], iteration: int, first: int, count: int
+    ) -> MicroBatchRows:
         seed = self.training.seed
         rows: Data = {}
         if fields:
-            rows = self.family_layers.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
+            rows = read_rows(fields, seed=seed, iteration=iteration, first=first, count=count)
         on_device = to_device(rows, self.device, TORCH_DTYPES[self.model.dtype], self.model.float32_fields)
         return MicroBatchRows(on_device, hash_seed(seed, iteration, first))
 
@@ -181,6 +201,32 @@ class PlanExecutor:
         loss = read_value(self.passes.loss) / self.plan.global_batch_size
         self._count_update(scaling)
         return loss
+
+    def evaluate(self, batch: Batch) -> float:
+        """Run forwards alone, in evaluation mode. Returns this rank's contribution to the mean loss over the batch's rows."""
+        modules = [module for layer in self.stage.layers for module in layer.module.modules() if module.training]
+        for module in modules:
+            module.training = False
+        self.passes.clear_loss()
+        receiver, sender = self.boundaries.activation_receiver, self.boundaries.activation_sender
+        for micro_batch in range(self.pipeline.micro_batches):
+            self.beat(f"evaluating {micro_batch}")
+            self.run_ahead.wait()
+            boundary: Boundary = ()
+            if receiver is not None:
+                receiver.post_receive()
+                boundary, _ = receiver.wait_for_next()
+            boundary = self.passes.evaluate(micro_batch, boundary, [run[micro_batch] for run in batch.rows])
+            if sender is not None:
+                sender.send(micro_batch, boundary)
+                sender.wait_for_sends([micro_batch - len(self.pipeline.stages)])
+            self.run_ahead.mark()
+        self.boundaries.wait_for_sends()
+        for flat_parameter in self.stage.flat_parameters:
+            flat_parameter.reshard()
+        for module in modules:
+            module.training = True
+        return read_value(self.passes.loss) / self.plan.global_batch_size
 
     def _update(self, scaling: GradientScaling | None) -> None:
         self.pacer.reset_due()

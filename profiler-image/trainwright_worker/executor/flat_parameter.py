@@ -71,6 +71,25 @@ def _align(count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightPart:
+    """Part of a weight that a rank updates.
+
+    Attributes:
+        first, stop: its values of the flattened weight.
+        start: its first value in tensors that lie as the shard of the flat parameter.
+    """
+
+    weight: Weight
+    first: int
+    stop: int
+    start: int
+
+    def of(self, shard: Tensor) -> Tensor:
+        """Return the part of a tensor that lies as the shard, flat."""
+        return shard[self.start : self.start + self.stop - self.first]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardGroup:
     """Ranks that shard a flat parameter; a single rank shards nothing.
 
@@ -169,6 +188,16 @@ class FlatParameter:
             if low < high:
                 self._beat(f"drawing {weight.name}")
                 weight.write_initial_values(target[low - start : high - start], low - first)
+
+    @property
+    def own_parts(self) -> tuple[WeightPart, ...]:
+        """Parts of the weights, in their order, that lie in this rank's shard."""
+        parts = []
+        for weight, begin in zip(self.weights, self.starts, strict=True):
+            low, high = max(self.shard_start, begin), min(self.shard_stop, begin + weight.parameter.numel())
+            if low < high:
+                parts.append(WeightPart(weight, low - begin, high - begin, low - self.shard_start))
+        return tuple(parts)
 
     @property
     def is_sharded(self) -> bool:

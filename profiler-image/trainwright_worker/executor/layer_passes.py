@@ -104,6 +104,22 @@ class LayerPasses:
     def forward(self, micro_batch: int, boundary: Boundary, rows: Sequence[MicroBatchRows]) -> Boundary:
         """Return the stage's output boundary. `rows`: those of each run."""
         stored: list[_StoredForward] = []
+        boundary = self._forward(micro_batch, boundary, rows, stored)
+        self._in_flight[micro_batch] = stored
+        return boundary
+
+    @torch.no_grad()
+    def evaluate(self, micro_batch: int, boundary: Boundary, rows: Sequence[MicroBatchRows]) -> Boundary:
+        """Return the stage's output boundary of a forward that no backward follows."""
+        return self._forward(micro_batch, boundary, rows, None)
+
+    def _forward(
+        self,
+        micro_batch: int,
+        boundary: Boundary,
+        rows: Sequence[MicroBatchRows],
+        stored: list[_StoredForward] | None,
+    ) -> Boundary:
         for run_index, run in enumerate(self._stage.runs):
             if run_index in self._forward_relayouts:
                 with self._communication(Action.MOVE):
@@ -111,11 +127,10 @@ class LayerPasses:
             for layer in run:
                 self._beat(f"forward {micro_batch}, layer {layer.number}")
                 boundary = self._forward_layer(layer, boundary, rows[run_index], stored)
-        self._in_flight[micro_batch] = stored
         return boundary
 
     def _forward_layer(
-        self, layer: RankLayer, boundary: Boundary, rows: MicroBatchRows, stored: list[_StoredForward]
+        self, layer: RankLayer, boundary: Boundary, rows: MicroBatchRows, stored: list[_StoredForward] | None
     ) -> Boundary:
         self._unshard_weights(layer, self._layer_index[layer.number] + 1)
         if layer.scatters_boundary:
@@ -123,7 +138,7 @@ class LayerPasses:
         laid_out = layer.module.lay_out(tuple(tensor.detach() for tensor in boundary))
         inputs = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in laid_out)
         buffers: BufferValues = ()
-        if layer.is_recomputed:
+        if layer.is_recomputed and stored is not None:
             with torch.no_grad():
                 output, buffers = self._recomputed[layer.number].run(
                     inputs, _fields(layer, rows), partial(self._compute, layer, _seed(layer, rows))
@@ -135,7 +150,8 @@ class LayerPasses:
             self.loss += output.loss.detach()
         if self.observer is not None:
             self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
-        stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output, buffers))
+        if stored is not None:
+            stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output, buffers))
         self._reshard_weights(layer, is_last_pass=False)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
 

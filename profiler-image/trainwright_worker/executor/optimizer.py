@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright_worker.executor.flat_parameter import FlatParameter
+from trainwright_worker.executor.flat_parameter import FlatParameter, WeightPart
 
 
 @dataclass(frozen=True)
@@ -39,45 +39,85 @@ class GradientScaling:
 
 
 class Optimizer(ABC):
-    """Optimizer that updates each rank's master shards in place with torch's fused kernels.
-
-    The results equal torch.optim's, whose construction loads torch's compiler: seconds per process.
+    """Optimizer that updates each rank's master shards in place.
 
     Attributes:
-        state_names: names of the state tensors of one flat parameter.
-        states: `[flat parameter][state name]` tensors.
+        name: name of the optimizer in checkpoints.
         updates: number of updates so far, which the executor counts, since the device may skip one.
     """
 
-    state_names: ClassVar[tuple[str, ...]]
+    name: str
 
-    def __init__(self, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, flat_parameters: Sequence[FlatParameter]) -> None:
         self.flat_parameters = tuple(flat_parameters)
-        self.states = [
-            [torch.zeros_like(flat_parameter.master_shard) for _ in self.state_names]
-            for flat_parameter in flat_parameters
-        ]
+        self.updates = 0
+
+    def begin_resuming(self, *, has_states: bool) -> None:
+        """Make room for the states of a checkpoint, if it has some. The weights are read after this, too."""
+        del has_states  # the worker's own optimizers always have them
         self.updates = 0
 
     def resume(self, updates: int) -> None:
-        """Continue after `updates` updates, whose results `states` already holds."""
+        """Continue after `updates` updates, whose results the states already hold."""
         self.updates = updates
 
     @property
     def resident_tensors(self) -> list[Tensor]:
         """Weights, gradients and optimizer state: tensors that persist between iterations."""
         tensors = [tensor for flat_parameter in self.flat_parameters for tensor in flat_parameter.resident_tensors]
-        return tensors + [state for states in self.states for state in states]
+        return tensors + self.state_tensors
+
+    @property
+    @abstractmethod
+    def state_tensors(self) -> list[Tensor]:
+        """All states."""
+
+    @abstractmethod
+    def states_of(self, number: int, part: WeightPart) -> dict[str, Tensor]:
+        """Return the states of a part of the number-th flat parameter, by their names in checkpoints.
+
+        Those with a value for each of the part's are flat; others belong to the weight as a whole.
+        """
 
     @abstractmethod
     def step(self, scaling: GradientScaling | None) -> None:
         """Update the master weights with the reduced gradients, which become the scaled ones."""
 
 
-class Sgd(Optimizer):
+class FusedOptimizer(Optimizer):
+    """Optimizer of torch's fused kernels, one call for a flat parameter.
+
+    The results equal torch.optim's, whose construction loads torch's compiler: seconds per process.
+
+    Attributes:
+        state_names: names of the state tensors of one flat parameter.
+        states: `[flat parameter][state name]` tensors.
+    """
+
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> None:
+        super().__init__(flat_parameters)
+        self.learning_rate = learning_rate
+        self.states = [
+            [torch.zeros_like(flat_parameter.master_shard) for _ in self.state_names]
+            for flat_parameter in flat_parameters
+        ]
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """All states."""
+        return [state for states in self.states for state in states]
+
+    def states_of(self, number: int, part: WeightPart) -> dict[str, Tensor]:
+        """Return the states of a part, flat."""
+        return {name: part.of(state) for name, state in zip(self.state_names, self.states[number], strict=True)}
+
+
+class Sgd(FusedOptimizer):
     """Stochastic gradient descent with momentum 0.9: one state value per parameter."""
 
+    name = "sgd"
     state_names = ("momentum",)
     _MOMENTUM = 0.9
 
@@ -99,9 +139,10 @@ class Sgd(Optimizer):
             )
 
 
-class Adam(Optimizer):
+class Adam(FusedOptimizer):
     """Adam (Kingma and Ba, 2015, Algorithm 1): two state values per parameter."""
 
+    name = "adam"
     state_names = ("mean", "square")
     _DECAYS = (0.9, 0.999)
     _EPSILON = 1e-8
@@ -141,11 +182,11 @@ def _kernel_arguments(scaling: GradientScaling | None) -> dict[str, Tensor]:
     return {} if scaling is None else {"grad_scale": scaling.divisor, "found_inf": scaling.overflow}
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd}
+OPTIMIZERS: dict[str, type[FusedOptimizer]] = {optimizer.name: optimizer for optimizer in (Adam, Sgd)}
 """Optimizers by name."""
 
 
-def make_optimizer(name: str, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> Optimizer:
+def make_optimizer(name: str, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> FusedOptimizer:
     return OPTIMIZERS[name](flat_parameters, learning_rate)
 
 

@@ -210,20 +210,7 @@ class CustomLayers:
         return model_error(self.name, what)
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
-        try:
-            with torch.device("cpu"):  # a data loader draws and indexes there, whatever device the layers are on
-                tensors = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
-        except Exception as error:
-            raise self.error(f"rows() fails for {count} rows: {describe_error(error)}") from error
-        if not isinstance(tensors, Mapping):
-            raise self.error(f"rows() must return a dict of tensors, got {type(tensors).__name__}")
-        for field, value in tensors.items():
-            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
-                raise self.error(
-                    f"field {field!r} of rows() must be a tensor whose first dimension is the count "
-                    f"{count}, got {format_value(value)}"
-                )
-        return tensors
+        return read_user_rows(self.name, self.model.rows, seed=seed, iteration=iteration, first=first, count=count)
 
     def make_module(self, layer: int) -> CustomLayer:
         """Build the layer on torch's current device, with weights of its current random generator."""
@@ -289,6 +276,27 @@ def made_on(layers: CustomLayers, layer: int, device: str) -> Iterator[CustomLay
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(layer)
         yield layers.make_module(layer)
+
+
+def read_user_rows(  # noqa: PLR0913 (which rows, and whose)
+    where: str, rows: Rows, *, seed: int, iteration: int, first: int, count: int
+) -> Mapping[str, Tensor]:
+    """Return what a user's function returns; raises ValueError that begins with `where` and states what to change."""
+    try:
+        with torch.device("cpu"):  # a data loader draws and indexes there, whatever device the layers are on
+            tensors = rows(seed=seed, iteration=iteration, first=first, count=count)
+    except Exception as error:
+        raise model_error(where, f"rows() fails for {count} rows: {describe_error(error)}") from error
+    if not isinstance(tensors, Mapping):
+        raise model_error(where, f"rows() must return a dict of tensors, got {type(tensors).__name__}")
+    for field, value in tensors.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+            raise model_error(
+                where,
+                f"field {field!r} of rows() must be a tensor whose first dimension is the count {count}, "
+                f"got {format_value(value)}",
+            )
+    return tensors
 
 
 def _check_makers(layers: CustomLayers) -> None:

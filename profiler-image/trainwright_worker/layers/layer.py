@@ -148,6 +148,15 @@ class Layer(nn.Module, ABC):
         """Compute the layer's output for some rows; `data` holds the fields in `reads`."""
 
 
+class ReadRows(Protocol):
+    """Source of training data."""
+
+    def __call__(
+        self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int
+    ) -> Mapping[str, Tensor]:
+        """Return rows `first … first + count - 1` of an iteration's batch; they depend only on seed, iteration and row."""
+
+
 class FamilyLayers(Protocol):
     """Layers of a model: their construction, the boundaries between them, and the training data."""
 
