@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
-from trainwright.model import Model
+from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
 from trainwright.strategy import Strategy
 from trainwright.worker_api import FailureReason, Gang, LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
@@ -140,7 +140,7 @@ def _trial_problems(task: TrialTask) -> Iterator[str]:
         mismatched = min(planned ^ available)
         where = "in the plan, but not in the gang" if mismatched in planned else "in the gang, but not in the plan"
         yield f"device {mismatched} is {where}; a trial's gang holds exactly the plan's devices"
-    yield from _plan_problems(task.plan, task.model)
+    yield from plan_problems(task.plan, task.model)
     yield from _check_problems(task)
 
 
@@ -152,17 +152,23 @@ def _series_problems(task: TrialSeriesTask) -> Iterator[str]:
     for number, plan in enumerate(task.plans):
         if missing := set(plan.devices) - available:
             yield f"plan {number}: device {min(missing)} is in the plan, but not in the gang"
-        yield from (f"plan {number}: {problem}" for problem in _plan_problems(plan, task.model))
+        yield from (f"plan {number}: {problem}" for problem in plan_problems(plan, task.model))
 
 
-def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
+def plan_problems(plan: Plan, model: Model) -> Iterator[str]:
+    """Yield why the executor cannot train the model by the plan."""
+    yield from _model_problems(model)
     if plan.model_layers != len(model.layers):
         yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
+                where = f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}"
                 if problem := _degree_problem(model, run.strategy):
-                    yield (f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}: {problem}")
+                    yield f"{where}: {problem}"
+                if min(run.rows) < least_rows(model, plan.global_batch_size):
+                    why = least_rows_words(model, plan.global_batch_size)
+                    yield f"{where}: a replica computes {min(run.rows)} at once, but {why}"
 
 
 def _degree_problem(model: Model, strategy: Strategy) -> str | None:

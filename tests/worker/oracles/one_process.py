@@ -46,10 +46,14 @@ class OneProcess:
             for name, buffer in layer.persistent_buffers()
         }
 
-    def loss(self, iteration: int, rows: int, plan: Plan | None = None) -> Tensor:
-        """Return the mean loss over the batch. With a plan, every layer computes each replica's rows separately."""
+    def loss(self, iteration: int, rows: int, plan: Plan | None = None, *, seed: int | None = None) -> Tensor:
+        """Return the mean loss over the batch. With a plan, every layer computes each replica's rows separately.
+
+        `seed`: of the rows, where it is another than the model's.
+        """
         fields = tuple(dict.fromkeys(name for layer in self.layers for name in layer.reads))
-        data = self.family.rows(fields, seed=self.seed, iteration=iteration, first=0, count=rows)
+        seed = self.seed if seed is None else seed
+        data = self.family.rows(fields, seed=seed, iteration=iteration, first=0, count=rows)
         total = torch.zeros(())
         boundary: tuple[Tensor, ...] = ()
         for number, layer in enumerate(self.layers):

@@ -1,0 +1,181 @@
+"""Training by the public surface: equal to a plain loop of torch under every plan, resumed under another, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from gang_answers import answers_of
+from one_process import OneProcess
+from own_training import CLIP_NORM, ITERATIONS, OPTIMIZERS, SEED, options, schedule
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.families import Gpt
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
+from trainwright.training import RequestedDtype, Training
+from trainwright_worker.layers.custom_description import describe
+
+pytestmark = [
+    pytest.mark.torch_processes,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+GANG = Path(__file__).with_name("training_gang.py")
+DEVICES = Device("node-a", 0), Device("node-a", 1)
+ROWS, MICRO_BATCHES = 4, 2
+
+
+def replicas(layers: int, rows: tuple[int, int], **fields) -> Plan:
+    run = LayerRun(0, layers, Strategy(1, 2, **fields), rows)
+    return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
+
+
+def stages(layers: int, **fields) -> Plan:
+    cuts = (0, 2, layers)
+    runs = [LayerRun(cuts[n], cuts[n + 1] - cuts[n], Strategy(1, 1, **fields), (ROWS,)) for n in range(2)]
+    made = tuple(Stage((device,), (run,)) for device, run in zip(DEVICES, runs, strict=True))
+    return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
+
+
+def plans(layers: int) -> dict[str, Plan]:
+    return {
+        "uneven": replicas(layers, (1, 3)),
+        "zero1": replicas(layers, (3, 1), sharding=Sharding.ZERO1),
+        "zero3": replicas(layers, (1, 3), sharding=Sharding.ZERO3, recompute=True),
+        "stages": stages(layers, recompute=True),
+    }
+
+
+FAMILIES = {
+    "own": lambda: {"custom": describe("buffered_models:plain", check_seconds=0, dtypes=[torch.float32])},
+    "gpt": lambda: {"gpt": Gpt(layers=2, hidden_size=16, heads=2, sequence_length=8, vocabulary_size=32)},
+}
+TRAINED = [
+    ("own", "uneven", "stages", "AdamW"),
+    ("own", "stages", "zero3", "AdamW"),
+    ("own", "zero3", "uneven", "AdamW"),
+    ("own", "zero1", "stages", "SGD"),
+    ("own", "stages", "zero3", "Lion"),
+    ("own", "zero3", "stages", "NAdam"),
+    ("own", "uneven", "stages", "Adafactor"),
+    ("own", "stages", "uneven", "LayerScaled"),
+    ("gpt", "zero3", "stages", "AdamW"),
+]
+REFUSED = [
+    ("own", "zero3", "stages", "Adafactor"),
+    ("own", "zero1", "stages", "LayerScaled"),
+    ("own", "zero3", "stages", "Muon"),
+    ("own", "stages", "uneven", "AllScaled"),
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Answer of a case, and the trained state by kind and name."""
+
+    losses: list[float]
+    evaluated: list[float | None]
+    state: dict[str, Tensor]
+    refused: str
+
+
+def case_name(model: str, first: str, second: str, optimizer: str) -> str:
+    return f"{model}, {first}, then {second}, {optimizer}"
+
+
+@pytest.fixture(scope="module")
+def trainings() -> dict[str, Training]:
+    return {name: Training(1, dtype=RequestedDtype.FLOAT32, **family()) for name, family in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, trainings: dict[str, Training]) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("training")
+    cases = []
+    for number, (model, *names, optimizer) in enumerate([*TRAINED, *REFUSED]):
+        (folder / f"{model}.json").write_text(documents.dumps(trainings[model]), encoding="utf-8")
+        made = plans(len(trainings[model].model.layers))
+        for name in names:
+            (folder / f"{model}-{name}.json").write_text(documents.dumps(made[name]), encoding="utf-8")
+        cases.append(
+            {
+                "name": case_name(model, *names, optimizer),
+                "model": str(folder / f"{model}.json"),
+                "plans": [str(folder / f"{model}-{name}.json") for name in names],
+                "optimizer": optimizer,
+                "folder": str(folder / f"checkpoints-{number}"),
+            }
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GANG_WORLD", "2")
+        answers = answers_of(GANG, folder, cases)
+    return {case["name"]: run_of(answers[case["name"]], Path(case["folder"])) for case in cases}
+
+
+def run_of(answer: dict, folder: Path) -> Run:
+    state = {}
+    if "refused" not in answer:
+        dcp_to_torch_save(folder / f"iteration-{ITERATIONS:08}", folder / "state.pt")
+        state = torch.load(folder / "state.pt")
+    return Run(answer.get("losses", []), answer.get("evaluated", []), state, answer.get("refused", ""))
+
+
+def plain_loop(training: Training, optimizer: str) -> tuple[OneProcess, list[float], dict[int, float]]:
+    """Train as users of torch do. Returns the model, its losses, and those of other rows by the number of iterations."""
+    one = OneProcess(training.model, SEED)
+    groups: dict[float, list] = {}
+    for name, parameter in one.named().items():
+        groups.setdefault(options(name, tuple(parameter.shape))["weight_decay"], []).append(parameter)
+    trained = OPTIMIZERS[optimizer]([{"params": own, "weight_decay": decay} for decay, own in groups.items()])
+    rates = torch.optim.lr_scheduler.LambdaLR(trained, schedule)
+    losses, evaluated = [], {}
+    for iteration in range(ITERATIONS):
+        loss = one.loss(iteration, MICRO_BATCHES * ROWS)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(one.named().values(), CLIP_NORM)
+        with torch.no_grad():
+            trained.step()
+        rates.step()
+        trained.zero_grad()
+        losses.append(loss.item())
+        with torch.no_grad():
+            evaluated[iteration + 1] = one.loss(1, MICRO_BATCHES * ROWS, seed=SEED + 1).item()
+    return one, losses, evaluated
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case_name(*case))
+def test_a_training_that_changes_its_plan_equals_a_plain_loop(
+    case: tuple[str, str, str, str], runs: dict[str, Run], trainings: dict[str, Training]
+) -> None:
+    model, *_, optimizer = case
+    run = runs[case_name(*case)]
+    assert not run.refused
+    one, losses, evaluated = plain_loop(trainings[model], optimizer)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    half = ITERATIONS // 2
+    assert run.evaluated == [None, *(pytest.approx(evaluated[n], rel=1e-5) for n in (half, half, ITERATIONS))]
+    # Of all weights together: gradients of keys' biases are rounding errors, which Adam follows.
+    weights = {f"weights/{name}": parameter.detach() for name, parameter in one.named().items()}
+    difference = torch.cat([(run.state[name] - weight).flatten() for name, weight in weights.items()]).norm()
+    assert difference < 1e-5 * torch.cat([weight.flatten() for weight in weights.values()]).norm()
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case_name(*case))
+def test_optimizers_that_need_the_values_of_other_ranks_are_refused(case: tuple, runs: dict[str, Run]) -> None:
+    run = runs[case_name(*case)]
+    assert run.refused.startswith(case[3])
+    assert "as each rank does" in run.refused
+    assert "AdamW" in run.refused
+
+
+def test_an_average_of_the_weights_is_a_state_of_the_optimizer(runs: dict[str, Run], trainings: dict) -> None:
+    run = runs[case_name("own", "stages", "zero3", "Lion")]
+    assert {name.partition("/")[0] for name in run.state} == {"weights", "direction", "average"}
