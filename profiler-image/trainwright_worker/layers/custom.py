@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
+from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, dtype_name
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
@@ -61,13 +63,16 @@ class CustomModel:
         min_rows: rows that one replica computes at once at least, such as those that batch normalisation needs.
         whole_batch: a batch is computed by one replica at once, as a loss over all of its rows needs.
         keep_float32: fields of the rows that stay float32 in half formats; buffers stay as the layers make them anyway.
+        build: makes the whole model if the layers are parts of it: it is called once in a process, on the CPU, after one
+            seed, and each function of `layers` takes what it returned, so that weights are those of the whole model.
     """
 
-    layers: Sequence[Callable[[], nn.Module]]
+    layers: Sequence[Callable[..., nn.Module]]
     rows: Rows
     min_rows: int = 1
     whole_batch: bool = False
     keep_float32: Sequence[str] = ()
+    build: Callable[[], nn.Module] | None = None
 
     @property
     def mixes_rows(self) -> bool:
@@ -129,6 +134,7 @@ class CustomLayers:
     def __init__(self, name: str, model: CustomModel) -> None:
         self.name = name
         self.model = model
+        self.makers = LayerMakers(model)
         _check_makers(self)
         _check_least_rows(self)
         probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
@@ -138,6 +144,7 @@ class CustomLayers:
         _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
+        _check_parts(self)
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
         except (
@@ -158,7 +165,7 @@ class CustomLayers:
         del shard, shared
         device = torch.get_default_device()
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(weight_generator(seed, f"layer {layer}").initial_seed())
+            seed_weights(self, layer, seed)
             made = self.make_module(layer)
         for module in made.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -195,7 +202,11 @@ class CustomLayers:
         )
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """Return these fields of the user's rows, which are not asked for where there are none."""
+        """Return these fields of the user's rows, which are not asked for where there are none.
+
+        Layers are made by then, and their whole model is freed.
+        """
+        self.makers.forget()
         if not fields:
             return {}
         tensors = self._rows(seed=seed, iteration=iteration, first=first, count=count)
@@ -215,7 +226,7 @@ class CustomLayers:
     def make_module(self, layer: int) -> CustomLayer:
         """Build the layer on torch's current device, with weights of its current random generator."""
         try:
-            module = _made(self.model.layers[layer])
+            module = self.makers.make(layer)
         except Exception as error:
             raise self.error(f"layer {layer} cannot be made: {describe_error(error)}") from error
         if not isinstance(module, nn.Module):
@@ -270,11 +281,27 @@ class CustomLayers:
         return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
 
 
+def seed_weights(layers: CustomLayers, layer: int, seed: int = 0) -> None:
+    """Seed the generator that a layer's weights are drawn from."""
+    number = layers.makers.seed_of(layer)
+    torch.default_generator.manual_seed(weight_generator(seed, f"layer {number}").initial_seed())
+
+
+def check_memory(layers: CustomLayers) -> None:
+    """Check that this host can hold the whole model. Raises ValueError with the way out if it cannot."""
+    if (needed := layers.makers.whole_bytes()) > (available := host_bytes()):
+        raise layers.error(
+            f"build() makes {format_bytes(needed)} of weights and buffers in every process, but this host has "
+            f"{format_bytes(available)}; leave build out, and let each function of layers make its own modules, such as "
+            "lambda: Block(WIDTH)"
+        )
+
+
 @contextmanager
 def made_on(layers: CustomLayers, layer: int, device: str) -> Iterator[CustomLayer]:
     """Make a layer on a device, which is torch's current one inside; random numbers of the body leave no trace."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.default_generator.manual_seed(layer)
+        seed_weights(layers, layer)
         yield layers.make_module(layer)
 
 
@@ -332,19 +359,6 @@ def check_rows(layers: CustomLayers, together: Mapping[str, Tensor], rows: Seque
                 )
 
 
-def _made(make: Callable[[], nn.Module]) -> object:
-    """Return what a layer's function makes on torch's current device, or makes on the CPU and moves there."""
-    device = torch.get_default_device()
-    try:
-        return make()
-    except (RuntimeError, NotImplementedError):
-        if device.type != "meta":
-            raise
-    with torch.device("cpu"):  # it reads values as it is made, such as the edges of a graph
-        module = make()
-    return module.to(device)
-
-
 def _check_float32_fields(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
     floats = [field for field, value in probed.items() if value.is_floating_point()]
     for field in layers.model.keep_float32:
@@ -380,6 +394,20 @@ def _check_weights_are_new(layers: CustomLayers, layer: int, made: CustomLayer) 
         raise layers.error(
             f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
             "(weights that layers share are not supported yet)"
+        )
+
+
+def _check_parts(layers: CustomLayers) -> None:
+    """Check that no weight of a whole model is in two layers; a layer that cannot be made is named later."""
+    try:
+        twice = layers.makers.twice_used()
+    except Exception:  # noqa: BLE001 - of the user's code
+        return
+    if twice is not None:
+        name, first, second = twice
+        raise layers.error(
+            f"weight {name} is in layers {first} and {second}, but weights that layers share are not supported yet; make "
+            "these layers one, or give the second one a weight of its own (untie it in build())"
         )
 
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers, made_on
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_memory, custom_layers, made_on
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
@@ -35,6 +35,7 @@ def load_described_layers(family: Custom) -> CustomLayers:
     """Return the layers of the family's entry point. Raises WorkerError if they differ from their description."""
     try:
         layers = custom_layers(family.entrypoint)
+        check_memory(layers)
     except ValueError as error:
         raise WorkerError(FailureReason.ORDER_INVALID, str(error)) from error
     if difference := _find_difference(family, layers):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainwright_worker.layers.custom import CustomModel, load_model
+from trainwright_worker.layers.custom_makers import LayerMakers
 
 _ROWS = 2
 SECONDS = 900.0
@@ -22,14 +23,15 @@ SECONDS = 900.0
 def digests(model: CustomModel, layers: Sequence[int]) -> dict[str, str]:
     """Return a digest of every field's first rows, by `field NAME`, and of each of these layers' weights, by `layer NUMBER`."""
     digest_of: dict[str, str] = {}
+    makers = LayerMakers(model)
     with torch.device("cpu"):
         for iteration in (0, 1):
             rows = model.rows(seed=0, iteration=iteration, first=0, count=_ROWS)
             digest_of |= {f"field {name} {iteration}": _digest([value]) for name, value in rows.items()}
         for layer in layers:
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(layer)
-                module = model.layers[layer]()
+                torch.default_generator.manual_seed(makers.seed_of(layer))
+                module = makers.make(layer)
                 digest_of[f"layer {layer}"] = _digest([*module.parameters(), *module.buffers()])
     return digest_of
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on, seed_weights
 from trainwright_worker.layers.custom_errors import ModelError, lacks_format, needs_gpu
 from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
 from trainwright_worker.layers.layer import dtype_name, to_device
@@ -133,7 +133,7 @@ class ValueCheck:
             return "it takes integers of a layer whose values were left out"
         kind, rows = self._kinds[number], self._layers.probed_rows
         kept = 4 * kind.saved_elements_per_row + kind.saved_bytes_per_row
-        needed = 16 * kind.parameters + 3 * rows * kept
+        needed = 16 * kind.parameters + 3 * rows * kept + self._layers.makers.whole_bytes()
         if needed > MAX_BYTES:
             return f"they take about {format_bytes(round(needed))}, more than {format_bytes(MAX_BYTES)}"
         left = self._seconds_left
@@ -387,7 +387,7 @@ class _LayerRuns:
     def forward_in(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the results of all rows in a half format."""
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(self.number)
+            seed_weights(self.layers, self.number)
             layer = self.layers.make_module(self.number)
             in_format(layer, dtype)
             arguments = [

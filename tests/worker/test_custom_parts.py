@@ -1,0 +1,96 @@
+"""Layers that are parts of a whole model, which `build` of a user's model makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright_worker.layers import custom
+from trainwright_worker.layers.custom import CustomLayers, CustomModel
+from trainwright_worker.layers.custom_makers import LayerMakers, part
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+WIDTH = 6
+
+
+class Whole(nn.Module):
+    """Two blocks and a head, whose second block starts as the first one does."""
+
+    built = 0
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        type(self).built += not torch.empty(()).is_meta
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.blocks[1].load_state_dict(self.blocks[0].state_dict())
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        if tied:
+            self.blocks[1].weight = self.blocks[0].weight
+
+
+class Head(nn.Module):
+    def __init__(self, scale: nn.Parameter) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, values, targets):
+        return (values * self.scale - targets).square().mean(1)
+
+
+def rows(*, seed: int, iteration: int, first: int, count: int) -> dict[str, torch.Tensor]:
+    number = torch.arange(first, first + count)[:, None] + seed + iteration
+    return {"values": (number * torch.arange(1.0, WIDTH + 1)).sin(), "targets": (number + torch.zeros(WIDTH)).cos()}
+
+
+LAYERS = [*[part(lambda block: block, f"blocks.{number}") for number in range(2)], part(Head, "scale")]
+
+
+def model(build=Whole) -> CustomModel:
+    return CustomModel(LAYERS, rows, build=build)
+
+
+def made(layers: CustomLayers, seed: int) -> list[nn.Module]:
+    return [layers.make(number, seed=seed, shard=TensorShard(), shared={}).module for number in range(len(layers))]
+
+
+def test_all_layers_of_a_process_are_parts_of_one_model() -> None:
+    layers = CustomLayers("entry point own:model", model())
+    Whole.built = 0
+    first, second, head = made(layers, seed=4)
+    assert Whole.built == 1
+    assert torch.equal(first.weight, second.weight)
+    assert first.weight is not second.weight
+    again = made(CustomLayers("entry point own:model", model()), seed=4)
+    assert torch.equal(head.scale, again[2].scale)
+    other = made(layers, seed=5)
+    assert not torch.equal(first.weight, other[0].weight)
+
+
+def test_a_later_stage_has_the_weights_of_the_same_model() -> None:
+    layers = CustomLayers("entry point own:model", model())
+    head = layers.make(2, seed=4, shard=TensorShard(), shared={})
+    assert torch.equal(head.module.scale, made(layers, seed=4)[2].scale)
+
+
+def test_the_whole_model_is_freed_when_rows_are_asked_for() -> None:
+    makers = LayerMakers(model())
+    first = makers.whole()
+    assert makers.whole() is first
+    makers.forget()
+    assert makers.whole() is not first
+
+
+def test_a_weight_of_two_layers_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"weight blocks.0.weight is in layers 0 and 1, .*untie it in build\(\)"):
+        CustomLayers("entry point own:model", model(lambda: Whole(tied=True)))
+
+
+def test_a_model_larger_than_the_host_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = CustomLayers("entry point own:model", model())
+    needed = 4 * (2 * (WIDTH * WIDTH + WIDTH) + WIDTH)
+    monkeypatch.setattr(custom, "host_bytes", lambda: needed)
+    custom.check_memory(layers)
+    monkeypatch.setattr(custom, "host_bytes", lambda: needed - 1)
+    with pytest.raises(ValueError, match=r"build\(\) makes .* this host has .*; leave build out"):
+        custom.check_memory(layers)
