@@ -145,6 +145,8 @@ def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertai
 
 def _known_baselines(answer: Answer) -> list[Candidate]:
     """Return the baselines, those that are a candidate on other devices of the same kind as that candidate."""
+    if answer.baselines is None:
+        return []
     symmetry = DeviceSymmetry(answer.problem.cluster)
     candidates = {
         (candidate.dtype, symmetry.canonical_key(candidate.plan)): candidate for candidate in answer.candidates

@@ -36,7 +36,7 @@ class SlowFormat:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Plans of Megatron's heuristic, which a user would take without a search; None where none fits.
+    """Plans of Megatron's heuristic, which a user would take without a search; None where none fits, or the trainer runs none.
 
     Attributes:
         of_all: the best one on all devices.
@@ -95,6 +95,7 @@ class Answer:
 
     Attributes:
         slow: price of the format, if it was asked for by name and some accelerators only emulate it.
+        baselines: if asked for.
         node_worths: of each type of node, if asked for and as far as the budget goes.
         batch_sizes: of each search of the batch size, if it was searched.
         search_seconds: that the search took, without prices, baselines and node worth.
@@ -104,7 +105,7 @@ class Answer:
     problem: Problem
     candidates: tuple[Candidate, ...]
     slow: SlowFormat | None = None
-    baselines: Baselines = Baselines()
+    baselines: Baselines | None = None
     node_worths: tuple[NodeWorth, ...] = ()
     batch_sizes: tuple[BatchSizes, ...] = ()
     search_seconds: float = 0.0

@@ -11,23 +11,23 @@ from trainwright.answer.formats import objective_value, search_problems
 from trainwright.answer.question import HEURISTIC
 from trainwright.exports import Capabilities, is_expressible
 from trainwright.search import Candidate, NoFeasiblePlan, Preference, Problem, SearchControl, run
-from trainwright.search.candidates import DeviceSymmetry
+from trainwright.search.candidates import DeviceSymmetry, drop_equivalent
+from trainwright.search.preference.error_band_order import TOLERANCE
 
 
 def heuristic_plans(problems: Sequence[Problem], count: int) -> Baselines:
     """Return the heuristic's plans on all devices and on each accelerator's, and `count` of them to try.
 
     `problems` are one problem in several number formats: the plans on all devices are in the first one, that on equal devices
-    is in the one that is best there. Preferences do not apply to them. With a limit to one trainer, those to try are the ones
-    that it can run or, if it can run none, the nearest ones that it can.
+    is in the one that is best there. Preferences do not apply to them. With a limit to one trainer they are the heuristic's
+    plans that it supports, since nobody could run the others; if it supports none, those to try are the nearest ones.
     """
     first = problems[0]
-    of_all, equal = _heuristic([_of_any_trainer(problem) for problem in problems], count)
+    of_all, equal = _heuristic([_of_any_trainer(problem) for problem in problems], count, first.capabilities)
     plans = _to_try(of_all, equal, first, count)
     if not plans and first.capabilities is not None:
-        plans = _to_try(
-            *_heuristic([replace(problem, preference=Preference()) for problem in problems], count), first, count
-        )
+        near = _heuristic([replace(problem, preference=Preference()) for problem in problems], count)
+        plans = _to_try(*near, first, count)
 
     def labelled(candidate: Candidate) -> Candidate:
         return candidate if first.chooses_format else replace(candidate, dtype=None)
@@ -47,14 +47,22 @@ def _of_any_trainer(problem: Problem) -> Problem:
     return replace(problem, limits=replace(problem.limits, expressible_by=any_plan), preference=Preference())
 
 
-def _heuristic(problems: Sequence[Problem], count: int) -> tuple[tuple[Candidate, ...], Answer | None]:
-    """Return the best plans on all devices, and the best one on the nodes of one accelerator.
+def _heuristic(
+    problems: Sequence[Problem], count: int, capabilities: Capabilities | None = None
+) -> tuple[tuple[Candidate, ...], Answer | None]:
+    """Return the best plans on all devices, and the best one on the nodes of one accelerator; with `capabilities` supported ones.
 
     There are none where no plan fits, and none on one accelerator if there is but one.
     """
 
     def find(problem: Problem, control: SearchControl) -> list[Candidate]:
-        return run(HEURISTIC, problem, top=count, control=control)
+        if capabilities is None:
+            return run(HEURISTIC, problem, top=count, control=control)
+        candidates = run(HEURISTIC, problem, top=None, control=control)
+        supported = [candidate for candidate in candidates if is_expressible(candidate.plan, capabilities)]
+        if not supported:
+            raise NoFeasiblePlan("the trainer supports no plan of the heuristic")
+        return drop_equivalent(supported, TOLERANCE)[:count]
 
     of_all, equal = tuple[Candidate, ...](), None
     with suppress(NoFeasiblePlan):
@@ -67,12 +75,10 @@ def _heuristic(problems: Sequence[Problem], count: int) -> tuple[tuple[Candidate
 
 
 def _to_try(of_all: Sequence[Candidate], equal: Answer | None, problem: Problem, count: int) -> list[Candidate]:
-    """Return distinct plans that the problem's trainer can run, best first; a single one is the better one of the first two."""
-    capabilities = problem.capabilities
+    """Return distinct plans, best first; a single one is the better one of the first two."""
     symmetry = DeviceSymmetry(problem.cluster)
     distinct: dict[Hashable, Candidate] = {}
     for candidate in (*of_all[:1], *(equal.candidates if equal is not None else ()), *of_all[1:]):
-        if capabilities is None or is_expressible(candidate.plan, capabilities):
-            distinct.setdefault(symmetry.canonical_key(candidate.plan), candidate)
+        distinct.setdefault(symmetry.canonical_key(candidate.plan), candidate)
     objective = problem.limits.objective
     return sorted([*distinct.values()][: max(count, 2)], key=lambda plan: objective_value(plan, objective))[:count]

@@ -16,11 +16,18 @@ from trainwright.report.units import SAME, money, seconds
 from trainwright.search import Candidate, Problem
 
 
-def heuristic(candidate: Candidate, baselines: Baselines, problem: Problem, *, what: str = "this plan") -> Remark:
+def heuristic(
+    candidate: Candidate, baselines: Baselines | None, problem: Problem, *, what: str = "this plan"
+) -> Remark:
     """Return how much faster a plan (`what`) is than the heuristic, on all GPUs or on equal ones, whichever is faster."""
+    if baselines is None:
+        return Remark()
     better = baselines.better
     if better is None:
-        return Remark()
+        limit = "" if problem.capabilities is None else " and is supported by the trainer"
+        return Remark(
+            (f"No plan of Megatron's heuristic fits into memory{limit}.",), {"heuristic": {"planner": HEURISTIC}}
+        )
     parts, fields = list[str](), dict[str, Any](planner=HEURISTIC)
     if baselines.of_all is not None:
         fields["seconds_on_all"] = baselines.of_all.estimate.iteration_seconds

@@ -122,7 +122,7 @@ def by_command_line(asked: Asked, folder: Path) -> Said:
 def by_library(asked: Asked) -> Said:
     answer = tw.ask(asked.problem, asked.planner, top=TOP, node_worth=asked.has_worth)
     assert tw.find_plans(asked.problem, asked.planner, top=TOP) == [*answer.candidates]
-    heuristic = (answer.baselines.of_all, answer.baselines.of_equal)
+    heuristic = (answer.baselines.of_all, answer.baselines.of_equal) if answer.baselines else ()
     return Said(
         [one.estimate.iteration_seconds for one in answer.candidates],
         [one.dtype for one in answer.candidates],
