@@ -200,13 +200,19 @@ EXIT_INFEASIBLE: Final = 3
 EXIT_OUT_OF_MEMORY: Final = 4
 _SHARE: Final = 0.6
 """Share of the container's memory for all searches; the rest is for the operator and the processes' start."""
+USUAL_PRIORITY: Final = "usual-priority"
+"""Second argument of a process that does not give way."""
 _NICENESS = 10
 """Low priority: a search occupies a whole core, and measurements on the same machine go first."""
 
 
-def main(concurrent: int) -> int:
-    """Answer one request; `concurrent`: the number of searches that share the memory."""
-    os.nice(_NICENESS)
+def main(concurrent: int, *, gives_way: bool = True) -> int:
+    """Answer one request.
+
+    `concurrent`: the number of searches that share the memory; `gives_way`: whether measurements run on this machine meanwhile.
+    """
+    if gives_way:
+        os.nice(_NICENESS)
     gc.freeze()  # what imports made stays: collections need not walk through it
     allowed = allowed_bytes(_SHARE / concurrent)
     if allowed is not None:
@@ -230,4 +236,4 @@ def main(concurrent: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), gives_way=sys.argv[2:] != [USUAL_PRIORITY]))

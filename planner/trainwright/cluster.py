@@ -13,6 +13,8 @@ from trainwright.document_kind import document
 
 EMULATED_PREFIX = "emulated-"
 """Prefix of accelerators whose speed is emulated, so that every result that names them shows it."""
+CPU_PREFIX = "cpu-"
+"""Prefix of accelerators that are threads of a machine's own CPU, which compute in float32 and communicate by gloo."""
 MAX_DEVICES = 4096
 """Maximum number of devices; a larger cluster is taken for a mistake."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -25,6 +26,13 @@ def _arguments() -> argparse.Namespace:
         help="launch: this pod's part of the gang, by the node that the pod runs on; local: the whole gang, here",
     )
     parser.add_argument("--order", type=Path, default=Path(TASK_PATH), help=f"the task's file (default {TASK_PATH})")
+    parser.add_argument("--termination-log", type=Path, help="local: file that gets the failure closest to the cause")
+    parser.add_argument(
+        "--visible-devices",
+        type=json.loads,
+        default={},
+        help="local: JSON with the GPUs (UUIDs) that the processes of each node see, first those of its slots; all of them are of one machine",
+    )
     parser.add_argument("--master-addr", help="launch: host of the gang's store (default: $MASTER_ADDR)")
     parser.add_argument("--master-port", type=int, help="launch: port of the gang's store (default: $MASTER_PORT)")
     return parser.parse_args()
@@ -32,6 +40,8 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.termination_log is not None:
+        os.environ[report_writer.TERMINATION_LOG_VARIABLE] = str(arguments.termination_log)
     try:
         task = validation.read_task(arguments.order)
         if arguments.command == "launch":
@@ -45,7 +55,9 @@ def main() -> int:
         from trainwright_worker import run_task  # noqa: PLC0415 (load torch only for a valid task)
         from trainwright_worker.gang import local_launcher  # noqa: PLC0415
 
-        return local_launcher.main(task.gang, run_task.task_devices(task), arguments.order, run_task.main)
+        return local_launcher.main(
+            task.gang, run_task.task_devices(task), arguments.order, run_task.main, arguments.visible_devices
+        )
     sigterm_handler = SigtermHandler()
     sigterm_handler.install()
     start_fork_server("trainwright_worker.run_task")  # loads torch in parallel with this process

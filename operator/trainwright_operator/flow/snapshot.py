@@ -427,6 +427,7 @@ class Snapshot:
         other_places: those of the namespace's other plans, where their number is limited.
         measurements: kept ones of the namespace, while the plan may reuse some.
         handed_over: objects of the winner's job that exist, while the plan owns them or they are being created.
+        launchers: kinds of all launchers that can be used; empty where the spec may choose any of a cluster's.
     """
 
     plan: PlanFacts
@@ -452,6 +453,7 @@ class Snapshot:
     other_places: tuple[PlanPlace, ...] = ()
     measurements: tuple[StoredConfigMap, ...] = ()
     handed_over: tuple[HandedOverObject, ...] = ()
+    launchers: tuple[str, ...] = ()
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

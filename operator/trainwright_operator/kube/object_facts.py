@@ -17,7 +17,7 @@ from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.documents.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
-from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
+from trainwright_operator.flow.gangs.launchers.launcher import JobLauncher, PodPlace
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.gangs.scheduling import pinned_node
@@ -203,7 +203,7 @@ def is_of_gang(pod: dict[str, Any]) -> bool:
     return any((owner["kind"], owner["name"]) in expected for owner in meta.get("ownerReferences") or [])
 
 
-def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
+def job_facts(job: dict[str, Any], launcher: JobLauncher) -> JobFacts:
     meta, spec, states = job["metadata"], job.get("spec") or {}, (job.get("status") or {}).get("conditions") or []
     labels = meta.get("labels") or {}
     is_suspended = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend")  # a JobSet's, a PyTorchJob's
@@ -229,7 +229,7 @@ def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
 
 
 def handed_over_object(
-    job: dict[str, Any], launcher: Launcher, pods: Iterable[dict[str, Any]], plan_uid: str, resource_name: str
+    job: dict[str, Any], launcher: JobLauncher, pods: Iterable[dict[str, Any]], plan_uid: str, resource_name: str
 ) -> HandedOverObject:
     """Convert an object of the winner's job; `pods`: those that say they are of a job that the plan handed over."""
     facts = job_facts(job, launcher)

@@ -14,7 +14,7 @@ from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.child_metadata import plan_label
 from trainwright_operator.flow.gangs.gang_spec import find_framework_gangs, find_series_gangs
-from trainwright_operator.flow.gangs.launchers.launcher import Launcher
+from trainwright_operator.flow.gangs.launchers.launcher import JobLauncher
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.scheduling import is_gated
 from trainwright_operator.flow.names import HANDED_OVER_LABEL, PLAN_UID_LABEL, ROLE_LABEL
@@ -203,7 +203,7 @@ class SnapshotReader:
 
     async def _handed_over(
         self, plan: PlanFacts, kind: LauncherKind, name: str
-    ) -> tuple[dict[str, Any], Launcher] | None:
+    ) -> tuple[dict[str, Any], JobLauncher] | None:
         """Return an object that the plan handed over, or None where there is none of that name."""
         launcher = LAUNCHERS[kind]
         try:
@@ -258,7 +258,7 @@ class SnapshotReader:
         listings = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
         return [job for jobs in await asyncio.gather(*listings) for job in jobs]
 
-    async def _jobs_of(self, launcher: Launcher, namespace: str, selector: str) -> list[JobFacts]:
+    async def _jobs_of(self, launcher: JobLauncher, namespace: str, selector: str) -> list[JobFacts]:
         try:
             jobs = await self._api.list(client.jobs_path(launcher.api, namespace), labelSelector=selector)
         except ApiError as error:

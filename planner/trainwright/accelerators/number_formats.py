@@ -11,7 +11,7 @@ from typing import Final
 
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.accelerators.roofline import estimate_kind
-from trainwright.cluster import EMULATED_PREFIX
+from trainwright.cluster import CPU_PREFIX, EMULATED_PREFIX
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
@@ -34,9 +34,9 @@ class FormatChoice:
 def is_native(accelerator: str, dtype: Dtype) -> bool:
     """Return whether an accelerator computes a format natively.
 
-    An emulated one computes on a CPU, in float32. One without a data sheet may have any format: its profiles decide.
+    CPUs compute in float32, and emulated ones on a CPU. One without a data sheet may have any format: its profiles decide.
     """
-    if accelerator.startswith(EMULATED_PREFIX):
+    if accelerator.startswith((CPU_PREFIX, EMULATED_PREFIX)):
         return dtype is Dtype.FLOAT32
     return not has_data_sheet(accelerator) or dtype in data_sheet(accelerator).generation_sheet.formats.values
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainwright.cluster import Device
-from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang
+from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, GangNode
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.abort import AbortListener, GangSecret
 from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
@@ -37,14 +37,22 @@ class _LocalProcess:
 
 
 def main(
-    gang: Gang, rank_devices: Sequence[Device], task_path: Path, run_task: Callable[[str, GangSecret], None]
+    gang: Gang,
+    rank_devices: Sequence[Device],
+    task_path: Path,
+    run_task: Callable[[str, GangSecret], None],
+    visible_devices: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
-    """Run the task in each process of the gang until they exit. Returns 0 if every process succeeded, else 1."""
+    """Run the task in each process of the gang until they exit. Returns 0 if every process succeeded, else 1.
+
+    `visible_devices`: GPUs that the processes of each node see, those of its slots first. Nodes that are only types of GPUs in one
+    machine then communicate as within it; without this, they count as machines of their own.
+    """
     secret = GangSecret.new()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Fork before the store starts its thread: a process forked from a threaded one may deadlock on its locks.
-        processes = _start_processes(gang, partial(run_task, str(task_path), secret), listener)
+        processes = _start_processes(gang, partial(run_task, str(task_path), secret), listener, visible_devices or {})
         stop_requested = threading.Event()
         watch_signals(lambda name: _report_signal(name, stop_requested))
         # Host the store here, since its host must exit last.
@@ -67,7 +75,9 @@ def _report_signal(signal_name: str, stop_requested: threading.Event) -> None:
     stop_requested.set()
 
 
-def _start_processes(gang: Gang, run_task: Callable[[], None], listener: socket.socket) -> list[_LocalProcess]:
+def _start_processes(
+    gang: Gang, run_task: Callable[[], None], listener: socket.socket, visible_devices: Mapping[str, Sequence[str]]
+) -> list[_LocalProcess]:
     context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
     processes: list[_LocalProcess] = []
@@ -81,12 +91,18 @@ def _start_processes(gang: Gang, run_task: Callable[[], None], listener: socket.
                 "WORLD_SIZE": str(world),
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
-                **(host_of_its_own(node.name) if len(gang.nodes) > 1 else {}),
+                **_gpu_variables(gang, node, visible_devices),
             }
             started = context.Process(target=_run_process, args=(run_task, environment, listener), daemon=True)
             started.start()
             processes.append(_LocalProcess(Device(node.name, slot), started))
     return processes
+
+
+def _gpu_variables(gang: Gang, node: GangNode, visible_devices: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    if visible_devices:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible_devices[node.name])}
+    return host_of_its_own(node.name) if len(gang.nodes) > 1 else {}
 
 
 def host_of_its_own(name: str) -> dict[str, str]:

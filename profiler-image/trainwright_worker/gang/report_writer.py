@@ -26,6 +26,8 @@ from trainwright.worker_api import (
 from trainwright_worker.gang.errors import CONSEQUENTIAL_REASONS, WorkerError, one_line
 
 TERMINATION_LOG = Path("/dev/termination-log")
+TERMINATION_LOG_VARIABLE = "TRAINWRIGHT_TERMINATION_LOG"
+"""Variable with another path of the termination message, for gangs without a kubelet."""
 MAX_PROGRESS_LINES = 20
 """Maximum progress lines per count: the operator reads the log's tail, which must still reach the earlier lines."""
 MAX_TERMINATION_MESSAGE_BYTES = 3_072
@@ -75,8 +77,9 @@ def write_failure(original: Failure) -> None:
             break
         limit //= 2
     _write_line(FAILURE_MARKER, body)
-    if TERMINATION_LOG.exists():
-        write_termination_message(TERMINATION_LOG, shortened)
+    path = Path(os.environ.get(TERMINATION_LOG_VARIABLE, TERMINATION_LOG))
+    if path.exists():
+        write_termination_message(path, shortened)
 
 
 def write_termination_message(path: Path, failure: Failure) -> None:

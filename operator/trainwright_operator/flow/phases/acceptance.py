@@ -20,7 +20,7 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.installation import NO_JOBS, HandoverRule
 from trainwright_operator.api.pods import PodTemplate
-from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
 from trainwright_operator.flow.documents.number_formats import check_format, model_from_spec
@@ -110,7 +110,7 @@ def _refuse_controls(context: ReconcileContext) -> None:
 
 def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Ask the API server for a dry run of a job with each pod template of the gangs: of the first launcher that it knows."""
-    launchers, gangs = possible_launchers(context.plan), _gangs_by_template(context)
+    launchers, gangs = possible_launchers(context.snapshot), _gangs_by_template(context)
     tried = context.snapshot.dry_run
     probes = [_probe(context, launcher, gang_spec) for launcher in launchers for gang_spec in gangs.values()]
     number = next((at for at, probe in enumerate(probes) if tried and tried.key.startswith(probe.key)), None)
@@ -121,7 +121,7 @@ def _try_templates(context: ReconcileContext, findings: Findings) -> PhaseResult
     is_other = launcher is not launchers[0]
     if not tried.reason and (following or is_other):
         # Kept before the plan goes on, since its gangs do not change their launcher.
-        chosen = TrainingPlanStatus(launcher=launcher.kind) if is_other else TrainingPlanStatus()
+        chosen = TrainingPlanStatus(launcher=LauncherKind(launcher.kind)) if is_other else TrainingPlanStatus()
         return Waiting(status=chosen, actions=following, live_gangs=context.current_gangs)
     if not tried.reason:
         return Done(findings, _acceptance(context), status=_chosen(context))

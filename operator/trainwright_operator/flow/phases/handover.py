@@ -48,7 +48,7 @@ from trainwright_operator.flow.gangs.kueue import (
     queue_labels,
 )
 from trainwright_operator.flow.gangs.launchers.launcher import ABANDONED_SECONDS, HandedOver
-from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, possible_launchers
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS, job_launchers
 from trainwright_operator.flow.gangs.pod_limits import find_pod_excess
 from trainwright_operator.flow.names import (
     HANDED_OVER_ANNOTATION,
@@ -180,7 +180,7 @@ def _decide(
         ends_after_seconds=math.ceil(limit) + ABANDONED_SECONDS if is_owned and limit is not None else None,
     )
     files = export_files(spec, model_from_spec(spec, winner.dtype), winner.plan, nodes)
-    return files, possible_launchers(context.plan)[0].handed_over(handed_over)
+    return files, job_launchers(context.plan)[0].handed_over(handed_over)
 
 
 def _pod(

@@ -94,6 +94,30 @@ class Launcher(Protocol):
 
     Attributes:
         missing: reason of a plan that waits for the kind's definition.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def missing(self) -> Reason: ...
+
+    def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
+        """Return each pod's place with its node, in the order of jobs; the first pod hosts the rendezvous."""
+
+    def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
+        """Return the gang's objects as plain data."""
+
+    def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the pod templates of one of the objects."""
+
+    def pod_owner(self, place: PodPlace) -> tuple[str, str]:
+        """Return kind and name of the object that owns the pod in a place."""
+
+
+class JobLauncher(Launcher, Protocol):
+    """Launcher of objects of Kubernetes.
+
+    Attributes:
         succeeded_condition: type of the condition of an object whose pods all succeeded; that of a failure is `Failed`.
     """
 
@@ -102,24 +126,10 @@ class Launcher(Protocol):
     @property
     def api(self) -> JobApi: ...
     @property
-    def missing(self) -> Reason: ...
-    @property
     def succeeded_condition(self) -> str: ...
-
-    def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
-        """Return each pod's place with its node, in the order of jobs; the first pod hosts the rendezvous."""
-
-    def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
-        """Return the gang's objects as plain data."""
 
     def handed_over(self, job: HandedOver) -> tuple[dict[str, Any], ...]:
         """Return the objects of a job of the user's as plain data."""
-
-    def pods(self, manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the pod templates of one of the objects."""
-
-    def pod_owner(self, place: PodPlace) -> tuple[str, str]:
-        """Return kind and name of the object that owns the pod in a place."""
 
     def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
         """Return a pod's place by its labels, or None where another launcher created it."""

@@ -1,0 +1,1 @@
+"""Adapter of the flow to one machine without Kubernetes: `trainwright tune`."""

@@ -1,0 +1,234 @@
+"""`trainwright tune`: passes over one plan until it has its answer."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TextIO
+
+from trainwright.cluster import CPU_PREFIX
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow import decide as flow
+from trainwright_operator.flow.actions import EmitEvent, SetStatus
+from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.phases.discovery import explain_none_usable, inspect_all
+from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason
+from trainwright_operator.flow.snapshot import PlannerState, Snapshot
+from trainwright_operator.local.apply import Applier
+from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
+from trainwright_operator.local.machine import find_machine
+from trainwright_operator.local.manifest import read_manifest
+from trainwright_operator.local.snapshot import observe
+from trainwright_operator.local.terminal import Terminal, describe_answer
+from trainwright_operator.local.tuned_plan import TunedPlan
+from trainwright_operator.local.winner import write_winner
+
+ANSWERED, FAILED, NOTHING_FEASIBLE, INTERRUPTED = 0, 1, 3, 130
+_STATE: Final = ".trainwright"
+_PASS_SECONDS: Final = 2.0
+"""Pause between passes while nothing ends; each takes CPU time from what is measured."""
+_POLL_SECONDS: Final = 0.05
+_MIN_FREE_BYTES: Final = 200_000_000
+
+
+class FileLock:
+    """Lock that is free again when its process ends, however that ends; the file names what the holder started."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.is_held = False
+
+    def take(self) -> bool:
+        """Return whether this process holds the lock now."""
+        if not self.is_held:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.is_held = True
+            except BlockingIOError:
+                return False
+        return True
+
+    def read(self) -> str:
+        """Return the file's text."""
+        return os.pread(self._file, 65_536, 0).decode(errors="replace")
+
+    def write(self, text: str) -> None:
+        """Replace the file's text."""
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, text.encode(), 0)
+
+
+def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = None, stream: TextIO = sys.stdout) -> int:
+    """Find the plan of a manifest on this machine, and return the exit status.
+
+    Raise ValueError with one sentence, nothing having been started, for input that cannot be used.
+    """
+    _check_platform()
+    manifest = read_manifest(path)
+    machine = find_machine(manifest.spec.devices.resource_name, cpu_devices)
+    folder = state if state is not None else path.parent / _STATE / manifest.name
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_disk(folder)
+    lock = FileLock(folder / "lock")
+    if not lock.take():
+        raise ValueError(f"{folder}: another `trainwright tune` works on this plan")
+    for group in map(int, filter(str.isdecimal, lock.read().split())):
+        if is_worker(group):
+            kill_group(group)
+    plan = TunedPlan.load(manifest, machine, folder, cache_folder() / "measurements")
+    devices, left_out = inspect_all(observe(plan, datetime.now(UTC)), manifest.spec)
+    if not devices.nodes:
+        raise ValueError(f"{path}: {explain_none_usable(left_out).message}")
+    terminal = Terminal(folder, stream)
+    for sentence in machine.left_out:
+        terminal.line(f"left out: {sentence}")
+    terminal.line(f"{manifest.name}: {describe_devices(devices)} of this machine")
+    return Loop(plan, lock, terminal).run()
+
+
+class Loop:
+    """Passes over a plan, each as the operator makes one, until it has its answer or is interrupted."""
+
+    def __init__(self, plan: TunedPlan, lock: FileLock, terminal: Terminal) -> None:
+        self._plan, self._lock, self._terminal = plan, lock, terminal
+        self._machine_lock = FileLock(cache_folder() / "machine.lock")
+        self._applier = Applier(plan, self._machine_lock.take, self._event)
+        self._signals = 0
+
+    def run(self) -> int:
+        """Return the exit status."""
+        with self._signals_handled():
+            while not flow.is_finished(self._observe(datetime.now(UTC))):
+                if self._signals:
+                    return self._interrupt()
+                if not self._pass():
+                    self._wait()
+                problem = self._find_dead_end()
+                if problem:
+                    self._plan.stop()
+                    self._terminal.line(problem)
+                    return FAILED
+            self._pass()
+            self._plan.stop()
+        return self._answer()
+
+    def _observe(self, now: datetime) -> Snapshot:
+        # Only a plan that starts something next needs the machine; one that has its answer reads it beside another.
+        return observe(self._plan, now, is_machine_taken=self._is_machine_taken())
+
+    def _is_machine_taken(self) -> bool:
+        """Return whether another plan measures here: the lock is tried where this plan has work that waits."""
+        return bool(self._plan.gangs) and not self._machine_lock.take()
+
+    def _pass(self) -> bool:
+        """Decide and apply once. Return whether anything was done besides telling of it."""
+        now = datetime.now(UTC)
+        todo = flow.decide(self._observe(now), now)
+        for action in todo:
+            self._applier.apply(action, now)
+        self._lock.write(" ".join(str(gang.process_id) for gang in self._plan.running))
+        self._terminal.show_progress(self._plan.status)
+        return any(not isinstance(action, SetStatus | EmitEvent) for action in todo)
+
+    def _wait(self) -> None:
+        """Wait until a process ends, a signal comes, or it is time to look again."""
+        end, before = time.monotonic() + _PASS_SECONDS, self._activity()
+        while time.monotonic() < end and not self._signals and self._activity() == before:
+            time.sleep(_POLL_SECONDS)
+
+    def _activity(self) -> tuple[int, PlannerState]:
+        return len(self._plan.running), self._plan.search.facts.state
+
+    def _find_dead_end(self) -> str:
+        """Return what the plan waits for in vain: nobody but the user can bring it about."""
+        waiting = self._plan.status.waiting
+        if waiting is None or waiting.reason not in NEEDS_ACTION:
+            return ""
+        condition = next((each for each in self._plan.status.conditions if each.reason == waiting.reason), None)
+        return condition.message if condition is not None else str(waiting.reason)
+
+    def _interrupt(self) -> int:
+        """Store what is measured, end all processes, and return the exit status: a suspension, as in a cluster."""
+        self._plan.is_suspended = True
+        self._pass()
+        self._plan.stop()
+        self._lock.write("")
+        self._terminal.line("interrupted; the same command goes on from here")
+        return INTERRUPTED
+
+    def _answer(self) -> int:
+        plan, status = self._plan, self._plan.status
+        self._lock.write("")
+        if status.winner is not None:
+            write_winner(plan.manifest, status.winner, plan.folder)
+        accelerators = status.cluster.accelerators if status.cluster is not None else ()
+        on_cpu = any(accelerator.name.startswith(CPU_PREFIX) for accelerator in accelerators)
+        self._terminal.text(describe_answer(status, plan.folder, on_cpu=on_cpu))
+        succeeded = status.condition(ConditionType.SUCCEEDED)
+        if succeeded is not None and succeeded.status == "True":
+            return ANSWERED
+        is_infeasible = succeeded is not None and succeeded.reason == Reason.NO_FEASIBLE_PLAN
+        return NOTHING_FEASIBLE if is_infeasible else FAILED
+
+    def _event(self, event: EmitEvent) -> None:
+        self._terminal.event(event)
+
+    @contextmanager
+    def _signals_handled(self) -> Iterator[None]:
+        """Count SIGINT and SIGTERM; the second one ends everything at once."""
+
+        def note(number: int, frame: object) -> None:  # noqa: ARG001 - the interface of a handler
+            self._signals += 1
+            if self._signals > 1:
+                self._plan.kill()
+                os._exit(INTERRUPTED)
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        former = [signal.signal(number, note) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, former, strict=True):
+                signal.signal(number, handler)
+
+
+def cache_folder() -> Path:
+    """Return the user's folder of measurements that plans share."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "trainwright"
+
+
+def describe_devices(devices: DiscoveredDevices) -> str:
+    """Return the number of devices of each type."""
+    counts = Counter({accelerator.name: 0 for accelerator in devices.accelerators})
+    for node in devices.nodes:
+        counts[node.accelerator] += node.devices
+    return " and ".join(f"{count} × {name}" for name, count in counts.items())
+
+
+def _check_platform() -> None:
+    """Raise ValueError where gangs cannot run."""
+    if not sys.platform.startswith("linux"):
+        raise ValueError(f"tune runs on Linux, since it counts what other programs take there; this is {sys.platform}")
+    for package in ("torch", WORKER):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"the package {package} is not installed here; run `pip install 'trainwright[worker]'`")
+
+
+def _check_disk(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < _MIN_FREE_BYTES:
+        raise ValueError(
+            f"{folder}: {free / 1e6:.0f} MB are free there, and the measurements may take {_MIN_FREE_BYTES / 1e6:.0f} MB; free some"
+        )

@@ -1,0 +1,119 @@
+"""TrainingPlan of a file, read for this machine; what only a cluster can do is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from trainwright.outside.plain_text import find_control, plain_line
+from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.frameworks import Apply
+from trainwright_operator.api.spec import MAX_TRIALS, TrainingPlanSpec
+
+_MAX_BYTES: Final = 1_500_000
+"""Size above which the API server would not take the manifest either."""
+_TRIALS_PER_GANG: Final = 8
+"""Trials that share a gang where the spec does not say, since starting one takes longer than most trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """TrainingPlan of a file.
+
+    Attributes:
+        identity: text that changes with the spec.
+    """
+
+    name: str
+    spec: TrainingPlanSpec
+    annotations: Mapping[str, str]
+    identity: str
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the TrainingPlan of a file. Raise ValueError with what is wrong with it, OSError where it cannot be read."""
+    text = path.read_text(encoding="utf-8")
+    if len(text.encode()) > _MAX_BYTES:
+        raise ValueError(f"{path}: a manifest has at most {_MAX_BYTES:,} bytes")
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {plain_line(str(error))}") from None
+    if len(documents) != 1:
+        raise ValueError(f"{path}: holds {len(documents)} documents; tune takes one TrainingPlan at a time")
+    document = documents[0]
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        shown = document.get("kind") if isinstance(document, dict) else type(document).__name__
+        raise ValueError(f"{path}: expected a {KIND} (kind: {KIND}), got {plain_line(str(shown))}")
+    if document.get("apiVersion") != API_VERSION:
+        raise ValueError(
+            f"{path}: apiVersion: expected {API_VERSION}, got {plain_line(str(document.get('apiVersion')))}"
+        )
+    return _parse(document, str(path))
+
+
+def _parse(document: Mapping[str, Any], source: str) -> Manifest:
+    control = find_control(document)
+    if control is not None:
+        raise ValueError(f"{source}: {control[0]}: holds the control or invisible character {control[1]}; remove it")
+    metadata = document.get("metadata") or {}
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not _is_object_name(name):
+        raise ValueError(f"{source}: metadata.name: expected lower case letters, digits and hyphens, got {name!r}")
+    annotations = metadata.get("annotations") or {}
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        raise ValueError(f"{source}: spec: missing")  # noqa: TRY004 - one kind of error for what a file says
+    parsed = _parse_spec(spec, source)
+    _refuse_cluster_fields(parsed, source)
+    identity = json.dumps([spec, annotations], sort_keys=True, default=str)
+    return Manifest(
+        name, _with_series(parsed, spec), {str(key): str(text) for key, text in annotations.items()}, identity
+    )
+
+
+def _is_object_name(name: str) -> bool:
+    plain = name.replace("-", "a").replace(".", "a")
+    return 0 < len(name) <= 253 and plain.isascii() and plain.isalnum() and name == name.lower() and name[0].isalnum()
+
+
+def _parse_spec(spec: Mapping[str, Any], source: str) -> TrainingPlanSpec:
+    try:
+        return TrainingPlanSpec.model_validate(spec)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("spec", *first["loc"])))
+        words = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{source}: {place}: {plain_line(words)}") from None
+
+
+def _refuse_cluster_fields(spec: TrainingPlanSpec, source: str) -> None:
+    """Raise ValueError for a field that asks for what only a cluster has."""
+    refusals = {
+        "queueName": spec.queue_name is not None,
+        "trials.framework": spec.trials.framework is not None,
+        "devices.nodeSelector": bool(spec.devices.node_selector),
+    }
+    for field, is_set in refusals.items():
+        if is_set:
+            raise ValueError(f"{source}: spec.{field}: only a cluster has that; leave it out, or use kubectl apply")
+    if spec.apply is not Apply.NEVER:
+        raise ValueError(
+            f"{source}: spec.apply: {spec.apply} hands the winner to a cluster; leave it out, and start winner/launch.sh yourself"
+        )
+    if spec.suspend:
+        raise ValueError(f"{source}: spec.suspend: is true, so there is nothing to do; leave it out")
+
+
+def _with_series(spec: TrainingPlanSpec, stated: Mapping[str, Any]) -> TrainingPlanSpec:
+    """Return the spec with several trials in a gang, unless it says how many."""
+    if "perGang" in (stated.get("trials") or {}):
+        return spec
+    trials = spec.trials.model_copy(update={"per_gang": min(_TRIALS_PER_GANG, MAX_TRIALS)})
+    return spec.model_copy(update={"trials": trials})
