@@ -81,9 +81,29 @@ def test_the_whole_model_is_freed_when_rows_are_asked_for() -> None:
     assert makers.whole() is not first
 
 
-def test_a_weight_of_two_layers_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match=r"weight blocks.0.weight is in layers 0 and 1, .*untie it in build\(\)"):
-        CustomLayers("entry point own:model", model(lambda: Whole(tied=True)))
+def test_a_weight_of_two_layers_is_shared_without_being_named() -> None:
+    layers = CustomLayers("entry point own:model", model(lambda: Whole(tied=True)))
+    names = {number: (shared.name, shared.own_name) for number, shared in layers.shared_weights.items()}
+    assert names == {0: ("0.weight", "weight"), 1: ("0.weight", "weight")}
+    shared: dict = {}
+    first, second = (layers.make(number, seed=4, shard=TensorShard(), shared=shared).module for number in range(2))
+    assert first.weight is second.weight
+    assert first.bias is not second.bias
+    alone = layers.make(1, seed=4, shard=TensorShard(), shared={})
+    assert torch.equal(alone.module.weight, first.weight)
+    assert not CustomLayers("entry point own:model", model()).shared_weights
+
+
+def test_parts_that_share_two_weights_are_refused_by_their_names() -> None:
+    def build() -> Whole:
+        whole = Whole(tied=True)
+        whole.blocks[1].bias = whole.blocks[0].bias
+        return whole
+
+    with pytest.raises(
+        ValueError, match=r"layer 1 shares two weights with other layers, weight and bias, .*a single layer"
+    ):
+        CustomLayers("entry point own:model", model(build))
 
 
 def test_a_model_larger_than_the_host_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,26 @@ class CustomKind:
         OMITTED_DEFAULT,
     ] = 0
 
+    shared_weight: Annotated[
+        str | None,
+        Length(1, 256),
+        Doc("Weight, LAYER.NAME of its first values, that layers of this name share, such as tied embeddings."),
+        OMITTED_DEFAULT,
+    ] = None
+    shared_parameters: Annotated[
+        int,
+        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        Doc("Values of that weight, which its layers' parameters include."),
+        OMITTED_DEFAULT,
+    ] = 0
+
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.kinds: {name} of {self.name}")
+        if self.shared_parameters > self.parameters or (self.shared_weight is None) != (self.shared_parameters == 0):
+            raise ValueError(
+                f"custom.kinds: shared_parameters of {self.name} must be those of shared_weight, and at most its parameters "
+                f"({self.parameters}), got {self.shared_parameters}; describe the model again"
+            )
 
     def layer_kind(self) -> LayerKind:
         """Return the kind as one product of the same FLOPs and weights, and one operator that reads the saved tensors.
@@ -94,6 +112,8 @@ class CustomKind:
             self.name,
             (Segment(tuple(operators)),),
             self.output_elements_per_row,
+            shared_weight=self.shared_weight,
+            shared_parameters=self.shared_parameters,
             workspace_bytes_per_row=self.workspace_bytes_per_row,
             buffer_bytes=self.buffer_bytes,
             forward_kernels=self.forward_kernels,
@@ -198,6 +218,9 @@ class Custom:
             raise ValueError(
                 f"custom.layers names {min(unknown)}, which custom.kinds does not give; describe the model again"
             )
+        sizes = {(kind.shared_weight, kind.shared_parameters) for kind in self.kinds if kind.shared_weight is not None}
+        if len(sizes) > len({name for name, _ in sizes}):
+            raise ValueError("custom.kinds gives a shared_weight in two sizes; describe the model again")
         if unused := set(names) - set(self.layers):
             raise ValueError(
                 f"custom.kinds gives {min(unused)}, but no layer is of that kind; describe the model again"

@@ -21,7 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
-from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes
+from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes, user_name
+from trainwright_worker.layers.custom_sharing import EXAMPLE, replace_weight, shared_weights_of
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, dtype_name
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
@@ -65,6 +66,9 @@ class CustomModel:
         keep_float32: fields of the rows that stay float32 in half formats; buffers stay as the layers make them anyway.
         build: makes the whole model if the layers are parts of it: it is called once in a process, on the CPU, after one
             seed, and each function of `layers` takes what it returned, so that weights are those of the whole model.
+        shared_weights: weights that are another layer's, `{"13.head.weight": "0.embedding.weight"}`, by layer and name in its
+            state_dict; the second one's first values count. Any number of layers can share a weight, but a layer only one.
+            Parts of the whole model that share one there need none of this.
     """
 
     layers: Sequence[Callable[..., nn.Module]]
@@ -73,6 +77,7 @@ class CustomModel:
     whole_batch: bool = False
     keep_float32: Sequence[str] = ()
     build: Callable[[], nn.Module] | None = None
+    shared_weights: Mapping[str, str] | None = None
 
     @property
     def mixes_rows(self) -> bool:
@@ -110,7 +115,17 @@ class CustomLayer(Layer):
 
     def state_name(self, name: str) -> str:
         """Return the user's name: without this wrapper's `module.` and torch.compile's `_orig_mod.`, as torch's own tools."""
-        return name.removeprefix("module.").replace("_orig_mod.", "")
+        return user_name(name.removeprefix("module."))
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Return the weights by all of the user's names for them."""
+        return {self.state_name(name): weight for name, weight in self.named_parameters(remove_duplicate=False)}
+
+    def share(self, own_name: str, shared_name: str, shared: nn.Parameter) -> None:
+        """Put a shared weight in the place of this layer's own."""
+        replace_weight(self.module, self.weights()[own_name], shared)
+        attribute = next(name for name, weight in self.named_parameters() if weight is shared)
+        self.shared_weights = {attribute: shared_name}  # type: ignore[misc] # known when the user's model is built
 
     @property
     def class_name(self) -> str:
@@ -129,6 +144,8 @@ class CustomLayers:
 
     Attributes:
         parameters: number of parameter values, by layer.
+        shared_weights: the weight that a layer shares with others, by layer.
+        weight_shapes: by layer and the user's name.
     """
 
     def __init__(self, name: str, model: CustomModel) -> None:
@@ -144,13 +161,14 @@ class CustomLayers:
         _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
-        _check_parts(self)
+        self.weight_shapes: list[dict[str, tuple[int, ...]]] = []
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
         except (
             ValueError
         ):  # some operations do not support the meta device; what also fails on the CPU is the user's error
             self._boundaries = self._probe(probed, torch.device("cpu"))
+        self.shared_weights = shared_weights_of(self)
 
     def __len__(self) -> int:
         return len(self.model.layers)
@@ -162,11 +180,14 @@ class CustomLayers:
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         """Build the layer on the CPU, where a user's module draws its weights; only its buffers move to the current device."""
-        del shard, shared
+        del shard
         device = torch.get_default_device()
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            seed_weights(self, layer, seed)
-            made = self.make_module(layer)
+        made = _drawn(self, layer, seed)
+        if (sharing := self.shared_weights.get(layer)) is not None:
+            if sharing.name not in shared:
+                owner = made if sharing.owner == layer else _drawn(self, sharing.owner, seed)
+                shared[sharing.name] = owner.weights()[sharing.name_in_owner]
+            made.share(sharing.own_name, sharing.name, shared[sharing.name])
         for module in made.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
@@ -240,7 +261,7 @@ class CustomLayers:
         """Return the boundary after every layer, by running the layers in sequence; each is then freed."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
-        boundaries, parameters = [], []
+        boundaries, parameters, shapes = [], [], []
         with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
                 layer_module = self.make_module(layer)
@@ -262,7 +283,8 @@ class CustomLayers:
                     )
                 )
                 parameters.append(sum(parameter.numel() for parameter in layer_module.parameters()))
-        self.parameters = tuple(parameters)
+                shapes.append({name: tuple(weight.shape) for name, weight in layer_module.weights().items()})
+        self.parameters, self.weight_shapes = tuple(parameters), shapes
         return boundaries
 
     def failure(  # noqa: PLR0913 (what a sentence names)
@@ -324,6 +346,13 @@ def read_user_rows(  # noqa: PLR0913 (which rows, and whose)
                 f"got {format_value(value)}",
             )
     return tensors
+
+
+def _drawn(layers: CustomLayers, layer: int, seed: int) -> CustomLayer:
+    """Make a layer on the CPU, with the weights of the training's seed."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        seed_weights(layers, layer, seed)
+        return layers.make_module(layer)
 
 
 def _check_makers(layers: CustomLayers) -> None:
@@ -392,22 +421,8 @@ def _check_weights_are_new(layers: CustomLayers, layer: int, made: CustomLayer) 
     parameter_ids = {id(parameter) for parameter in made.parameters()}
     if any(id(parameter) in parameter_ids for parameter in layers.make_module(layer).parameters()):
         raise layers.error(
-            f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
-            "(weights that layers share are not supported yet)"
-        )
-
-
-def _check_parts(layers: CustomLayers) -> None:
-    """Check that no weight of a whole model is in two layers; a layer that cannot be made is named later."""
-    try:
-        twice = layers.makers.twice_used()
-    except Exception:  # noqa: BLE001 - of the user's code
-        return
-    if twice is not None:
-        name, first, second = twice
-        raise layers.error(
-            f"weight {name} is in layers {first} and {second}, but weights that layers share are not supported yet; make "
-            "these layers one, or give the second one a weight of its own (untie it in build())"
+            f"layer {layer} gives the same weights whenever it is made; make its modules inside its function, and name weights "
+            f"that layers share, such as {EXAMPLE}"
         )
 
 

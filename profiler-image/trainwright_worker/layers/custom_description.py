@@ -56,16 +56,36 @@ def _find_difference(family: Custom, layers: CustomLayers) -> str | None:
         )
         return f"it keeps {own} in float32, not {described}"
     kinds = {kind.name: kind for kind in family.kinds}
-    for number, name in enumerate(family.layers):
-        kind, parameters = kinds[name], layers.parameters[number]
-        if parameters != kind.parameters:
-            return f"layer {number} ({name}) holds {parameters} values, not {kind.parameters}"
-        elements, integer_bytes = _output_sizes(layers, number)
-        if elements != kind.output_elements_per_row:
-            return f"layer {number} ({name}) outputs {elements} values per row, not {kind.output_elements_per_row}"
-        if integer_bytes != kind.output_bytes_per_row:
-            return f"layer {number} ({name}) outputs {integer_bytes} bytes of integers per row, not {kind.output_bytes_per_row}"
+    differences = (_find_difference_of_layer(kinds[name], layers, number) for number, name in enumerate(family.layers))
+    return next((difference for difference in differences if difference is not None), None)
+
+
+def _find_difference_of_layer(kind: CustomKind, layers: CustomLayers, number: int) -> str | None:
+    where, parameters, shared = (
+        f"layer {number} ({kind.name})",
+        layers.parameters[number],
+        _shared_weight(layers, number),
+    )
+    elements, integer_bytes = _output_sizes(layers, number)
+    if parameters != kind.parameters:
+        return f"{where} holds {parameters} values, not {kind.parameters}"
+    if shared != (kind.shared_weight, kind.shared_parameters):
+        return f"{where} shares {_named(*shared)}, not {_named(kind.shared_weight, kind.shared_parameters)}"
+    if elements != kind.output_elements_per_row:
+        return f"{where} outputs {elements} values per row, not {kind.output_elements_per_row}"
+    if integer_bytes != kind.output_bytes_per_row:
+        return f"{where} outputs {integer_bytes} bytes of integers per row, not {kind.output_bytes_per_row}"
     return None
+
+
+def _shared_weight(layers: CustomLayers, number: int) -> tuple[str | None, int]:
+    """Return the name and size of the weight that a layer shares with others."""
+    sharing = layers.shared_weights.get(number)
+    return (None, 0) if sharing is None else (sharing.name, prod(layers.weight_shapes[number][sharing.own_name]))
+
+
+def _named(shared_weight: str | None, size: int) -> str:
+    return "no weight" if shared_weight is None else f"{shared_weight} of {size} values"
 
 
 def _output_sizes(layers: CustomLayers, layer: int) -> tuple[int, int]:
@@ -200,6 +220,7 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
     elements, integer_bytes = _output_sizes(layers, number)
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
+    shared_weight, shared_parameters = _shared_weight(layers, number)
     kind = CustomKind(
         name=layer.class_name,
         parameters=layers.parameters[number],
@@ -212,6 +233,8 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         buffer_bytes=buffer_bytes(layer),
         forward_kernels=passes.forward_kernels,
         backward_kernels=passes.backward_kernels,
+        shared_weight=shared_weight,
+        shared_parameters=shared_parameters,
     )
     after = layers.boundary(number), layers.integer_formats(number)
     key = (repr(layer.module), before, after, layer.reads, kind)

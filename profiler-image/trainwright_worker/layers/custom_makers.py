@@ -69,20 +69,27 @@ class LayerMakers:
             whole = self.whole()
         return sum(value.nbytes for value in (*whole.parameters(), *whole.buffers()))
 
-    def twice_used(self) -> tuple[str, int, int] | None:
-        """Return the name in the whole model of the first weight that two layers hold, and these layers."""
+    def shared_weights(self) -> dict[str, str]:
+        """Return which weight of an earlier layer each weight of the whole model is that two layers hold, by layer and name."""
         if self._model.build is None:
-            return None
-        holder: dict[int, int] = {}
+            return {}
         with torch.device("meta"):
             whole = self.whole()
-            names = {id(weight): name for name, weight in whole.named_parameters()}
             makers: list[Callable[..., nn.Module]] = list(self._model.layers)
-            for layer, make in enumerate(makers):
-                for weight in make(whole).parameters():
-                    if holder.setdefault(id(weight), layer) != layer:
-                        return names.get(id(weight), "of no name"), holder[id(weight)], layer
-        return None
+            made = [make(whole) for make in makers]
+        first: dict[nn.Parameter, str] = {}
+        shared = {}
+        for layer, module in enumerate(made):
+            for attribute, weight in module.named_parameters():
+                name = f"{layer}.{user_name(attribute)}"
+                if (owner := first.setdefault(weight, name)) != name:
+                    shared[name] = owner
+        return shared
+
+
+def user_name(attribute: str) -> str:
+    """Return a weight's name as torch's own tools write it: without torch.compile's `_orig_mod.`."""
+    return attribute.replace("_orig_mod.", "")
 
 
 def host_bytes() -> int:

@@ -1,4 +1,4 @@
-"""GPT-2 as a user writes its layers, without a tied embedding; entry points of several sizes."""
+"""GPT-2 as a user writes its layers, with and without a tied embedding; entry points of several sizes."""
 
 from __future__ import annotations
 
@@ -75,13 +75,22 @@ class Head(nn.Module):
         return losses.view(targets.shape).mean(1)
 
 
-def model(sizes: Sizes) -> CustomModel:
-    blocks = [partial(Block, sizes)] * sizes.layers
-    return CustomModel([partial(Embedding, sizes), *blocks, partial(Head, sizes)], partial(rows, sizes))
+def model(sizes: Sizes, *, tied: bool = False) -> CustomModel:
+    layers = [partial(Embedding, sizes), *[partial(Block, sizes)] * sizes.layers, partial(Head, sizes)]
+    shared_weights = {f"{len(layers) - 1}.logits.weight": "0.tokens.weight"} if tied else None
+    return CustomModel(layers, partial(rows, sizes), shared_weights=shared_weights)
 
 
 def small() -> CustomModel:
     return model(SMALL)
+
+
+def small_tied() -> CustomModel:
+    return model(SMALL, tied=True)
+
+
+def medium_tied() -> CustomModel:
+    return model(MEDIUM, tied=True)
 
 
 def medium() -> CustomModel:
