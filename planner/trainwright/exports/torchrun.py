@@ -20,9 +20,10 @@ class Torchrun:
     remark = "Rank r of your script is the r-th device of plan.json, counted through pipelines and stages; name the script in SCRIPT."
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
-        program = f'"${{SCRIPT:-train.py}}" --plan {PLAN_FILE}'
+        program = f'"${{SCRIPT:-train.py}}" --plan {PLAN_FILE} "${{own[@]}}"'
+        before = 'own=("$@")  # yours: bash launch.sh --model model.yaml …, which follow the plan\n'
         return (
-            ExportFile("launch.sh", launch_script(request.plan.devices, program, request.remarks)),
+            ExportFile("launch.sh", launch_script(request.plan.devices, program, request.remarks, before=before)),
             plan_file(request),
         )
 
