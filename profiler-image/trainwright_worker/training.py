@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.training import RequestedDtype, Training
 from trainwright_worker import validation
-from trainwright_worker.device import infiniband_problem, sum_over_ranks
+from trainwright_worker.device import barrier, infiniband_problem, sum_over_ranks
 from trainwright_worker.executor import checkpoint
 from trainwright_worker.executor.checkpoint_chunks import CheckpointError
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
@@ -38,8 +38,9 @@ _PREFIX = "iteration-"
 class Trainer:
     """One rank's part of a training. Every rank of the plan makes one, and calls the same methods in the same order.
 
-    torchrun starts the ranks: `launch.sh` of `trainwright export --to torchrun`. A plan of one device needs no torchrun.
-    Errors are ValueErrors of one sentence, WorkerErrors where a layer misbehaves, CheckpointErrors.
+    torchrun starts the ranks: `launch.sh` of `trainwright export --to torchrun`. A plan of one device needs no torchrun. A user's
+    model is imported as Python finds it, or from the current folder. Errors are ValueErrors of one sentence, CheckpointErrors
+    among them, and WorkerErrors of layers.
 
     Args:
         plan: file of the plan, `plan.json`.
@@ -73,6 +74,7 @@ class Trainer:
         seed: int = 0,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
+        sys.path.append(str(Path.cwd()))
         read_plan = trainwright.read(plan, Plan)
         read_model = _read_training(Path(model), dtype).model
         for problem in validation.plan_problems(read_plan, read_model):
@@ -103,17 +105,30 @@ class Trainer:
     def step(self, iteration: int) -> float:
         """Train on one global batch. Returns, on every rank, its mean loss before the update."""
         executor = self._executor
-        if self._schedule is not None and isinstance(executor.optimizer, TorchOptimizer):
-            executor.optimizer.scale_rates(self._schedule(iteration))
+        if self._schedule is not None:
+            self._optimizer.scale_rates(self._schedule(iteration))
         return self._sum(executor.run_iteration(executor.make_batch(iteration, self._rows)))
 
-    def evaluate(self, iteration: int = 0, rows: Rows | None = None) -> float:
+    def evaluate(self, iteration: int = 0, rows: Rows | None = None, weights: str | None = None) -> float:
         """Return, on every rank, the mean loss over one global batch, without gradients and with layers in evaluation mode.
 
-        `rows`: other data than that of the training; row i of `iteration` is the same under every plan.
+        Args:
+            iteration: of the rows.
+            rows: other data than that of the training.
+            weights: state of the optimizer that is in place of the weights meanwhile, such as their average.
         """
         executor = self._executor
-        return self._sum(executor.evaluate(executor.make_batch(iteration, _reader(rows) or self._rows)))
+        batch = executor.make_batch(iteration, _reader(rows) or self._rows)
+        if weights is None:
+            return self._sum(executor.evaluate(batch))
+        self._optimizer.exchange(weights)
+        loss = self._sum(executor.evaluate(batch))
+        self._optimizer.exchange(weights)
+        return loss
+
+    @property
+    def _optimizer(self) -> TorchOptimizer:
+        return cast("TorchOptimizer", self._executor.optimizer)
 
     def _sum(self, own_loss: float) -> float:
         return sum_over_ranks([own_loss], self.device)[0]
@@ -139,6 +154,7 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the other ranks; all call this at the end."""
+        barrier(self.device)  # gloo aborts a process whose peer has gone
         self._groups.close()
         if self._is_own_group:
             dist.destroy_process_group()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainwright.plan import Plan
 from trainwright_worker.device import read_value
-from trainwright_worker.executor.flat_parameter import FlatParameter, WeightPart
+from trainwright_worker.executor.flat_parameter import FlatParameter, WeightPart, publish_updates
 from trainwright_worker.executor.optimizer import GradientScaling, Optimizer, require_summed_gradient
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -81,6 +81,21 @@ class TorchOptimizer(Optimizer):
                     f"{self.name} has no learning rate (lr) for a schedule to scale; leave out the schedule"
                 )
             group["lr"] = rate * factor
+
+    def exchange(self, name: str) -> None:
+        """Exchange the weights and a state with a value for each of theirs, and publish the weights."""
+        for _, _, parameter in self._parts:
+            state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
+            values = state.get(name)
+            if not isinstance(values, Tensor) or values.shape != parameter.shape:
+                raise ValueError(
+                    f"{self.name} has no state {name} of the shape of the weights; it has {', '.join(state) or 'none'}"
+                )
+            weight = parameter.detach()
+            kept = weight.clone()
+            weight.copy_(values)
+            values.copy_(kept)
+        publish_updates(self.flat_parameters)
 
     def begin_resuming(self, *, has_states: bool) -> None:
         """Make room for states: torch's optimizers make them in their first update, here one with gradients of 0."""
