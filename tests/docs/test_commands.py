@@ -39,6 +39,7 @@ SHOWN = {
         "llama after 1 iterations, for the worker",
         "llama after 1 iterations, for torch's trainers",
     ),
+    "docs/training.md": ("Candidates of auto (profiles estimated)", "torchrun (torch ≥ 2.8) runs the plan as it is."),
     "docs/custom-models.md": ("Candidates of auto (profiles estimated)", "forwardFlopsPerRow"),
 }
 """Parts of what the commands of a page print."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from gang_answers import answers_of
 from one_process import OneProcess
-from own_training import CLIP_NORM, ITERATIONS, OPTIMIZERS, SEED, options, schedule
+from own_training import CLIP_NORM, ITERATIONS, OPTIMIZERS, SEED, held_out_tokens, options, schedule
+from source_files import ROOT
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -19,7 +22,10 @@ from trainwright.families import Gpt
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 from trainwright.training import RequestedDtype, Training
+from trainwright_worker import training
+from trainwright_worker.executor.optimizer import LossScale
 from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.training import Trainer
 
 pytestmark = [
     pytest.mark.torch_processes,
@@ -151,6 +157,17 @@ def plain_loop(training: Training, optimizer: str) -> tuple[OneProcess, list[flo
     return one, losses, evaluated
 
 
+def test_the_surface_is_what_the_page_lists() -> None:
+    members = {name for name in vars(Trainer) if not name.startswith("_")}
+    assert training.__all__ == ["CheckpointError", "Rows", "Trainer"]
+    assert members == {"close", "evaluate", "is_first_rank", "load", "resume", "save", "skipped_updates", "step"}
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    arguments = list(inspect.signature(Trainer).parameters)
+    assert arguments[:2] == ["plan", "model"]
+    for name in (*members, *training.__all__, "rank", "device", *(f"{name}=" for name in arguments[2:])):
+        assert f"`{name}" in page
+
+
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case_name(*case))
 def test_a_training_that_changes_its_plan_equals_a_plain_loop(
     case: tuple[str, str, str, str], runs: dict[str, Run], trainings: dict[str, Training]
@@ -179,3 +196,71 @@ def test_optimizers_that_need_the_values_of_other_ranks_are_refused(case: tuple,
 def test_an_average_of_the_weights_is_a_state_of_the_optimizer(runs: dict[str, Run], trainings: dict) -> None:
     run = runs[case_name("own", "stages", "zero3", "Lion")]
     assert {name.partition("/")[0] for name in run.state} == {"weights", "direction", "average"}
+
+
+@pytest.fixture
+def alone(tmp_path: Path, trainings: dict[str, Training]) -> Callable[..., Trainer]:
+    """Return a factory of trainers of a GPT on one device."""
+    training = trainings["gpt"]
+    layers = len(training.model.layers)
+    run = LayerRun(0, layers, Strategy(1, 1), (ROWS,))
+    plan = Plan(layers, 2 * ROWS, (Pipeline(2, ROWS, (Stage(DEVICES[:1], (run,)),)),))
+    (tmp_path / "plan.json").write_text(documents.dumps(plan), encoding="utf-8")
+    (tmp_path / "gpt.json").write_text(documents.dumps(replace(training, dtype=RequestedDtype.AUTO)), encoding="utf-8")
+
+    def make(**fields) -> Trainer:
+        chosen = {"optimizer": OPTIMIZERS["AdamW"], "seed": SEED, "dtype": "float32", **fields}
+        return Trainer(tmp_path / "plan.json", tmp_path / "gpt.json", **chosen)
+
+    return make
+
+
+def test_a_family_trains_on_rows_of_ones_own(alone: Callable[..., Trainer]) -> None:
+    with alone() as trainer:
+        held_out, loss = trainer.evaluate(0, held_out_tokens), trainer.step(0)
+    with alone(rows=held_out_tokens) as trainer:
+        assert trainer.evaluate() == held_out
+        assert trainer.step(0) == pytest.approx(held_out, rel=1e-6) != loss
+        with pytest.raises(
+            ValueError, match=r"^rows: the model's layers read tokens, but rows\(\) returns words; add it$"
+        ):
+            trainer.evaluate(rows=lambda *, seed, iteration, first, count: {"words": torch.zeros(count, 8)})
+
+
+def test_overflows_of_float16_update_nothing(alone: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossScale, "INITIAL_FACTOR", 2.0**31)
+    with alone(dtype="float16") as trainer:
+        optimizer = trainer._optimizer
+        losses = []
+        while not optimizer.updates:
+            losses.append(trainer.step(0))
+        assert trainer.skipped_updates == len(losses) - 1 > 0
+        assert len(set(losses)) == 1
+        assert {float(state["step"]) for state in optimizer._states} == {1.0}
+        assert trainer.step(0) < losses[0]
+
+
+def test_an_average_of_the_weights_can_be_evaluated(alone: Callable[..., Trainer]) -> None:
+    with alone(optimizer=OPTIMIZERS["Lion"]) as trainer:
+        for iteration in range(3):
+            trainer.step(iteration)
+        with_weights, with_average = trainer.evaluate(), trainer.evaluate(weights="average")
+        assert with_weights != with_average
+        assert trainer.evaluate() == with_weights
+        with pytest.raises(
+            ValueError, match=r"^Lion has no state mean of the shape of the weights; it has direction, average$"
+        ):
+            trainer.evaluate(weights="mean")
+
+
+def test_a_training_that_cannot_begin_is_refused_in_a_sentence(alone: Callable[..., Trainer], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dtype is auto; state that of the plan there or as dtype: float32"):
+        alone(dtype=None)
+    plan = documents.loads((tmp_path / "plan.json").read_text(encoding="utf-8"), Plan)
+    two = plans(plan.model_layers)["uneven"]
+    (tmp_path / "plan.json").write_text(documents.dumps(two), encoding="utf-8")
+    with pytest.raises(ValueError, match="the plan has 2 devices, but 1 processes were started; start them with"):
+        alone()
+    (tmp_path / "plan.json").write_text(documents.dumps(plans(plan.model_layers + 1)["uneven"]), encoding="utf-8")
+    with pytest.raises(ValueError, match="the plan is for 5 layers, but the model has 4"):
+        alone()
