@@ -13,10 +13,11 @@ from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cli.plan import note_batch_sizes
+from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import ComparisonRow, comparison_fields, comparison_table, refusal_sentence
 from trainwright.report.format_sentences import number_format
 from trainwright.report.remark import sentences
-from trainwright.report.worth import heuristic
+from trainwright.report.worth import heuristic, heuristic_difference
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -62,19 +63,24 @@ def compare(  # noqa: PLR0913 - one group of options each
         with show_progress(f"searching with {fastest.planner}", search) as control:
             answer = with_price(question, answer, control)
     answer = with_baselines(question, answer)
-    beside = heuristic(answer.best, answer.baselines, answer.problem, what=f"the plan of {fastest.planner}")
+    what = f"the plan of {fastest.planner}"
+    beside = heuristic(answer.best, answer.baselines, answer.problem, what=what)
+    difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
+    reason = why(difference, answer.problem, what=what)
     if output is Output.JSON:
         show_json(
             {
                 **comparison_fields(rows, problem),
                 **number_format(answer).fields,
                 **beside.fields,
+                **reason.fields,
             }
         )
     else:
         show(
             comparison_table(rows, problem),
-            *sentences(number_format(answer), beside),
+            *sentences(number_format(answer), beside, reason),
+            *([] if difference is None else ["", difference_table(difference)]),
         )
     end_if_interrupted(control)
 

@@ -16,12 +16,13 @@ from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
+from trainwright.report.breakdown import breakdown_fields, breakdown_table
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.plan_summary import idle_devices
 from trainwright.report.remark import sentences
-from trainwright.report.tables import breakdown_fields, breakdown_table, origin_fields
+from trainwright.report.tables import origin_fields
 from trainwright.search import Problem
 from trainwright.search.galvatron import galvatron_model
 from trainwright.search.plan_defaults import with_runtime_choices

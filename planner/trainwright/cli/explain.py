@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
 from trainwright import documents
-from trainwright.answer import Question
+from trainwright.answer import HEURISTIC, Answer, Question, with_baselines
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command, end_if_infeasible, end_if_interrupted
 from trainwright.cli.limit_options import LimitOptions
@@ -23,6 +23,7 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
 from trainwright.cli.plan import answered
+from trainwright.report.breakdown import Difference, breakdown_fields, breakdown_table, difference_table, why
 from trainwright.report.comparison import cut_short, runner_up, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
@@ -31,11 +32,14 @@ from trainwright.report.iteration_chart import timeline
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preferred
 from trainwright.report.remark import sentences
-from trainwright.report.tables import breakdown_fields, breakdown_table, origin_fields
-from trainwright.report.worth import unlimited
+from trainwright.report.tables import origin_fields
+from trainwright.report.worth import heuristic_difference, unlimited
 from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
+
+HEURISTIC_WORD: Final = "heuristic"
+"""Value in place of a plan that stands for the faster one of Megatron's heuristic."""
 
 
 @app.command()
@@ -52,6 +56,13 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             "--plan",
             metavar="PLAN",
             help="Explain this plan (a file, or words: pp2 dp2 tp2 mb1), not the planner's best.",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAN|heuristic",
+            help="Say by part why it takes less or more time than this plan (a file, or words), or than Megatron's heuristic.",
         ),
     ] = None,
     planner: PlannerOption = DEFAULT_PLANNER,
@@ -89,9 +100,11 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         further = [number_format(answer, given=True)]
     problem, plan, estimate = answer.problem, answer.best.plan, answer.best.estimate
     explanation = Explanation.of(problem, plan, estimate)
-    lines = [*explanation.sentences(), *sentences(expected_range(answer.best, problem), *further)]
+    difference = None if against is None else _difference(answer, against, inputs)
+    reason = why(difference, problem)
+    lines = [*explanation.sentences(), *sentences(reason, expected_range(answer.best, problem), *further)]
     if output is Output.JSON:
-        show_json({**_fields(explanation, lines), **number_format(answer).fields})
+        show_json({**_fields(explanation, lines), **number_format(answer).fields, **reason.fields})
     else:
         picture = timeline(explanation.tracks, estimate.iteration_seconds, screen().width)
         spaced = "\n".join(lines)
@@ -102,8 +115,25 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             Text("Timeline, by the slowest devices of each stage", style="bold"),
         )
         show("", picture, "", breakdown_table(estimate, plan, problem))
+        if difference is not None:
+            show("", difference_table(difference))
     end_if_interrupted(control)
     end_if_infeasible(estimate)
+
+
+def _difference(answer: Answer, against: Path, inputs: Inputs) -> Difference:
+    """Return the difference to a given plan, or to the heuristic's. Raises ValueError if the heuristic has no plan."""
+    problem, best = answer.problem, answer.best
+    if str(against) != HEURISTIC_WORD:
+        other = estimated_plan(against, problem, inputs).best
+        return Difference.of(best, other, f"{against} ({other.plan.summary()})")
+    compared = with_baselines(Question((problem,), HEURISTIC, baselines=1), answer)
+    difference = heuristic_difference(best, compared.baselines, problem)
+    if difference is None:
+        raise ValueError(
+            "--against heuristic: no plan of Megatron's heuristic fits into memory; give a plan, or leave it out"
+        )
+    return difference
 
 
 def _fields(explanation: Explanation, lines: list[str]) -> dict[str, Any]:

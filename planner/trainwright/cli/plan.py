@@ -23,6 +23,7 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
+from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
@@ -31,7 +32,7 @@ from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import sentences
 from trainwright.report.tables import candidate_table, origin_fields, pareto_plot
 from trainwright.report.unchecked import unchecked
-from trainwright.report.worth import heuristic, node_worth, unlimited, worth_table
+from trainwright.report.worth import heuristic, heuristic_difference, node_worth, unlimited, worth_table
 from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search
 from trainwright.search.preference.running_plan import RunningPlan
 
@@ -94,6 +95,7 @@ def _fields(planner: str, answer: Answer) -> dict[str, Any]:
         **expected_range(best, problem).fields,
         **number_format(answer).fields,
         **heuristic(best, answer.baselines, problem).fields,
+        **why(heuristic_difference(best, answer.baselines, problem), problem).fields,
         **unlimited(best).fields,
         **node_worth(answer).fields,
         **candidate_fields(answer.candidates, problem),
@@ -106,6 +108,9 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
     show(candidate_table(candidates, problem, planner=planner, searched=answer.search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, shown.top))
+    difference = heuristic_difference(best, answer.baselines, problem)
+    if difference is not None:
+        show("", difference_table(difference))
     if answer.node_worths:
         show("", worth_table(answer.node_worths, problem))
     lines = sentences(
@@ -113,6 +118,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         number_format(answer),
         slow_layers(best, problem),
         heuristic(best, answer.baselines, problem),
+        why(difference, problem),
         preferred(candidates, problem),
         unlimited(best),
         work_bound(best, problem),

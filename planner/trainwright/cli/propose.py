@@ -80,6 +80,7 @@ class Candidates:
     dtype: Dtype | None = None
     slow_format: dict[str, Any] | None = None
     heuristic: dict[str, Any] | None = None
+    difference: dict[str, Any] | None = None
     running_plan: dict[str, Any] | None = None
     unlimited_seconds: float | None = None
     node_worth: tuple[dict[str, Any], ...] = ()

@@ -12,6 +12,7 @@ from trainwright.cost.estimate import Estimate
 from trainwright.cost.memory import MemoryParts
 from trainwright.plan import Plan, Stage
 from trainwright.report import plan_summary, tables
+from trainwright.report.breakdown import COMMUNICATION, PART_WORDS
 from trainwright.report.iteration_chart import Track, stage_tracks
 from trainwright.report.tables import add_row, new_table, origin_words, rows_per_second, titled
 from trainwright.search import Problem
@@ -134,15 +135,10 @@ class Explanation:
 
     def _communication(self) -> str:
         parts, whole = self.estimate.breakdown, self.estimate.iteration_seconds
-        named = (
-            ("tensor all-reduces", parts.tensor_sync_seconds),
-            ("all-gathers of sharded weights", parts.sharding_seconds),
-            ("redistribution between layers", parts.redistribution_seconds),
-            ("messages between stages", parts.point_to_point_seconds),
-            ("gradient reductions", parts.gradient_sync_seconds),
-            ("reductions of tied weights", parts.shared_weight_sync_seconds),
-        )
-        shares = [f"{tables.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
+        spent = {part: getattr(parts, part) for part in COMMUNICATION}
+        shares = [
+            f"{tables.share(seconds, whole)} {PART_WORDS[part]}" for part, seconds in spent.items() if seconds > 0
+        ]
         device = self.estimate.critical_device
         if not shares:
             return f"Communication takes no time on {device}, the last device to finish."

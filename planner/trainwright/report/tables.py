@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import zip_longest
-from typing import Final
 
 from rich.console import Group
 from rich.table import Table
@@ -197,28 +195,3 @@ def _distinct_cells(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:
     return plan.global_batch_size / estimate.iteration_seconds if estimate.iteration_seconds else float("inf")
-
-
-def breakdown_fields(estimate: Estimate) -> dict[str, float]:
-    """Return the seconds of the critical device by part; 0 where only rounding is left of a difference of two ends."""
-    least = _ROUNDING * estimate.iteration_seconds
-    return {name: spent if abs(spent) > least else 0.0 for name, spent in asdict(estimate.breakdown).items()}
-
-
-_ROUNDING: Final = 1e-12
-"""Share of an iteration below which a part of it is rounding."""
-
-
-def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
-    """Return the time of the critical device by part, and the figures of the plan."""
-    table = new_table([("part", "left"), ("time", "right"), ("share", "right")])
-    for name, spent in breakdown_fields(estimate).items():
-        words = name.removesuffix("_seconds").replace("_", " ")
-        add_row(table, words, seconds(spent), share(spent, estimate.iteration_seconds))
-    table.add_section()
-    figures = PlanFigures.of(Candidate(plan, estimate), problem)
-    for heading, cell in figure_columns(problem):
-        add_row(table, heading, cell(figures), "", style="bold" if heading == "iteration" else "")
-    title = plan_summary.name(plan) + origin_words(problem)
-    caption = f"time: of {estimate.critical_device}, the device that takes longest; {FIGURES}"
-    return titled(title, table, caption)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group
 
 from trainwright.answer import HEURISTIC, Answer, Baselines, NodeWorth, Stop
+from trainwright.report.breakdown import Difference
 from trainwright.report.plan_summary import short_names
 from trainwright.report.remark import Remark
 from trainwright.report.tables import add_row, new_table, titled
@@ -44,6 +45,16 @@ def heuristic(
     compared = "it" if len(parts) == 1 else "the faster of them"
     sentence = f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {compared}."
     return Remark((sentence,), {"heuristic": fields})
+
+
+def heuristic_difference(candidate: Candidate, baselines: Baselines | None, problem: Problem) -> Difference | None:
+    """Return the difference of a plan to the heuristic's faster one; None without any."""
+    if baselines is None or (better := baselines.better) is None:
+        return None
+    where = ""
+    if better is baselines.of_equal and baselines.accelerator is not None:
+        where = f" on the {short_names(problem.cluster)[baselines.accelerator]} alone"
+    return Difference.of(candidate, better, f"the heuristic's plan{where}")
 
 
 def worth_table(worths: Sequence[NodeWorth], problem: Problem) -> Group:

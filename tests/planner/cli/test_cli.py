@@ -66,7 +66,7 @@ def test_plan_writes_readable_candidates_best_first(
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     head = ["planner", "search_seconds", "work_bound_seconds", "mean_error"]
-    heuristic = [] if planner == "megatron" else ["heuristic"]
+    heuristic = [] if planner == "megatron" else ["heuristic", "difference"]
     assert list(answer) == [*head, *heuristic, "candidates"]
     assert answer["planner"] == planner
     expected = run(planner, make_problem(), top=3)

@@ -13,11 +13,12 @@ from rich.console import Console
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.report.breakdown import breakdown_table
 from trainwright.report.comparison import runner_up
 from trainwright.report.explanation import Explanation
 from trainwright.report.iteration_chart import Activity, Span, letters, stage_tracks, timeline
 from trainwright.report.plan_summary import BATCHES, DEGREES, format_run_lengths, legend
-from trainwright.report.tables import add_row, breakdown_table, new_table, plans_table
+from trainwright.report.tables import add_row, new_table, plans_table
 from trainwright.search import SEARCHES, Candidate, Problem, run
 from trainwright.strategy import Sharding, Strategy
 
