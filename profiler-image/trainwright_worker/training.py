@@ -102,6 +102,11 @@ class Trainer:
         """Number of iterations that updated nothing, since a gradient was infinite or NaN."""
         return self._executor.skipped_updates
 
+    @property
+    def empty_batches(self) -> int:
+        """Number of iterations that updated nothing, since all rows had weight 0; their losses are NaN."""
+        return self._executor.empty_batches
+
     def step(self, iteration: int) -> float:
         """Train on one global batch. Returns, on every rank, its mean loss before the update."""
         executor = self._executor

@@ -93,9 +93,13 @@ def measure_trial(
     executor = _make_executor(task, assignment, device, watchdog, groups)
     with _without_garbage_collection():
         iterations = _time_iterations(task, assignment, executor, device, watchdog)
-    own = (executor.pacer.paced, executor.pacer.late, executor.skipped_updates) if executor else (0, 0, 0)
-    paced, late, skipped = map(round, sum_over_ranks([float(count) for count in own], device))
-    skipped //= len(task.plan.devices)  # all of them skip the same updates
+    own = (
+        (executor.pacer.paced, executor.pacer.late, executor.skipped_updates, executor.empty_batches)
+        if executor
+        else (0, 0, 0, 0)
+    )
+    paced, late, *skipped = map(round, sum_over_ranks([float(count) for count in own], device))
+    overflowed, empty = (count // len(task.plan.devices) for count in skipped)  # all of them skip the same updates
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
     return TrialReport(
@@ -106,9 +110,10 @@ def measure_trial(
         late,
         timeline,
         checked,
-        skipped,
+        overflowed,
         iterations.first.mean_absolute_row_loss,
         iterations.first.depends_on,
+        empty,
     )
 
 
@@ -175,9 +180,13 @@ def _make_executor(
 
 @dataclass(frozen=True, slots=True)
 class _FirstLoss:
-    """Findings from the forwards of the first iteration on all ranks."""
+    """Findings from the forwards of the first iteration on all ranks.
 
-    mean_absolute_row_loss: float
+    Attributes:
+        mean_absolute_row_loss: None if the rows' weights are 0, so that there is no mean.
+    """
+
+    mean_absolute_row_loss: float | None
     depends_on: LossDependence | None
 
 
@@ -213,7 +222,7 @@ def _time_iterations(
         watchdog.beat(f"gathering the times of iteration {number}")
         losses += sum_over_ranks([loss], device)
         if number == 0:
-            first = _first_loss(task, observer, losses[0], device)
+            first = _first_loss(task, executor, observer, losses[0], device)
             if executor:
                 executor.passes.observer = None
         slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
@@ -226,16 +235,22 @@ def _time_iterations(
     return _Iterations(seconds, losses, first)
 
 
-def _first_loss(task: TrialTask, observer: ForwardObserver, loss: float, device: torch.device) -> _FirstLoss:
+def _first_loss(
+    task: TrialTask, executor: PlanExecutor | None, observer: ForwardObserver, loss: float, device: torch.device
+) -> _FirstLoss:
     """Return what all ranks observed of the first loss. Raises WorkerError if it is not finite, or exactly 0.
 
     No family's row losses are all 0; those of a user's model are where rows are compared with others that a plan has put
     elsewhere, and would train nothing.
     """
-    absolute = read_value(observer.absolute_loss) / task.plan.global_batch_size
+    weight = executor.batch_weight.value if executor else 1.0
+    absolute = read_value(observer.absolute_loss) / (weight or 1.0)
     own = [float(dependence in observer.dependences) for dependence in LossDependence]
-    mean_absolute, *counts = sum_over_ranks([absolute, *own], device)
+    mean_absolute, empty, *counts = sum_over_ranks([absolute, float(weight == 0), *own], device)
     model = task.model
+    dependences = (dependence for dependence, count in zip(LossDependence, counts, strict=True) if count)
+    if empty:
+        return _FirstLoss(None, next(dependences, None))
     if not _is_finite(loss) or not _is_finite(mean_absolute):
         layers = len(model.layers)
         own_layer = observer.first_not_finite
@@ -253,7 +268,6 @@ def _first_loss(task: TrialTask, observer: ForwardObserver, loss: float, device:
             f"the first loss (iteration 0, {model.dtype}) is exactly 0 for every row, so nothing is trained; layer "
             f"{len(model.layers) - 1} ({model.layers[-1]}) must return a loss for each row that needs no other row",
         )
-    dependences = (dependence for dependence, count in zip(LossDependence, counts, strict=True) if count)
     return _FirstLoss(mean_absolute, next(dependences, None))
 
 

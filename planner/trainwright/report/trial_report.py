@@ -129,6 +129,7 @@ def trial_fields(
         "paced_segments": measured.paced_segments,
         "late_segments": measured.late_segments,
         "skipped_updates": measured.skipped_updates,
+        "empty_batches": measured.empty_batches,
         **figure_fields(candidate, problem),
         **expected_range(candidate, problem).fields,
         **origin_fields(problem),

@@ -281,8 +281,10 @@ class TrialReport:
 
     Attributes:
         iteration_seconds: slowest rank's, for each iteration after warm-up.
-        losses: mean of each iteration, warm-up included, None where it was not finite; training that works lowers it.
-        mean_absolute_row_loss: of the first iteration; None in reports of former versions and of users' jobs.
+        losses: mean of each iteration, warm-up included, None where it was not finite or its batch weighs nothing; training
+            that works lowers it.
+        mean_absolute_row_loss: of the first iteration, by weight where rows have some; None in reports of former versions and
+            of users' jobs, and where its batch weighs nothing.
         loss_depends_on: what a layer does by which the first loss depends on the plan; None if nothing is known.
         memory: by rank; empty if not tracked.
         paced_segments, late_segments: computations timed by emulation, and how many of them took longer than the
@@ -290,6 +292,7 @@ class TrialReport:
         timeline: None unless requested.
         checked: figures of the task's checks on every node that they are for.
         skipped_updates: iterations, warm-up included, that updated nothing, since their float16 gradients overflowed.
+        empty_batches: iterations that updated nothing, since all rows of their batch have weight 0.
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
@@ -302,15 +305,19 @@ class TrialReport:
     skipped_updates: Annotated[Count, OMITTED_DEFAULT] = 0
     mean_absolute_row_loss: Annotated[Loss | None, OMITTED_DEFAULT] = None
     loss_depends_on: Annotated[LossDependence | None, OMITTED_DEFAULT] = None
+    empty_batches: Annotated[Count, OMITTED_DEFAULT] = 0
     kind: Literal["trial"] = "trial"
 
     @property
     def remark(self) -> str:
         """Sentences on losses that were not finite and on updates that were skipped; empty if there were none."""
         remarks = []
-        if None in self.losses:
-            invalid = f"{self.losses.count(None)} of {len(self.losses)} iterations had a loss that is not finite"
-            remarks.append(f"{invalid}, iteration {self.losses.index(None)} the first.")
+        if (invalid := self.losses.count(None) - self.empty_batches) > 0:
+            first = "" if self.empty_batches else f", iteration {self.losses.index(None)} the first"
+            remarks.append(f"{invalid} of {len(self.losses)} iterations had a loss that is not finite{first}.")
+        if self.empty_batches:
+            counted = f"{self.empty_batches} of {len(self.losses)} iterations updated no weights and have no loss"
+            remarks.append(f"{counted}, since all rows of their batch have weight 0.")
         if self.skipped_updates:
             counted = f"{self.skipped_updates} of {len(self.losses)} iterations updated no weights"
             remarks.append(

@@ -17,6 +17,7 @@ from trainwright.plan import Plan
 from trainwright.timeline import Action
 from trainwright_worker.device import RunAheadLimit, read_value
 from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.batch_weight import BatchWeight
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
 from trainwright_worker.executor.flat_parameter import publish_updates
@@ -91,6 +92,8 @@ class PlanExecutor:
 
     Attributes:
         skipped_updates: iterations whose gradients overflowed, so that they updated nothing.
+        empty_batches: iterations whose rows all had weight 0, so that they updated nothing.
+        batch_weight: by which the sum of losses of a batch is divided.
     """
 
     def __init__(
@@ -126,10 +129,10 @@ class PlanExecutor:
         self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
         self.passes = LayerPasses(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
-        self.skipped_updates = 0
-        self.gradient_norm = GradientNorm(
-            self.stage.squared_norms, self.groups.group_of(self.plan_ranks.ranks), self.device
-        )
+        self.skipped_updates = self.empty_batches = 0
+        all_ranks = self.groups.group_of(self.plan_ranks.ranks)
+        self.batch_weight = BatchWeight(self.family_layers, plan.global_batch_size, all_ranks)
+        self.gradient_norm = GradientNorm(self.stage.squared_norms, all_ranks, self.device)
         BoundaryExchange.warm_up(needed_groups, self.rank, groups, self.device, self.beat)
         self.boundaries = BoundaryExchange.of(self.plan_ranks, self.rank, groups, model, self._boundary_spec_after)
         self.order = StageOrder.of(
@@ -183,7 +186,7 @@ class PlanExecutor:
         return MicroBatchRows(on_device, hash_seed(seed, iteration, first))
 
     def run_iteration(self, batch: Batch) -> float:
-        """Run one iteration. Returns this rank's contribution to the mean loss over the batch's rows."""
+        """Run one iteration. Returns this rank's contribution to the mean loss over the batch; NaN if that weighs nothing."""
         for flat_parameter in self.stage.flat_parameters:
             flat_parameter.zero_gradients()
         self.passes.clear_loss()
@@ -198,12 +201,12 @@ class PlanExecutor:
         with self.recorder.action(Action.WAIT):
             self.boundaries.wait_for_sends()
         self.beat(f"waiting for the device to finish iteration {batch.iteration}: reading the loss")
-        loss = read_value(self.passes.loss) / self.plan.global_batch_size
+        loss = self.batch_weight.mean_loss(self.passes.loss, self.passes.weight)
         self._count_update(scaling)
         return loss
 
     def evaluate(self, batch: Batch) -> float:
-        """Run forwards alone, in evaluation mode. Returns this rank's contribution to the mean loss over the batch's rows."""
+        """Run forwards alone, in evaluation mode. Returns this rank's contribution to the mean loss over the batch."""
         modules = [module for layer in self.stage.layers for module in layer.module.modules() if module.training]
         for module in modules:
             module.training = False
@@ -226,7 +229,8 @@ class PlanExecutor:
             flat_parameter.reshard()
         for module in modules:
             module.training = True
-        return read_value(self.passes.loss) / self.plan.global_batch_size
+        self.batch_weight.sum(self.passes.weight)
+        return self.batch_weight.mean_loss(self.passes.loss, self.passes.weight)
 
     def _update(self, scaling: GradientScaling | None) -> None:
         self.pacer.reset_due()
@@ -239,20 +243,28 @@ class PlanExecutor:
             publish_updates(self.stage.flat_parameters)
 
     def _gradient_scaling(self) -> GradientScaling | None:
-        """Return how the update scales gradients, from their norm over all ranks; None if it takes them as they are."""
-        if self.training.clip_norm is None and not self.loss_scale.active:
+        """Return how the update scales gradients, from their norm over all ranks; None if it takes them as they are.
+
+        Backwards divide by the rows of the batch, since its weight is not known before all forwards have ended.
+        """
+        needs_norm = self.training.clip_norm is not None or self.loss_scale.active
+        if not (needs_norm or self.batch_weight.is_summed):
             return None
-        self.beat("taking the norm of the gradients over all ranks")
+        self.beat("summing the weights of the batch, or taking the norm of the gradients, over all ranks")
         with self.recorder.action(Action.GRADIENTS):
-            norm = self.gradient_norm.compute()
-            return GradientScaling.of(norm, self.loss_scale.factor, self.training.clip_norm)
+            weight_per_row = self.batch_weight.sum(self.passes.weight)
+            norm = self.gradient_norm.compute() if needs_norm else torch.zeros_like(self.passes.weight)
+            return GradientScaling.of(norm, self.loss_scale.factor, self.training.clip_norm, weight_per_row)
 
     def _count_update(self, scaling: GradientScaling | None) -> None:
         """Count the update and adjust the loss scale, once the device has finished."""
+        if self.batch_weight.value == 0:
+            self.empty_batches += 1
+            return
         overflowed = scaling is not None and bool(read_value(scaling.overflow))
         self.optimizer.updates += not overflowed
         self.skipped_updates += overflowed
-        self.loss_scale.update(overflowed=overflowed)
+        self.loss_scale.update(overflowed=overflowed, weight_per_row=self.batch_weight.per_row)
 
     def _run_operations(self, batch: Batch) -> None:
         """Run the stage's operations. The next one's receive is posted ahead, but in the first iteration, which loads kernels."""

@@ -67,6 +67,7 @@ class LayerPasses:
 
     Attributes:
         loss: loss summed over this rank's rows so far; zero if another rank of the tensor group counts them.
+        weight: likewise the weights of rows, where a user's loss has some.
         observer: sees every layer's forward, if there is one.
     """
 
@@ -88,6 +89,7 @@ class LayerPasses:
         self._in_flight: dict[int, list[_StoredForward]] = {}
         self._last_reduction: Reduction | None = None
         self.loss = torch.zeros((), device=recorder.device)
+        self.weight = torch.zeros((), dtype=torch.float64, device=recorder.device)
         self.observer: ForwardObserver | None = None
         self._forward_relayouts: dict[int, RowRelayout] = {}
         self._backward_relayouts: dict[int, RowRelayout] = {}
@@ -100,6 +102,7 @@ class LayerPasses:
 
     def clear_loss(self) -> None:
         self.loss.zero_()
+        self.weight.zero_()
 
     def forward(self, micro_batch: int, boundary: Boundary, rows: Sequence[MicroBatchRows]) -> Boundary:
         """Return the stage's output boundary. `rows`: those of each run."""
@@ -148,6 +151,8 @@ class LayerPasses:
         counts_loss = layer.run.position_of(self._rank).tensor_rank == 0
         if output.loss is not None and counts_loss:
             self.loss += output.loss.detach()
+            if output.weight is not None:
+                self.weight += output.weight
         if self.observer is not None:
             self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
         if stored is not None:

@@ -20,22 +20,28 @@ class GradientScaling:
 
     Attributes:
         divisor: what gradients are divided by, float32 of shape ().
-        overflow: 1 where the update is skipped, since a gradient is infinite or NaN, else 0; float32 of shape ().
+        overflow: 1 where the update is skipped, since a gradient is infinite or NaN, or the batch weighs nothing, else 0;
+            float32 of shape ().
     """
 
     divisor: Tensor
     overflow: Tensor
 
     @classmethod
-    def of(cls, norm: Tensor, loss_scale: float, limit: float | None) -> GradientScaling:
-        """Return the scaling that undoes the loss scale and then clips to a limit; None disables clipping.
+    def of(
+        cls, norm: Tensor, loss_scale: float, limit: float | None, weight_per_row: Tensor | None = None
+    ) -> GradientScaling:
+        """Return the scaling that undoes the loss scale, divides by the weight, and then clips to a limit; None: no clipping.
 
-        `norm` is that of all gradients as they are, scaled, of shape ().
+        `norm` is that of all gradients as they are, scaled, of shape (). `weight_per_row` is that of the whole batch.
         """
-        divisor = torch.full_like(norm, loss_scale)
+        divisor, skips = torch.full_like(norm, loss_scale), ~norm.isfinite()
+        if weight_per_row is not None:
+            weighs_nothing = weight_per_row == 0
+            divisor, skips = torch.where(weighs_nothing, 1.0, weight_per_row) * divisor, skips | weighs_nothing
         if limit is not None:
             divisor = torch.maximum(divisor, norm / limit)
-        return cls(divisor.float(), (~norm.isfinite()).float())
+        return cls(divisor.float(), skips.float())
 
 
 class Optimizer(ABC):
@@ -252,13 +258,17 @@ class LossScale:
         if self.active and factor is not None:
             self.factor, self.quiet_iterations = factor, quiet_iterations
 
-    def update(self, *, overflowed: bool) -> None:
-        """Adjust the factor after an iteration."""
+    def update(self, *, overflowed: bool, weight_per_row: float = 1.0) -> None:
+        """Adjust the factor after an iteration.
+
+        It scales sums of losses over the rows: where a row weighs more than 1, it begins to adapt from that of the mean.
+        """
         if not self.active:
             return
         self.quiet_iterations = 0 if overflowed else self.quiet_iterations + 1
         if overflowed:
-            self.factor = max(1.0, self.factor / 2)
+            per_row = max(weight_per_row, 1.0)
+            self.factor = max(1.0 / per_row, min(self.factor / 2, self.INITIAL_FACTOR / per_row))
         elif self.quiet_iterations == self.GROWTH_INTERVAL:
             self.factor, self.quiet_iterations = self.factor * 2, 0
 

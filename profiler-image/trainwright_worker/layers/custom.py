@@ -54,8 +54,10 @@ class CustomModel:
         layers: functions without arguments (classes, partials, lambdas), each of which builds one layer, a separate torch
             module. A layer takes the tensor, or the tensors of the tuple, that the previous layer returned. The first layer
             takes all fields of the rows except `targets`, in their order; the last takes `targets` as an additional last
-            argument and returns each row's mean loss, shape (rows,). Only tensors of floats, bool, int32 and int64 whose
-            first dimension counts the rows can pass between layers. Before a layer is built, torch's CPU random numbers are
+            argument and returns each row's mean loss, shape (rows,); or a tuple of each row's sum of losses and its weight,
+            without a gradient, such as the number of its tokens that count: the training's loss is the sum over the batch of
+            the one divided by that of the other. Only tensors of floats, bool, int32 and int64 whose first dimension counts
+            the rows can pass between layers. Before a layer is built, torch's CPU random numbers are
             seeded from the seed and the layer's index: weights drawn from them are the same under every plan, and each rank
             builds only its layers.
             Before each forward torch's CPU and GPU random numbers are seeded from the seed, the iteration, the first row
@@ -135,7 +137,10 @@ class CustomLayer(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         made = self.module(*boundary, *(data[field] for field in self.reads))
         if self.is_last:
-            return Output((), made.sum(dtype=torch.float32), made.detach().abs().sum(dtype=torch.float32))
+            losses, weights = made if isinstance(made, tuple) else (made, None)
+            absolute = losses.detach().abs().sum(dtype=torch.float32)
+            weight = None if weights is None else weights.sum(dtype=torch.float64)
+            return Output((), losses.sum(dtype=torch.float32), absolute, weight)
         return Output(made if isinstance(made, tuple) else (made,))
 
 
@@ -146,6 +151,7 @@ class CustomLayers:
         parameters: number of parameter values, by layer.
         shared_weights: the weight that a layer shares with others, by layer.
         weight_shapes: by layer and the user's name.
+        weighs_rows: whether the last layer returns weights beside its losses.
     """
 
     def __init__(self, name: str, model: CustomModel) -> None:
@@ -161,6 +167,7 @@ class CustomLayers:
         _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
+        self.weighs_rows = False
         self.weight_shapes: list[dict[str, tuple[int, ...]]] = []
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
@@ -273,6 +280,7 @@ class CustomLayers:
                     raise self.failure(layer, layer_module, arguments, error) from error
                 if layer_module.is_last:
                     _check_losses(self, result)
+                    self.weighs_rows = isinstance(result, tuple)
                     boundary = ()
                 else:
                     boundary = _check_boundary(self, layer, result)
@@ -446,10 +454,20 @@ def _check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
 
 
 def _check_losses(layers: CustomLayers, result: Any) -> None:
-    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != (layers.probed_rows,):
+    losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    rows = layers.probed_rows
+    if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.shape != (rows,):
         raise layers.error(
-            "the last layer must return each row's mean loss, a float tensor of shape "
-            f"({layers.probed_rows},) for {layers.probed_rows} rows, got {format_value(result)}"
+            f"the last layer must return each row's mean loss, a float tensor of shape ({rows},) for {rows} rows, or a tuple "
+            f"of each row's sum of losses and its weight, got {format_value(result)}"
+        )
+    if weights is None:
+        return
+    is_number = isinstance(weights, Tensor) and (weights.is_floating_point() or weights.dtype in INTEGERS)
+    if not is_number or weights.shape != (rows,):
+        raise layers.error(
+            f"the last layer must return a weight for each row beside its losses, a tensor of floats, bool, int32 or int64 of "
+            f"shape ({rows},), got {format_value(weights)}"
         )
 
 

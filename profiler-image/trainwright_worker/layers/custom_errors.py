@@ -62,7 +62,9 @@ def lacks_format(error: Exception) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Return a tensor's number format and shape, or another value's type."""
+    """Return a tensor's number format and shape, those of a tuple of tensors, or another value's type."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(format_value, value))})"
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{dtype_name(value.dtype)} {tuple(value.shape)}"

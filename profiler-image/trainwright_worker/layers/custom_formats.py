@@ -86,6 +86,11 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
                         f"layer {number} ({layer.class_name}) hands on {dtype_name(value.dtype)} where the plan computes in "
                         f"{dtype_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
                     )
+        elif len(results) > 1 and results[1].requires_grad:
+            raise layers.error(
+                f"layer {number} ({layer.class_name}) returns weights of rows with a gradient, by which plans do not train; "
+                "count them from the targets, or detach them"
+            )
         tracked = [value for value in results if value.requires_grad]
         if tracked:
             torch.autograd.backward([value.float().sum() for value in tracked])

@@ -244,6 +244,7 @@ class _LayerRuns:
     def _together(self, every: Sequence[int], findings: Findings, *, scales_loss: bool) -> _Values:
         """Return the values of all rows. Raises ValueError for what changes with the number of forwards, or the loss's scale."""
         together = self.compute(every)
+        self._check_weights(together)
         self._check_buffers(every, together, findings)
         before = plain_attributes(self.layer.module)
         scaled = self.compute(every, gradient_factor=_GRADIENT_FACTOR)
@@ -262,6 +263,13 @@ class _LayerRuns:
                 "that loss by row on to the last layer, which adds it, or train in another format (describe --dtype bfloat16)"
             )
         return together
+
+    def _check_weights(self, together: _Values) -> None:
+        if self.layer.is_last and any(not bool((weights >= 0).all()) for weights in together.results[1:]):
+            raise self.layers.error(
+                f"layer {self.number} ({self.layer.class_name}) returns weights of rows below 0 or NaN; the loss is the sum of "
+                "losses divided by that of weights, so count what takes part (targets.ne(-100).sum(1))"
+            )
 
     def _alone(self) -> _Values:
         try:

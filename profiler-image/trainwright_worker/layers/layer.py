@@ -31,13 +31,15 @@ class Output(NamedTuple):
     Attributes:
         boundary: input of the next layer; empty after the last one.
         loss: sum over the rows of each row's mean loss; None if the layer has no loss. A plain sum over rows does not depend
-            on how a plan splits the batch; the executor divides it by the rows of the whole batch.
+            on how a plan splits the batch; the executor divides it by the rows, or the weight, of the whole batch.
         absolute_loss: the same sum of absolute values; None where no row's loss is negative, so that it is `loss`.
+        weight: sum of the rows' weights, by which a user's loss is averaged; None if every row counts alike.
     """
 
     boundary: Boundary
     loss: Tensor | None = None
     absolute_loss: Tensor | None = None
+    weight: Tensor | None = None
 
     def backward(self, gradients: Boundary, loss_gradient: float = 1.0) -> None:
         """Compute the gradients of all inputs and weights, given those of the boundary's tensors."""

@@ -47,14 +47,15 @@ class OneProcess:
         }
 
     def loss(self, iteration: int, rows: int, plan: Plan | None = None, *, seed: int | None = None) -> Tensor:
-        """Return the mean loss over the batch. With a plan, every layer computes each replica's rows separately.
+        """Return the mean loss over the batch, by weight where rows have some.
 
+        With a plan, every layer computes each replica's rows separately.
         `seed`: of the rows, where it is another than the model's.
         """
         fields = tuple(dict.fromkeys(name for layer in self.layers for name in layer.reads))
         seed = self.seed if seed is None else seed
         data = self.family.rows(fields, seed=seed, iteration=iteration, first=0, count=rows)
-        total = torch.zeros(())
+        total, weights = torch.zeros(()), list[Tensor]()
         boundary: tuple[Tensor, ...] = ()
         for number, layer in enumerate(self.layers):
             outputs = []
@@ -62,8 +63,9 @@ class OneProcess:
                 part = tuple(tensor[start:stop] for tensor in boundary)
                 outputs.append(layer(part, {name: data[name][start:stop].clone() for name in layer.reads}))
             total = total + sum(output.loss for output in outputs if output.loss is not None)
+            weights += [output.weight for output in outputs if output.weight is not None]
             boundary = tuple(torch.cat(tensors) for tensors in zip(*(one.boundary for one in outputs), strict=True))
-        return total / rows
+        return total / (torch.stack(weights).sum().float() if weights else rows)
 
 
 def pieces(plan: Plan, layer: int) -> list[tuple[int, int]]:
