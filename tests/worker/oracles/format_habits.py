@@ -1,0 +1,190 @@
+"""Entry points whose layers have a habit of formats, sizes or devices each."""
+
+from __future__ import annotations
+
+import torch
+from plain_model import WIDTH, linear, model, rows
+from torch import Tensor, nn
+
+from trainwright_worker.layers.custom import CustomModel
+
+
+def spectral_norm() -> CustomModel:
+    """Its vectors are buffers, which follow from the weights and stay in float32."""
+    return model(lambda: nn.utils.parametrizations.spectral_norm(linear()))
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(WIDTH // 2 + 1, dtype=torch.complex64))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(values.float()) * self.filter, n=WIDTH).to(values.dtype)
+
+
+def complex_weights() -> CustomModel:
+    return model(Spectral)
+
+
+class Double(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values * self.weight).to(values.dtype)
+
+
+def double_weights() -> CustomModel:
+    return model(Double)
+
+
+class Embed(nn.Module):
+    """Makes float32 of whole numbers, whatever format its weights are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.inner(torch.arange(WIDTH, device=values.device) * 0.1 + values.float())
+
+
+def float32_inside() -> CustomModel:
+    return model(Embed)
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.inner(values).bfloat16()
+
+
+def hands_on_bfloat16() -> CustomModel:
+    return model(Autocast)
+
+
+def steps(*, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+    return {
+        **rows(seed=seed, iteration=iteration, first=first, count=count),
+        "targets": torch.full((count, WIDTH), 999.0),
+    }
+
+
+class ByStep(nn.Module):
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return (made - targets / 1000).square().mean(1)
+
+
+def rounded_field() -> CustomModel:
+    return model(rows=steps, head=ByStep)
+
+
+def kept_field() -> CustomModel:
+    return model(rows=steps, head=ByStep, keep_float32=["targets"])
+
+
+def large_targets(**which: int) -> dict[str, Tensor]:
+    return {**rows(**which), "targets": torch.full((which["count"], WIDTH), 70_000.0)}
+
+
+def infinite_field() -> CustomModel:
+    return model(rows=large_targets)
+
+
+def large_field_in_float32() -> CustomModel:
+    return model(rows=large_targets, head=ByStep, keep_float32=["targets"])
+
+
+def lazy() -> CustomModel:
+    return model(lambda: nn.LazyLinear(WIDTH))
+
+
+class Flash(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        import flash_attention_of_nobody
+
+        return flash_attention_of_nobody.forward(values)
+
+
+def missing_module() -> CustomModel:
+    return model(Flash)
+
+
+@torch.library.custom_op("trainwright_habits::double", mutates_args=(), device_types="cuda")
+def _double(values: Tensor) -> Tensor:
+    return values * 2
+
+
+@torch.library.custom_op("trainwright_habits::known_double", mutates_args=(), device_types="cuda")
+def _known_double(values: Tensor) -> Tensor:
+    return values * 2
+
+
+_known_double.register_fake(torch.empty_like)
+
+
+_known_double.register_autograd(lambda context, gradient: gradient * 2)
+
+
+class Kernel(nn.Module):
+    def __init__(self, operator) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.operator(values)
+
+
+def gpu_kernel() -> CustomModel:
+    return model(lambda: Kernel(_double))
+
+
+def gpu_kernel_with_shapes() -> CustomModel:
+    return model(lambda: Kernel(_known_double))
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.arange(WIDTH) % 2 == 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.where(self.mask, values * 2, values)
+
+
+def tensor_that_is_no_buffer() -> CustomModel:
+    return model(Masked)
+
+
+class Edges(nn.Module):
+    """A graph whose edges are read off a matrix as the layer is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("edges", torch.eye(WIDTH).roll(1, 0).nonzero().T)
+
+    def forward(self, values: Tensor) -> Tensor:
+        source, target = self.edges
+        return values.index_add(1, target, values[:, source])
+
+
+def reads_values_as_it_is_made() -> CustomModel:
+    return model(Edges)
+
+
+class SparseGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(WIDTH).to_sparse())
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.sparse.mm(self.matrix, values.T).T
+
+
+def sparse_matrix() -> CustomModel:
+    return model(SparseGraph)
