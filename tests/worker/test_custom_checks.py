@@ -80,6 +80,7 @@ pytestmark = pytest.mark.timeout(300)
             "format_habits:tensor_that_is_no_buffer",
             r"layer 1 \(Masked\) computes with a tensor that stays on the CPU.*register_buffer",
         ),
+        ("habits:functions_by_layer", r"layer 2 \(Applied\) gives rows together other values .*it mixes them"),
         ("habits:skip_through_a_global", r"layer 2 \(Takes\) fails .*left in a global.*hand it on"),
         (
             "format_habits:sparse_matrix",

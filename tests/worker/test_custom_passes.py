@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import plain_model
+import pytest
 import scan
+from torch import Tensor, nn
 
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.families import Gpt
@@ -28,3 +31,28 @@ def test_a_block_issues_as_many_operators_as_the_family_has() -> None:
     (block,) = (kind for kind in Model.of(describe("own_gpt:small")).kinds if kind.name == "Block")
     family = Gpt(layers=2, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=16_384)
     assert block.forward_kernels == len(Model.of(family).kind("block").operators)
+
+
+class Block(nn.Module):
+    """Counts the forwards of all blocks."""
+
+    forwards = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(plain_model.WIDTH, plain_model.WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        Block.forwards += 1
+        return self.inner(values)
+
+
+def test_equal_layers_are_counted_and_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further one of them takes the forward that shows what it hands on, and no other."""
+    forwards = {}
+    for blocks in (2, 8):
+        monkeypatch.setattr(plain_model, "stack", lambda n=blocks: plain_model.model(*[Block] * n), raising=False)
+        before = Block.forwards
+        assert len(describe("plain_model:stack", check_seconds=0).layers) == blocks + 2
+        forwards[blocks] = Block.forwards - before
+    assert forwards[8] - forwards[2] == 8 - 2

@@ -17,10 +17,11 @@ from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_memory, custom_layers, made_on
+from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
-from trainwright_worker.layers.custom_values import Findings, ValueCheck, plain_attributes
+from trainwright_worker.layers.custom_values import Findings, ValueCheck
 from trainwright_worker.layers.fused_attention import FusedAttention
 from trainwright_worker.layers.layer import dtype_name
 
@@ -107,16 +108,19 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
     that states what to change in the model.
     """
     layers = custom_layers(entrypoint)
-    kinds: dict[object, CustomKind] = {}
+    kinds: dict[Hashable, CustomKind] = {}
+    counted: dict[Hashable, _Counted] = {}
     of_layers, keys = [], []
     findings = Findings()
     for number in range(len(layers)):
-        counted = _count_kind(layers, number)
-        name = _with_free_name(counted.kind, [one.name for one in kinds.values()])
-        of_layers.append(kinds.setdefault(counted.key, name))
-        if counted.check_key not in keys and (left_out := check_formats(layers, number, dtypes)) is not None:
-            findings.left_out.append(left_out)
-        keys.append(counted.check_key)
+        key = _key(layers, number)
+        if key not in counted:
+            counted[key] = _count_kind(layers, number)
+            if (left_out := check_formats(layers, number, dtypes)) is not None:
+                findings.left_out.append(left_out)
+        name = _with_free_name(counted[key].kind, [one.name for one in kinds.values()])
+        of_layers.append(kinds.setdefault(counted[key].key, name))
+        keys.append(key)
     of_keys = [keys.index(key) for key in dict.fromkeys(keys)]
     other = start_other_process(entrypoint, of_keys) if check_seconds > 0 else None
     try:
@@ -196,11 +200,22 @@ class _ForwardCounts:
 
 
 class _Counted(NamedTuple):
-    """Kind of a layer under its class name, what identifies the kind, and what identifies layers that compute alike."""
+    """Kind of a layer under its class name, and what identifies the kind."""
 
     kind: CustomKind
-    key: object
-    check_key: Hashable
+    key: Hashable
+
+
+def _key(layers: CustomLayers, number: int) -> Hashable:
+    """Return what identifies layers that compute alike."""
+    with made_on(layers, number, "meta") as layer:
+        return repr(layer.module), constants(layer.module), _boundaries(layers, number), layer.reads
+
+
+def _boundaries(layers: CustomLayers, number: int) -> Hashable:
+    """Return shapes and formats of what a layer takes and hands on."""
+    numbers = (number - 1, number) if number else (number,)
+    return tuple((layers.boundary(layer), layers.integer_formats(layer)) for layer in numbers)
 
 
 def _count_kind(layers: CustomLayers, number: int) -> _Counted:
@@ -216,7 +231,6 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
                 arguments = layers.example(number - 1, _FEWER_ROWS)
             raise layers.failure(number, layers.make_module(number), arguments, error) from error
     facts = more.per_row(few, _rows_apart(layers))
-    before = (layers.boundary(number - 1), layers.integer_formats(number - 1)) if number else ()
     elements, integer_bytes = _output_sizes(layers, number)
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
@@ -236,9 +250,7 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         shared_weight=shared_weight,
         shared_parameters=shared_parameters,
     )
-    after = layers.boundary(number), layers.integer_formats(number)
-    key = (repr(layer.module), before, after, layer.reads, kind)
-    return _Counted(kind, key, (key, type(layer.module), plain_attributes(layer.module)))
+    return _Counted(kind, (repr(layer.module), _boundaries(layers, number), layer.reads, kind))
 
 
 def _rows_apart(layers: CustomLayers) -> int:

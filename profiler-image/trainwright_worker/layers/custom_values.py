@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -17,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on, seed_weights
+from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, lacks_format, needs_gpu
 from trainwright_worker.layers.custom_formats import CAST, in_format, outputs, refuse_tensors_left_behind, watching
 from trainwright_worker.layers.layer import dtype_name, to_device
@@ -28,7 +30,8 @@ HALF_TOLERANCE: Final = 0.05
 _GRADIENT_FACTOR: Final = 64.0
 _CHECKED_ROWS: Final = 4
 MAX_BYTES: Final = 8 * 2**30
-_PASSES: Final = 9
+_NORM_VALUES: Final = 2**22
+_PASSES: Final = 8
 """Forwards' worth of products that a check takes of every row, backwards counted as two."""
 _HALF_FLOPS: Final = {torch.bfloat16: 1e10, torch.float16: 5e7}
 """FLOPs above which a forward in a half format takes the CPU too long."""
@@ -73,13 +76,21 @@ def _difference(values: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     for value, other in zip(values, others, strict=True):
         if value.shape != other.shape:
             return float("inf")
-        first, two = value.double(), other.double()
-        same = (first == two) | (first.isnan() & two.isnan())
-        squares += float(torch.where(same, 0.0, first - two).square().sum())
-        scale += float(torch.where(two.isfinite(), two, 0.0).square().sum())
+        difference, size = _norm(value - other), _norm(other)
+        if not math.isfinite(difference + size):
+            same = (value == other) | (value.isnan() & other.isnan())
+            difference = _norm(torch.where(same, 0, value.double() - other.double()))
+            size = _norm(torch.where(other.isfinite(), other, 0))
+        squares += difference**2
+        scale += size**2
     if squares == 0.0:
         return 0.0
     return float((squares / max(scale, 1e-12)) ** 0.5)
+
+
+def _norm(value: Tensor) -> float:
+    """Return the norm, in parts since float32 sums of more squares lose what they add."""
+    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in torch.split(value.flatten(), _NORM_VALUES)))
 
 
 class ValueCheck:
@@ -221,11 +232,11 @@ class _LayerRuns:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
         every = range(self.rows)
         if self.layers.model.mixes_rows:
-            together = self._together(every, findings, scales_loss=scales_loss)
+            together = self._together(None, findings, scales_loss=scales_loss)
             expected = self.compute(every, recompute=True)
         else:
             first = self._alone()
-            together = self._together(every, findings, scales_loss=scales_loss)
+            together = self._together(first, findings, scales_loss=scales_loss)
             expected = first.joined(self.compute([1]))
         difference = together.difference(expected)
         if difference > TOLERANCE:
@@ -241,13 +252,18 @@ class _LayerRuns:
             findings.remarks.append(f"the loss of layer {self.number} ({self.layer.class_name}) is not finite at first")
         return together.results
 
-    def _together(self, every: Sequence[int], findings: Findings, *, scales_loss: bool) -> _Values:
-        """Return the values of all rows. Raises ValueError for what changes with the number of forwards, or the loss's scale."""
+    def _together(self, first: _Values | None, findings: Findings, *, scales_loss: bool) -> _Values:
+        """Return the values of all rows, `first` are those of the first row alone where a plan may compute it.
+
+        Raises ValueError for what changes with the number of forwards, or the loss's scale.
+        """
+        every = range(self.rows)
         together = self.compute(every)
         self._check_weights(together)
         self._check_buffers(every, together, findings)
         before = plain_attributes(self.layer.module)
-        scaled = self.compute(every, gradient_factor=_GRADIENT_FACTOR)
+        few, unscaled = (every, together) if first is None else ([0], first)
+        scaled = self.compute(few, gradient_factor=_GRADIENT_FACTOR)
         where = f"layer {self.number} ({self.layer.class_name})"
         if changed := sorted(set(plain_attributes(self.layer.module)) - set(before)):
             name = ".".join(part for part in changed[0][:2] if part)
@@ -255,8 +271,8 @@ class _LayerRuns:
                 f"{where} changes its attribute {name} in every forward, and plans run other numbers of forwards "
                 "(micro-batches, replicas, recompute); leave it out, or give what it counts as a field of rows()"
             )
-        difference = scaled.gradient_difference(together, _GRADIENT_FACTOR)
-        if scales_loss and difference > TOLERANCE and self.compute(every).difference(together) <= TOLERANCE:
+        difference = scaled.gradient_difference(unscaled, _GRADIENT_FACTOR)
+        if scales_loss and difference > TOLERANCE and self.compute(few).difference(unscaled) <= TOLERANCE:
             raise self.layers.error(
                 f"{where} hands back gradients that do not grow with those that it is given (they differ by {difference:.1%}), "
                 "as a hook that clips or an autograd.Function with a loss of its own does, and float16 scales the loss; hand "
@@ -436,17 +452,6 @@ def _rows_error(runs: _LayerRuns, difference: float) -> ValueError:
     return runs.layers.error(
         f"{where} gives rows together other {'losses' if runs.layer.is_last else 'values'} or gradients than each alone "
         f"(by {size}): {what}, and plans split batches in many ways; {way}"
-    )
-
-
-def plain_attributes(module: nn.Module) -> tuple[tuple[str, str, str], ...]:
-    """Return the plain attributes of a module and of its parts, which decide what it computes besides weights."""
-    plain = (bool, int, float, complex, str, tuple, list, type(None))
-    return tuple(
-        (path, name, repr(value))
-        for path, part in module.named_modules()
-        for name, value in sorted(vars(part).items())
-        if isinstance(value, plain)
     )
 
 

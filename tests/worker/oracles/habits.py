@@ -223,3 +223,26 @@ class Takes(nn.Module):
 
 def skip_through_a_global() -> CustomModel:
     return model(Leaves, Takes)
+
+
+class Applied(nn.Module):
+    """Computes by a function that it is given."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.function(values)
+
+
+def _doubled(values: Tensor) -> Tensor:
+    return values * 2
+
+
+def _averaged(values: Tensor) -> Tensor:
+    return values * values.detach().mean()
+
+
+def functions_by_layer() -> CustomModel:
+    return model(partial(Applied, _doubled), partial(Applied, _averaged))
