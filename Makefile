@@ -5,7 +5,7 @@ CLUSTER_FILE ?= deploy/local-cluster/cluster.yaml
 CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
-FAST = not cluster and not apiserver and not torch_processes
+FAST = not cluster and not apiserver and not torch_processes and not browser
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 GANGS = $(shell grep -rl torch_processes tests --include='test_*.py')  # not collected twice: what has no such test
@@ -45,8 +45,9 @@ test: venv lint docs api-server  ## Lint, docs, and every test that needs no clu
 test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time
 	@shown=$$(mktemp); GOGC=400 $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code
 
-test-cluster: venv programs  ## A plan's whole way and a crash, on the local cluster
-	$(PYTHON) -m pytest -m "not slow" tests/cluster
+test-cluster: venv programs  ## A plan's whole way and a crash, on the local cluster, and the page of an answer in a browser
+	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install --yes -qq --no-install-recommends chromium; }
+	$(PYTHON) -m pytest -m "not slow" tests/cluster tests/planner/report/test_page_in_browser.py
 
 test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,13 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.page import PageOption, typed_command, write_page
 from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
+from trainwright.report.page import PageContent
+from trainwright.report.page.bar_figures import PageCandidate
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import sentences
@@ -45,6 +49,7 @@ class PlanOutput:
 
     top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10
     write_plan: Annotated[Path | None, typer.Option(help="Write the best plan into this file, too."), WRITTEN] = None
+    report: PageOption = None
     node_worth: Annotated[
         bool, typer.Option("--node-worth", help="Also search without each type of node: what is it worth?")
     ] = False
@@ -65,7 +70,8 @@ def plan(  # noqa: PLR0913 - one group of options each
     """Find the plans that train fastest, best first."""
     preload_search(planner)
     search.check([planner])
-    check_writable(shown.write_plan)
+    for path in (shown.write_plan, shown.report):
+        check_writable(path)
     problem = inputs.problem(limits, preferences.preference(inputs))
     if shown.node_worth and (problem.limits.objective is not Objective.TIME or inputs.searches_batch):
         raise ValueError(
@@ -77,11 +83,24 @@ def plan(  # noqa: PLR0913 - one group of options each
     answer, control = answered(question, search)
     if shown.write_plan is not None:
         write_document(answer.best.plan, shown.write_plan)
+    if shown.report is not None:
+        write_page(_page(answer), shown.report)
     if shown.output is Output.JSON:
         show_json(_fields(planner, answer))
     else:
         _show(planner, answer, shown)
     end_if_interrupted(control)
+
+
+def _page(answer: Answer) -> PageContent:
+    """Return what the page of an answer shows."""
+    difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
+    ranked = [PageCandidate(str(rank), candidate) for rank, candidate in enumerate(answer.candidates, 1)]
+    baseline = [] if difference is None else [PageCandidate("heuristic", difference.other)]
+    lines = sentences(
+        expected_range(answer.best, answer.problem), number_format(answer), why(difference, answer.problem)
+    )
+    return PageContent(answer, (*ranked, *baseline), tuple(lines), difference, commands=(typed_command(sys.argv[1:]),))
 
 
 def _fields(planner: str, answer: Answer) -> dict[str, Any]:

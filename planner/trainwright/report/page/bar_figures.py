@@ -1,0 +1,243 @@
+"""Bars of a page: parts of the iteration, difference to another plan, memory, candidates, worth of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from xml.etree.ElementTree import Element
+
+from trainwright.answer import NodeWorth
+from trainwright.cost.memory import MemoryParts
+from trainwright.plan import Plan
+from trainwright.quantity import format_bytes
+from trainwright.report import plan_summary
+from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields, signed
+from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
+from trainwright.report.units import SAME, money, seconds, share
+from trainwright.search import Candidate, Problem
+from trainwright.search.candidates import band_of_estimates
+
+MAX_ROWS: Final = 40
+"""Maximum number of rows of a drawing; a note says how many more there are."""
+PART_COLOURS: Final = {
+    "compute_seconds": "forward",
+    "tensor_sync_seconds": "c3",
+    "sharding_seconds": "c5",
+    "redistribution_seconds": "c6",
+    "point_to_point_seconds": "message",
+    "bubble_seconds": "c7",
+    "gradient_sync_seconds": "gradients",
+    "shared_weight_sync_seconds": "c4",
+    "update_seconds": "update",
+    "constant_seconds": "c8",
+}
+MEMORY_COLOURS: Final = {
+    "weights_bytes": "forward",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "update",
+    "activations_bytes": "c3",
+    "workspace_bytes": "c5",
+    "constant_bytes": "c7",
+}
+
+
+@dataclass(frozen=True)
+class PageCandidate:
+    """Candidate of a page.
+
+    Attributes:
+        name: rank, planner or trial.
+        measured_seconds: of its trial; None if it was not measured.
+        remark: state of its trial, or why it was chosen.
+    """
+
+    name: str
+    candidate: Candidate
+    measured_seconds: float | None = None
+    remark: str = ""
+
+
+def _rectangle(name: str, start: float, length: float, whole: float) -> Element:
+    return element("rect", class_=name, x=percent(start, whole), width=percent(length, whole), y="0", height="100%")
+
+
+def _line(name: str, at: float, whole: float) -> Element:
+    return element("line", class_=name, x1=percent(at, whole), x2=percent(at, whole), y1="0", y2="100%")
+
+
+def time_figure(candidate: Candidate) -> Element:
+    """Draw the parts of the iteration of the device that ends last."""
+    estimate = candidate.estimate
+    spent = {part: value for part, value in breakdown_fields(estimate).items() if value > 0}
+    whole, start, shapes = estimate.iteration_seconds, 0.0, list[Element]()
+    for part, value in spent.items():
+        shapes.append(_rectangle(PART_COLOURS[part], start, value, whole))
+        start += value
+    rows: list[Row] = [
+        [
+            PART_WORDS[part],
+            bar(_rectangle(PART_COLOURS[part], 0, value, whole), label=share(value, whole)),
+            seconds(value),
+            share(value, whole),
+        ]
+        for part, value in sorted(spent.items(), key=lambda item: -item[1])
+    ]
+    listed = table(["part", "", "time", "share"], rows, label="Time by part")
+    caption = f"Time of {estimate.critical_device}, the device that ends last; its parts add up to the iteration."
+    return figure(caption, bar(shapes, label="Parts of the iteration, side by side"), listed)
+
+
+def difference_figure(difference: Difference) -> Element:
+    """Draw the way from the other plan's iteration to this plan's, part by part."""
+    own, other = (each.estimate.iteration_seconds for each in (difference.own, difference.other))
+    steps, at, highest = list[tuple[str, float, float]](), other, max(own, other)
+    for part in difference.parts:
+        saved = difference.saved_seconds[part]
+        steps.append((part, at, saved))
+        at -= saved
+        highest = max(highest, at)
+    rows: list[Row] = [[difference.other_name, _step("c7", 0, other, highest), seconds(other), ""]]
+    for part, start, saved in steps:
+        name = "update" if saved > 0 else "message"
+        drawing = _step(name, min(start, start - saved), abs(saved), highest)
+        rows.append(
+            [PART_WORDS[part], drawing, f"{'' if saved > 0 else '+'}{signed(-saved)}", _instead(difference, part)]
+        )
+    rows.append(["this plan", _step("forward", 0, own, highest), seconds(own), ""])
+    headings = ["", "", "time", "this plan / the other"]
+    return figure(
+        "Each step is what the part takes less (green) or more (red) than in the other plan; they add up to the difference.",
+        table(headings, rows, label="Difference by part"),
+    )
+
+
+def _step(name: str, start: float, length: float, whole: float) -> Element:
+    drawing = bar(_rectangle(name, start, length, whole), label=seconds(length))
+    drawing.set("class", "line plain")
+    return drawing
+
+
+def _instead(difference: Difference, part: str) -> str:
+    own, other = (breakdown_fields(each.estimate)[part] for each in (difference.own, difference.other))
+    return f"{seconds(own)} / {seconds(other)}"
+
+
+def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: Problem) -> Element:
+    """Draw the memory of the devices of each stage and accelerator, by part, against the limit."""
+    place, cluster = 0, problem.cluster
+    fullest: dict[tuple[int, str], tuple[MemoryParts, int, int]] = {}
+    for number, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            accelerator, parts = cluster.accelerator_of(device), parts_by_device[place]
+            key = number, accelerator.name
+            largest, limit, count = fullest.get(key, (parts, accelerator.memory_bytes, 0))
+            fullest[key] = (max(largest, parts, key=lambda each: each.total_bytes), limit, count + 1)
+            place += 1
+    whole = max(max(parts.total_bytes, limit) for parts, limit, _ in fullest.values())
+    names = plan_summary.short_names(cluster)
+    shown = sorted(fullest.items(), key=lambda item: -item[1][0].total_bytes / item[1][1])[:MAX_ROWS]
+    rows: list[Row] = []
+    for (number, name), (parts, limit, count) in sorted(shown, key=lambda item: item[0]):
+        shapes, start = list[Element](), 0
+        for part, colour in MEMORY_COLOURS.items():
+            shapes.append(_rectangle(colour, start, getattr(parts, part), whole))
+            start += getattr(parts, part)
+        shapes.append(_line("limit", limit, whole))
+        label = f"{format_bytes(parts.total_bytes)} of {format_bytes(limit)}"
+        rows.append(
+            [
+                f"stage {number}: {count} × {names[name]}",
+                bar(shapes, label=label),
+                label,
+                share(parts.total_bytes, limit),
+            ]
+        )
+    missing = len(fullest) - len(shown)
+    left_out = f"{missing} of {len(fullest)} groups of devices are left out, the emptiest." if missing else ""
+    held_parts = [part for part in MEMORY_COLOURS if any(getattr(group[0], part) for group in fullest.values())]
+    named = [
+        (MEMORY_COLOURS[part], part.removesuffix("_bytes").replace("optimizer", "optimizer state"))
+        for part in held_parts
+    ]
+    headroom = f"; plans leave {100 * problem.limits.headroom:.3g}% of it free" if problem.limits.headroom else ""
+    return figure(
+        f"The fullest device of each group; the line is its limit{headroom}.",
+        legend(*named),
+        table(["devices", "", "memory", "held"], rows, label="Memory by device", left_out=left_out),
+    )
+
+
+def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> Element:
+    """Draw the predicted iteration of each candidate with its band, and the measured one where there is one."""
+    shown = candidates[:MAX_ROWS]
+    bands = [_band(each.candidate, problem) for each in shown]
+    whole = max(
+        max(each.candidate.estimate.iteration_seconds, each.measured_seconds or 0.0, *(band or (0.0,)))
+        for each, band in zip(shown, bands, strict=True)
+    )
+    is_measured = any(each.measured_seconds is not None for each in shown)
+    has_remarks = any(each.remark for each in shown)
+    rows: list[Row] = []
+    for each, band in zip(shown, bands, strict=True):
+        predicted, measured = each.candidate.estimate.iteration_seconds, each.measured_seconds
+        shapes = [
+            *([] if band is None else [_range(band, whole)]),
+            _dot("mark", predicted, whole),
+            *([] if measured is None else [_dot("measured", measured, whole)]),
+        ]
+        error = (
+            "" if measured is None or not measured else f"{(predicted - measured) / measured:+.1%}".replace("-", "−")
+        )
+        rows.append(
+            [
+                each.name,
+                bar(shapes, label=seconds(predicted)),
+                seconds(predicted),
+                *([seconds(measured) if measured is not None else "", error] if is_measured else []),
+                words(plan_summary.name(each.candidate.plan)),
+                *([each.remark] if has_remarks else []),
+            ]
+        )
+    headings = ["", f"0 to {seconds(whole)}", "predicted", *(["measured", "off by"] if is_measured else []), "plan"]
+    left_out = (
+        f"{len(candidates) - len(shown)} of {len(candidates)} are left out." if len(shown) < len(candidates) else ""
+    )
+    marks = [("mark", "predicted, and the band in which 8 of 10 published runs lie" if any(bands) else "predicted")]
+    marks += [("measured", "measured")] if is_measured else []
+    return figure(
+        "Shorter is better.",
+        legend(*marks),
+        table([*headings, *(["state"] if has_remarks else [])], rows, label="Candidates", left_out=left_out),
+    )
+
+
+def _band(candidate: Candidate, problem: Problem) -> tuple[float, float] | None:
+    band = band_of_estimates(candidate, problem)
+    return None if band is None else band.range_of(candidate.estimate.iteration_seconds)
+
+
+def _range(band: tuple[float, float], whole: float) -> Element:
+    return element("line", class_="band", x1=percent(band[0], whole), x2=percent(band[1], whole), y1="50%", y2="50%")
+
+
+def _dot(name: str, at: float, whole: float) -> Element:
+    return element("circle", class_=name, cx=percent(at, whole), cy="50%", r="5")
+
+
+def worth_figure(worths: Sequence[NodeWorth], problem: Problem) -> Element:
+    """Draw how much longer an iteration takes without each type of node, beside what its nodes cost."""
+    names = plan_summary.short_names(problem.cluster)
+    longest = max((worth.slowdown or 0.0 for worth in worths), default=0.0)
+    rows: list[Row] = []
+    for worth in worths:
+        slowdown = worth.slowdown
+        longer = "no plan fits" if slowdown is None else f"{slowdown if abs(slowdown) >= SAME else 0.0:.1%}"
+        length = longest if slowdown is None else max(slowdown, 0.0)
+        price = "?" if worth.price_per_hour is None else money(worth.price_per_hour)
+        label = f"{worth.devices} × {names[worth.accelerator]}"
+        rows.append([label, bar(_rectangle("forward", 0, length, longest or 1.0), label=longer), longer, price])
+    return figure(
+        "How much longer an iteration of the best plan takes without these nodes, and their price per hour.",
+        table(["without", "", "longer by", "price/h"], rows, label="Worth of each type of node"),
+    )

@@ -1,0 +1,204 @@
+"""Composition of a page: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Final
+from xml.etree.ElementTree import Element
+
+from trainwright import documents
+from trainwright.answer import Answer
+from trainwright.plan import Plan, Stage
+from trainwright.report import plan_summary
+from trainwright.report.breakdown import Difference
+from trainwright.report.error_range import expected_range
+from trainwright.report.explanation import Explanation
+from trainwright.report.levers import FACTOR, levers
+from trainwright.report.page.bar_figures import (
+    PageCandidate,
+    candidate_figure,
+    difference_figure,
+    memory_figure,
+    time_figure,
+    worth_figure,
+)
+from trainwright.report.page.cluster_figures import link_figure, placement_figure
+from trainwright.report.page.markup import Content, Row, document, element, figure, table, words
+from trainwright.report.page.timeline_figure import timeline_figure
+from trainwright.report.plan_figures import PlanFigures, figure_columns
+from trainwright.report.tables import origin_words
+from trainwright.report.units import seconds, share
+from trainwright.search import Candidate, Problem
+from trainwright.throughput import flops_per_row, tokens_per_row
+from trainwright.timeline import Timeline
+
+MAX_STAGES: Final = 40
+"""Maximum number of stages in the table."""
+MAX_PLAN_CHARACTERS: Final = 20_000
+"""Maximum length of a plan's document that the page holds."""
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """Answer with its candidates, sentences and measurements, as a page shows them.
+
+    Attributes:
+        answer: the plan of the page is its best one.
+        candidates: best first; plans of other planners or trials may be among them.
+        sentences: what there is to say of the answer.
+        difference: of the plan to the heuristic's, or to another one.
+        measured: timeline of a trial of the plan.
+        commands: that make the answer again.
+    """
+
+    answer: Answer
+    candidates: tuple[PageCandidate, ...]
+    sentences: tuple[str, ...] = ()
+    difference: Difference | None = None
+    measured: Timeline | None = None
+    commands: tuple[str, ...] = ()
+
+
+def html_page(content: PageContent) -> str:
+    """Return the page as HTML, below 200 kB whatever the cluster's size."""
+    problem, best = content.answer.problem, content.answer.best
+    plan, estimate = best.plan, best.estimate
+    explanation = Explanation.of(problem, plan, estimate)
+    title = f"{seconds(estimate.iteration_seconds)} an iteration on {len(plan.devices)} of {len(problem.cluster.devices)} devices"
+    difference, worths = content.difference, content.answer.node_worths
+    sections = [
+        _section("Model", _model(problem)),
+        _section("Placement", placement_figure(plan, problem.cluster), _stages(explanation)),
+        _section(
+            "One iteration over time", timeline_figure(explanation.tracks, estimate.iteration_seconds, content.measured)
+        ),
+        _section("Why is it faster?", difference_figure(difference)) if difference is not None else None,
+        _section(
+            "Where the time goes, and what would help most",
+            [element("p", sentence) for sentence in explanation.sentences()],
+            time_figure(best),
+            _levers(best, problem),
+        ),
+        _section("Memory", memory_figure(plan, estimate.memory_parts, problem)),
+        _section("Candidates", candidate_figure(content.candidates, problem)),
+        _section("What each type of node is worth", worth_figure(worths, problem)) if worths else None,
+        _section("Links between nodes", link_figure(problem.cluster)) if len(problem.cluster.nodes) > 1 else None,
+        _section("Make this answer again", _reproduction(content.commands, plan)),
+    ]
+    button = element("button", "Theme", id="theme", type="button", hidden="hidden")
+    head = element("header", element("h1", title), button)
+    lead = [element("p", sentence, class_=None if number else "lead") for number, sentence in enumerate(_lead(content))]
+    footer = element(
+        "p", f"Trainwright {version('trainwright')}. This page loads nothing from a network.", class_="note"
+    )
+    return document(
+        f"Trainwright: {title}", head, lead, _tiles(best, problem, difference), sections, element("footer", footer)
+    )
+
+
+def _section(heading: str, *content: Content) -> Element:
+    return element("section", element("h2", heading), content)
+
+
+def _lead(content: PageContent) -> Sequence[str]:
+    problem, best = content.answer.problem, content.answer.best
+    band = expected_range(best, problem).fields.get("estimated_range", {})
+    expected = origin_words(problem)
+    if "least_seconds" in band:
+        expected += f", {seconds(band['least_seconds'])} to {seconds(band['greatest_seconds'])} expected"
+    gain = ""
+    if (difference := content.difference) is not None and best.estimate.iteration_seconds > 0:
+        times = difference.other.estimate.iteration_seconds / best.estimate.iteration_seconds
+        gain = f": {times:.2f} times as fast as {difference.other_name}"
+    first = f"An iteration of {best.plan.global_batch_size} rows takes {seconds(best.estimate.iteration_seconds)}{expected}{gain}."
+    return (first, *content.sentences)
+
+
+def _tiles(best: Candidate, problem: Problem, difference: Difference | None) -> Element:
+    figures = PlanFigures.of(best, problem)
+    entries = [(cell(figures), heading) for heading, cell in figure_columns(problem)]
+    if difference is not None and best.estimate.iteration_seconds > 0:
+        times = difference.other.estimate.iteration_seconds / best.estimate.iteration_seconds
+        entries.insert(1, (f"{times:.2f} ×", f"as fast as {difference.other_name}"))
+    meanings = {
+        "memory": "GiB of the limit, on the fullest device",
+        "MFU": "of the GPUs' peak (MFU)",
+        "format": "number format",
+    }
+    tiles = [element("li", element("b", value), element("span", meanings.get(name, name))) for value, name in entries]
+    return element("ul", tiles, class_="tiles")
+
+
+def _model(problem: Problem) -> Element:
+    model, batch = problem.model, problem.global_batch_size
+    given = asdict(model.family)
+    flops, tokens = flops_per_row(model), tokens_per_row(model.family)
+    described = ", ".join(
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in given.items()
+        if name != "family" and isinstance(value, int | str) and not isinstance(value, bool)
+    )
+    facts = [
+        ("family", f"{model.family.family}: {described}"),
+        ("layers", f"{len(model.layers)}, of {len(model.kinds)} kinds"),
+        ("parameters", f"{model.parameters / 1e6:,.1f} million"),
+        ("batch", f"{batch} rows" + ("" if tokens is None else f" of {tokens} tokens")),
+        ("work of an iteration", f"{batch * flops / 1e12:,.3g} TFLOP (forward and backward, without recomputation)"),
+        ("number format", f"{model.dtype}, optimizer {problem.optimizer}"),
+    ]
+    return table(["", ""], [[name, words(value)] for name, value in facts], label="Model")
+
+
+def _stages(explanation: Explanation) -> Element:
+    stages = explanation.plan.stages
+    shown = list(zip(stages, explanation.memory, strict=True))[:MAX_STAGES]
+    rows: list[Row] = [
+        [
+            f"S{number}",
+            f"{stage.end - stage.first}",
+            words(_accelerators(stage, explanation.problem)),
+            plan_summary.strategies(stage).replace("\n", "; "),
+            share(memory.spare_bytes, memory.memory_bytes),
+        ]
+        for number, (stage, memory) in enumerate(shown)
+    ]
+    missing = len(stages) - len(rows)
+    batches = plan_summary.batches(explanation.plan).replace("\n", " + ")
+    return figure(
+        f"Batches: {batches}, rows of a micro-batch on one replica × micro-batches. {plan_summary.DEGREES}.",
+        table(
+            ["stage", "layers", "devices", "degrees", "memory free"],
+            rows,
+            label="Stages",
+            left_out=f"{missing} of {len(stages)} stages are left out." if missing else "",
+        ),
+    )
+
+
+def _accelerators(stage: Stage, problem: Problem) -> str:
+    names = plan_summary.short_names(problem.cluster)
+    counts = Counter(problem.cluster.node(device.node).accelerator for device in stage.devices)
+    return " and ".join(f"{count} × {names[name]}" for name, count in counts.items())
+
+
+def _levers(best: Candidate, problem: Problem) -> Element:
+    whole = best.estimate.iteration_seconds
+    rows: list[Row] = [
+        [lever.change, seconds(lever.seconds), f"{share(whole - lever.seconds, whole)} less".replace("-", "−")]
+        for lever in levers(best, problem)
+    ]
+    caption = f"The same plan on machines of which one part is {FACTOR:g} times as fast; a plan that is searched for them gains as much or more."
+    return figure(caption, table(["what would help most", "iteration", ""], rows, label="What would help most"))
+
+
+def _reproduction(commands: Sequence[str], plan: Plan) -> list[Content]:
+    text = json.dumps(documents.dump(plan), ensure_ascii=False)
+    document_of_plan = None
+    if len(text) <= MAX_PLAN_CHARACTERS:
+        summary = "The plan as a document, for estimate --plan, explain --plan and --keep"
+        document_of_plan = element("details", element("summary", summary), element("pre", text, tabindex="0"))
+    return [element("pre", "\n".join(commands), tabindex="0") if commands else None, document_of_plan]
