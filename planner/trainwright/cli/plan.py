@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
+from trainwright.report.iteration_chart import stage_tracks
+from trainwright.report.measured_timeline import predicted_trace
 from trainwright.report.page import PageContent
 from trainwright.report.page.bar_figures import PageCandidate
 from trainwright.report.plan_figures import figure_fields
@@ -50,6 +53,13 @@ class PlanOutput:
     top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10
     write_plan: Annotated[Path | None, typer.Option(help="Write the best plan into this file, too."), WRITTEN] = None
     report: PageOption = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the best plan's predicted iteration into this file; chrome://tracing and Perfetto open it."
+        ),
+        WRITTEN,
+    ] = None
     node_worth: Annotated[
         bool, typer.Option("--node-worth", help="Also search without each type of node: what is it worth?")
     ] = False
@@ -70,7 +80,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     """Find the plans that train fastest, best first."""
     preload_search(planner)
     search.check([planner])
-    for path in (shown.write_plan, shown.report):
+    for path in (shown.write_plan, shown.report, shown.trace):
         check_writable(path)
     problem = inputs.problem(limits, preferences.preference(inputs))
     if shown.node_worth and (problem.limits.objective is not Objective.TIME or inputs.searches_batch):
@@ -85,6 +95,9 @@ def plan(  # noqa: PLR0913 - one group of options each
         write_document(answer.best.plan, shown.write_plan)
     if shown.report is not None:
         write_page(_page(answer), shown.report)
+    if shown.trace is not None:
+        trace = predicted_trace(stage_tracks(answer.best.plan, answer.problem.cost_context))
+        shown.trace.write_text(json.dumps(trace) + "\n", encoding="utf-8")
     if shown.output is Output.JSON:
         show_json(_fields(planner, answer))
     else:

@@ -1,4 +1,4 @@
-"""Measured iteration, drawn like a predicted one or exported as a Chrome trace."""
+"""Measured iteration, drawn like a predicted one; Chrome traces of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from trainwright.report import tables
-from trainwright.report.iteration_chart import LEGEND, MIN_CELLS, STYLES, Activity, Span, letters
+from trainwright.report.iteration_chart import LEGEND, MIN_CELLS, STYLES, Activity, Span, Track, letters
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 
 _DRAWN = {
@@ -90,18 +90,44 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": [*named, *events]}
 
 
+def predicted_trace(tracks: Sequence[Track]) -> dict[str, Any]:
+    """Return a predicted iteration in the same format, with one process per pipeline and one thread per stage.
+
+    Each stage shows its devices that end last. Forwards and backwards have the number of their micro-batch.
+    """
+    events = []
+    for track in tracks:
+        events.append(_name("process_name", track.pipeline, 0, f"pipeline {track.pipeline}"))
+        events.append(_name("thread_name", track.pipeline, track.stage, f"stage {track.stage}"))
+        passes = dict.fromkeys((Activity.FORWARD, Activity.BACKWARD), 0)
+        for span in track.spans:
+            number = passes.get(span.activity, -1)
+            if span.activity in passes:
+                passes[span.activity] += 1
+            start, length = round(1e6 * span.start), round(1e6 * (span.end - span.start))
+            events.append(_complete_event(span.activity, number, start, length, track.pipeline, track.stage))
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
 def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _event(moment: Moment, rank: RankTimeline, process: int) -> dict[str, Any]:
-    word = moment.action.replace("_", " ")
+    start, length = moment.start_microseconds, moment.length_microseconds
+    return _complete_event(moment.action, moment.number, start, length, process, rank.slot)
+
+
+def _complete_event(  # noqa: PLR0913, PLR0917 - the fields of an event
+    action: str, number: int, start: int, length: int, process: int, thread: int
+) -> dict[str, Any]:
+    word = action.replace("_", " ")
     return {
         "ph": "X",
-        "name": word if moment.number < 0 else f"{word} {moment.number}",
-        "cat": str(moment.action),
+        "name": word if number < 0 else f"{word} {number}",
+        "cat": str(action),
         "pid": process,
-        "tid": rank.slot,
-        "ts": moment.start_microseconds,
-        "dur": moment.length_microseconds,
+        "tid": thread,
+        "ts": start,
+        "dur": length,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -205,3 +206,25 @@ def test_racks_are_joined_by_fast_links_alone() -> None:
 def test_the_command_is_shown_without_what_it_writes() -> None:
     typed = ["plan", "--cluster", "my cluster.yaml", "--report", "a.html", "--top=3", "--trace=t.json", "--seed", "1"]
     assert typed_command(typed) == "trainwright plan --cluster 'my cluster.yaml' --top=3 --seed 1"
+
+
+def test_plan_writes_the_predicted_iteration_as_a_trace(folder: Path) -> None:
+    given = [f"--cluster={folder / 'cluster.json'}", f"--model={folder / 'model.yaml'}"]
+    words = [
+        "plan",
+        "--planner=amp",
+        *given,
+        f"--trace={folder / 'trace.json'}",
+        f"--write-plan={folder / 'plan.json'}",
+    ]
+    answer = json.loads(CliRunner().invoke(app, [*words, "--output=json"]).stdout)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    plan = documents.loads((folder / "plan.json").read_text(), Plan)
+    timed = [event for event in events if event["ph"] == "X"]
+    end = max(event["ts"] + event["dur"] for event in timed)
+    assert end == pytest.approx(1e6 * answer["candidates"][0]["predicted_seconds"], abs=2)
+    for number, pipeline in enumerate(plan.pipelines):
+        for stage in range(len(pipeline.stages)):
+            names = [event["name"] for event in timed if (event["pid"], event["tid"]) == (number, stage)]
+            for batch in range(pipeline.micro_batches):
+                assert names.count(f"forward {batch}") == names.count(f"backward {batch}") == 1
