@@ -144,6 +144,18 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "the cluster, an edit or a suspension ended them.",
         ("plan_namespace", "accelerator", "purpose", "result"),
     ),
+    "trainwright_measurements_refuted_total": MetricDefinition(
+        Kind.COUNTER,
+        "How often measurements that a plan reused did not hold and were taken anew; cause: image, where pods ran another "
+        "one, or speed, where nodes were of another one.",
+        ("plan_namespace", "accelerator", "cause"),
+    ),
+    "trainwright_node_speed_ratio": MetricDefinition(
+        Kind.GAUGE,
+        "Seconds that a node took for a layer before a trial over those that were kept of it, by the last plan that checked "
+        "it: 1.2 is slower by 20 %. Real devices alone.",
+        ("node", "accelerator"),
+    ),
     "trainwright_search_duration_seconds": MetricDefinition(
         Kind.HISTOGRAM, "Seconds that a search took.", ("planner",)
     ),

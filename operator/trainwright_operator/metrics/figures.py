@@ -149,6 +149,9 @@ class PlanFigures:
     Attributes:
         trying_since: since when trials are under way; None before, and once their results are final.
         device_seconds: devices × seconds by purpose and result.
+        node_speeds: seconds of nodes that were checked over those that were kept of them, by name and type of device.
+        checked_at: when these nodes were last checked.
+        refuted: how often reused measurements did not hold, by cause.
         profiles_measured_at: when the oldest of its profiles was measured, perhaps for a plan before.
         is_outdated: whether nodes have changed since the plan was made.
         is_quarantined: whether it ended with `InternalError`.
@@ -162,6 +165,9 @@ class PlanFigures:
     answer: AnswerFigures
     device_seconds: Mapping[tuple[MeasuringPurpose, str], float]
     search_seconds: float | None
+    node_speeds: Mapping[tuple[str, str], float]
+    checked_at: datetime | None
+    refuted: Mapping[str, int]
     profiles_measured_at: datetime | None
     excluded_nodes: int
     is_outdated: bool
@@ -186,6 +192,13 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
             for result in DEVICE_RESULTS
         },
         search_seconds=status.search_seconds,
+        node_speeds={
+            (node.name, node.accelerator): node.relative_seconds
+            for node in (cluster.nodes if cluster is not None else ())
+            if node.relative_seconds is not None
+        },
+        checked_at=max((trial.end_time for trial in status.trials if trial.end_time is not None), default=None),
+        refuted=_refuted(status),
         profiles_measured_at=status.profiles_measured_at,
         excluded_nodes=len(cluster.excluded_nodes) if cluster is not None else 0,
         is_outdated=cluster is not None
@@ -196,6 +209,15 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
 
 DEVICE_RESULTS: Final = ("succeeded", "failed", "lost")
 """Fields of `status.deviceSeconds`: how the gangs ended that the devices were taken for."""
+
+
+REFUTATION_CAUSES: Final = ("image", "speed")
+"""Why reused measurements do not hold: pods run another image, or nodes are of another speed."""
+
+
+def _refuted(status: TrainingPlanStatus) -> dict[str, int]:
+    refuted = status.cluster.refuted if status.cluster is not None else None
+    return dict(zip(REFUTATION_CAUSES, (refuted.images, refuted.speeds), strict=True)) if refuted is not None else {}
 
 
 def active_since(plan: PlanFacts, suspended: Condition | None) -> datetime:

@@ -15,6 +15,7 @@ from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Reason
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics.figures import (
     DEVICE_RESULTS,
+    REFUTATION_CAUSES,
     PlanFigures,
     PlanTraits,
     TrialFigures,
@@ -94,6 +95,7 @@ class PlanEvents:
         self._ratios = histogram("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS, registry)
         self._speedups = histogram("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS, registry)
         self._search_seconds = histogram("trainwright_search_duration_seconds", _SEARCH_BUCKETS, registry)
+        self._refuted = counter("trainwright_measurements_refuted_total", registry)
         self._device_seconds = counter("trainwright_device_seconds_total", registry)
 
     def record(self, plan: PlanFacts, status: TrainingPlanStatus, before: PlanFigures, now: PlanFigures) -> None:
@@ -107,6 +109,9 @@ class PlanEvents:
             self._count_wait(key, before.waits, now.waits)
             self._count_phases(plan, status, before.waits, now.waits)
             self._count_device_seconds(key, before, now)
+            for cause, count in now.refuted.items():
+                labels = key[0], now.traits.accelerator, cause
+                self._refuted.labels(*labels).inc(max(count - before.refuted.get(cause, 0), 0))
             if now.search_seconds is not None and now.search_seconds != before.search_seconds:
                 self._search_seconds.labels(now.traits.planner).observe(now.search_seconds)
 
@@ -128,6 +133,8 @@ class PlanEvents:
         if plan.traits.accelerators and plan.traits.planner:
             self._speedups.labels(*plan.traits.labels(plan.traits.accelerator))
             self._search_seconds.labels(plan.traits.planner)
+            for cause in REFUTATION_CAUSES:
+                self._refuted.labels(key[0], plan.traits.accelerator, cause)
             for purpose in MeasuringPurpose:
                 for result in DEVICE_RESULTS:
                     self._device_seconds.labels(key[0], plan.traits.accelerator, purpose.lower(), result)

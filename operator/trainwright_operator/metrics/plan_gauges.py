@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from datetime import datetime
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -43,6 +44,7 @@ class PlanCollector(Collector):
         yield _phase_starts(plans)
         yield from _waits(plans)
         yield _profiles(plans)
+        yield _node_speeds(plans)
         yield _of_plans("trainwright_plan_internal_error", plans, lambda plan: plan.is_quarantined)
         yield _of_plans("trainwright_plan_outdated", plans, lambda plan: plan.is_outdated)
         yield _of_plans("trainwright_plan_excluded_nodes", plans, lambda plan: plan.excluded_nodes)
@@ -97,6 +99,18 @@ def _profiles(plans: Mapping[Key, PlanFigures]) -> Metric:
     family = _family("trainwright_profile_timestamp_seconds")
     for name, seconds in newest.items():
         family.add_metric([name], seconds)
+    return family
+
+
+def _node_speeds(plans: Mapping[Key, PlanFigures]) -> Metric:
+    last: dict[tuple[str, str], tuple[datetime, float]] = {}
+    for plan in plans.values():
+        for node, ratio in plan.node_speeds.items():
+            if plan.checked_at is not None and (node not in last or plan.checked_at > last[node][0]):
+                last[node] = plan.checked_at, ratio
+    family = _family("trainwright_node_speed_ratio")
+    for node, (_, ratio) in last.items():
+        family.add_metric(node, ratio)
     return family
 
 

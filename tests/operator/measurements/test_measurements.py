@@ -22,6 +22,7 @@ from trainwright.profiles import Profiles
 from trainwright.worker_api import CheckedLayer, ProfilingTask, TrialSeriesTask, TrialTask
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import RefutedStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.measurements.obsolete_measurements import MAX_KEPT_BYTES
 from trainwright_operator.flow.names import EXPIRES_ANNOTATION, MEASUREMENT_LABEL
@@ -255,6 +256,7 @@ def test_what_was_reused_is_measured_anew_once_a_pod_runs_another_image() -> Non
     assert measured_gangs(second) == LINKS + PROFILES
     assert second.status.cluster.revision == 2
     assert any(event.reason == "MeasurementsOutdated" and SECOND in event.message for event in second.events)
+    assert second.status.cluster.refuted == RefutedStatus(images=1, speeds=0)
     third = later(second, "third", spec=second.spec)
     third.run()
     assert measured_gangs(third) == []
@@ -290,6 +292,12 @@ def slowed(world: World, **slow: float) -> World:
     return world
 
 
+def speeds(world: World) -> dict[str, float]:
+    """Return seconds over kept ones of nodes that differ."""
+    ratios = {one.name: one.relative_seconds for one in world.status.cluster.nodes}
+    return {name: round(ratio, 2) for name, ratio in ratios.items() if ratio is not None and abs(ratio - 1) > 0.01}
+
+
 def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     tried = spec(trials={"topK": 1})
     first = slowed(world(nodes=gpus()))
@@ -304,6 +312,10 @@ def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     second.run()
     assert (second.succeeded, second.status.cluster.revision) == ("True", 2)
     assert measured_gangs(second) == ["profile-1", "profile-2"], "links and the other type are as they were"
+    assert second.status.cluster.refuted == RefutedStatus(images=0, speeds=1)
+    assert same.status.cluster.refuted is None
+    assert speeds(second) == {"n2": 1.4}
+    assert speeds(same).items() >= {"n1": 1.1, "n2": 0.9}.items()
     told = next(event.message for event in second.events if event.reason == "MeasurementsOutdated")
     assert "n2 takes 1.40 times as long for block" in told
     nodes = [

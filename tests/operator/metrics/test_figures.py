@@ -116,6 +116,29 @@ def test_device_seconds_count_once_also_where_a_result_is_discarded() -> None:
     assert sample(registry, name, purpose="trials", result="failed") == pytest.approx(5)
 
 
+def checked(at: datetime, refuted: int, **ratios: float) -> TrainingPlanStatus:
+    """Return a status with the relative seconds of checked nodes."""
+    nodes = [
+        {"name": name, "accelerator": "T4", "devices": 1, "relativeSeconds": ratio} for name, ratio in ratios.items()
+    ]
+    types = [{"name": "T4", "devices": 2, "memoryBytes": 1}]
+    cluster = {"nodes": nodes, "accelerators": types, "refuted": {"speeds": refuted}}
+    return status_of(FIRST | {"endTime": at}, cluster=cluster)
+
+
+def test_speed_of_a_node_is_that_of_its_last_check_and_refutations_count_once() -> None:
+    registry, later = CollectorRegistry(), START + timedelta(hours=1)
+    metrics = Metrics(registry)
+    metrics.record_status(plan_of(name="later"), checked(later, 0, n1=1.05, n2=0.9))
+    plan = replace(plan_of(name="first"), status=checked(START, 1))
+    for status in (plan.status, checked(START, 2, n1=1.4), checked(START, 2, n1=1.4)):
+        metrics.record_status(plan, status)
+    assert sample(registry, "trainwright_node_speed_ratio", node="n1", accelerator="T4") == 1.05
+    assert sample(registry, "trainwright_node_speed_ratio", node="n2", accelerator="T4") == 0.9
+    assert sample(registry, "trainwright_measurements_refuted_total", cause="speed", accelerator="T4") == 1
+    assert sample(registry, "trainwright_measurements_refuted_total", cause="image") == 0
+
+
 def test_status_tells_the_device_seconds_of_all_gangs() -> None:
     world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
     for _ in range(400):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated
 
 from trainwright.accelerators import FormatChoice
@@ -126,8 +127,8 @@ class DiscoveredDevices:
             deadline_seconds=run_seconds * 0.9,
         )
 
-    def status(self) -> ClusterStatus:
-        """Return the cluster's entry in the plan's status."""
+    def status(self, speeds: Mapping[str, float] = MappingProxyType({})) -> ClusterStatus:
+        """Return the cluster's entry in the plan's status. `speeds`: seconds over kept ones of nodes that were checked."""
         counts = Counter[str]()
         for node in self.nodes:
             counts[node.accelerator] += node.devices
@@ -135,7 +136,10 @@ class DiscoveredDevices:
             devices=self.device_count,
             emulated=bool(self.emulations()),
             nodes=tuple(
-                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MAX_NODES]
+                NodeStatus(
+                    name=n.name, accelerator=n.accelerator, devices=n.devices, relative_seconds=speeds.get(n.name)
+                )
+                for n in self.nodes[:MAX_NODES]
             ),
             accelerators=tuple(
                 AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)

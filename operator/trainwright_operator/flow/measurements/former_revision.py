@@ -16,6 +16,7 @@ from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search import RequiredProfile
+from trainwright_operator.api.status import RefutedStatus
 from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
@@ -35,6 +36,14 @@ class MeasuredProfile:
     run: RequiredProfile
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSpeed:
+    """Seconds of a checked node over those that were kept of it."""
+
+    node: str
+    ratio: float
+
+
 @document("FormerRevision")
 @dataclass(frozen=True, slots=True)
 class FormerRevision:
@@ -48,6 +57,9 @@ class FormerRevision:
         links: ConfigMap with the measured links, if it covers all nodes that are left; else empty.
         refuted_at: when pods showed that reused measurements do not hold; older ones are not reused.
         drifted: nodes that showed it, which are profiled rather than others of their type.
+        refuted_images: how often pods showed it by another image.
+        refuted_speeds: how often a node showed it by another speed.
+        speeds: of nodes that were checked.
     """
 
     change: str
@@ -57,6 +69,9 @@ class FormerRevision:
     links: str = ""
     refuted_at: Annotated[datetime | None, OMITTED_DEFAULT] = None
     drifted: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
+    refuted_images: Annotated[int, OMITTED_DEFAULT] = 0
+    refuted_speeds: Annotated[int, OMITTED_DEFAULT] = 0
+    speeds: Annotated[tuple[NodeSpeed, ...], OMITTED_DEFAULT] = ()
 
     def profile_maps(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> tuple[str, ...]:
         """Return the ConfigMaps with the results of a profiling run: one, or two where a part of it was reused."""
@@ -66,6 +81,17 @@ class FormerRevision:
             for profile in self.profiles
             if (profile.dtype, _unpriced(profile.accelerator), profile.run) == target
         )
+
+    @property
+    def speed_ratios(self) -> dict[str, float]:
+        """Return the speeds by the name of the node."""
+        return {speed.node: speed.ratio for speed in self.speeds}
+
+    def refuted_status(self) -> RefutedStatus | None:
+        """Return the entry in the plan's status, or None where all holds that was reused."""
+        if not self.refuted_images and not self.refuted_speeds:
+            return None
+        return RefutedStatus(images=self.refuted_images, speeds=self.refuted_speeds)
 
     @property
     def kept_maps(self) -> frozenset[str]:

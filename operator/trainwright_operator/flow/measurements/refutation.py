@@ -5,8 +5,8 @@ What is refuted is measured anew in the plan's next revision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, LayerCheck, ProfilingReport, TrialReport
@@ -36,14 +36,29 @@ class Refutation:
     nodes: tuple[str, ...] = ()
 
 
-def find_refutation(context: ReconcileContext, discovery: DiscoveredDevices) -> Refutation | None:
-    """Return what pods of the plan have shown, or None. Raise DocumentError if a result was modified."""
+@dataclass(frozen=True, slots=True)
+class ReuseCheck:
+    """Findings of the plan's pods about reused results.
+
+    Attributes:
+        speeds: seconds over kept ones of each node that was checked before a trial.
+    """
+
+    refutation: Refutation | None = None
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_reuse(context: ReconcileContext, discovery: DiscoveredDevices) -> ReuseCheck:
+    """Return what pods of the plan have shown. Raise DocumentError if a result was modified."""
     reused = list(_reused(context))
     if not reused:
-        return None
-    reused_names = frozenset(stored.name for stored, _ in reused)
+        return ReuseCheck()
+    drifts = _find_drifts(context, discovery, reused)
+    speeds = {node: drift for node, (drift, _) in drifts.items()}
     changed = next(_changed_images(context), None)
-    return Refutation(changed, reused_names) if changed is not None else _find_drift(context, discovery, reused)
+    if changed is not None:
+        return ReuseCheck(Refutation(changed, frozenset(stored.name for stored, _ in reused)), speeds)
+    return ReuseCheck(_refute_by_speed(discovery, reused, drifts), speeds)
 
 
 def layer_checks(context: ReconcileContext, dtype: Dtype, gang: Gang) -> tuple[LayerCheck, ...]:
@@ -75,14 +90,14 @@ def _changed_images(context: ReconcileContext) -> Iterator[str]:
                 yield retry.lost.message.partition(";")[0]  # not what a plan that measured itself has to do
 
 
-def _find_drift(
+def _find_drifts(
     context: ReconcileContext, discovery: DiscoveredDevices, reused: Sequence[tuple[StoredConfigMap, Reuse]]
-) -> Refutation | None:
-    """Return that nodes were of another speed in a trial than when they were profiled, or None."""
+) -> dict[str, tuple[float, str]]:
+    """Return seconds over kept ones of each checked node, with the kind of the layer."""
     accelerators = {node.name: node.accelerator for node in discovery.nodes}
     checks = (reuse.check for _, reuse in reused)
     expected = {(check.accelerator, check.dtype): check for check in checks if check is not None}
-    drifts = {}
+    drifts: dict[str, tuple[float, str]] = {}
     for stored in context.snapshot.stored:
         is_result = expected and stored.role == StoredRole.RESULT and context.names.owns(stored.name)
         report = result_in(stored).report if is_result else None
@@ -92,14 +107,30 @@ def _find_drift(
                 layer.kind,
                 layer.rows,
             ):
-                drift = expected_seconds.drift(layer)
-                if abs(drift - 1.0) > MAX_DRIFT:
-                    drifts[layer.node] = f"{layer.node} takes {drift:.2f} times as long for {layer.kind} as was kept"
-    if not drifts:
+                drift = expected_seconds.drift(layer), layer.kind
+                drifts[layer.node] = max(
+                    drifts.get(layer.node, drift), drift, key=lambda checked: abs(checked[0] - 1.0)
+                )
+    return drifts
+
+
+def _refute_by_speed(
+    discovery: DiscoveredDevices,
+    reused: Sequence[tuple[StoredConfigMap, Reuse]],
+    drifts: Mapping[str, tuple[float, str]],
+) -> Refutation | None:
+    """Return that nodes were of another speed in a trial than when they were profiled, or None."""
+    drifted = {
+        node: f"{node} takes {drift:.2f} times as long for {kind} as was kept"
+        for node, (drift, kind) in drifts.items()
+        if abs(drift - 1.0) > MAX_DRIFT
+    }
+    if not drifted:
         return None
-    changed = {accelerators[node] for node in drifts}
+    accelerators = {node.name: node.accelerator for node in discovery.nodes}
+    changed = {accelerators[node] for node in drifted}
     names = frozenset(stored.name for stored, _ in reused if _accelerators(stored) & changed)
-    return Refutation("; ".join(drifts.values()), names, tuple(drifts))
+    return Refutation("; ".join(drifted.values()), names, tuple(drifted))
 
 
 def _accelerators(stored: StoredConfigMap) -> set[str]:

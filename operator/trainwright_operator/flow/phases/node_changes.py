@@ -25,11 +25,12 @@ from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.measurements.former_revision import (
     FORMER_KEY,
     FormerRevision,
+    NodeSpeed,
     former_revision,
     keep_profile,
     obsolete_maps,
 )
-from trainwright_operator.flow.measurements.refutation import find_refutation
+from trainwright_operator.flow.measurements.refutation import check_reuse
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.nodes.left_out import describe_left_out
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, ReconcileContext, Waiting
@@ -47,11 +48,15 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
     before = findings.discovery
     change = _find_change(context, before, _nodes_of_trials(context))
-    refuted = find_refutation(context, before)
+    reused = check_reuse(context, before)
+    refuted, former = reused.refutation, former_revision(context)
     if refuted is not None:
         revised = _next_discovery(context, before, before, refuted.what, trial_device_seconds(context))
         return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=refuted.what), actions=(revised,))
-    cluster = before.status().model_copy(update={"revision": context.names.revision, "change": change})
+    speeds = {**former.speed_ratios, **reused.speeds}
+    cluster = before.status(speeds).model_copy(
+        update={"revision": context.names.revision, "change": change, "refuted": former.refuted_status()}
+    )
     status = TrainingPlanStatus(cluster=cluster)
     if change is None or not _is_settled(context, change):
         return Done(findings, status=status, actions=obsolete_maps(context))
@@ -154,7 +159,8 @@ def _next_discovery(
     device_seconds: float,
 ) -> CreateConfigMap:
     """Return the creation of the next revision's discovery, with what is carried over to it."""
-    refuted = find_refutation(context, before)
+    reused = check_reuse(context, before)
+    refuted = reused.refutation
     former, winner = former_revision(context), context.plan.status.winner
     profiles = dict.fromkeys(former.profiles)
     for run in needed_runs(context, before):
@@ -176,6 +182,9 @@ def _next_discovery(
         links=links if is_covered and links not in outdated else "",
         refuted_at=context.now if refuted is not None else former.refuted_at,
         drifted=refuted.nodes if refuted is not None else former.drifted,
+        refuted_images=former.refuted_images + (refuted is not None and not refuted.nodes),
+        refuted_speeds=former.refuted_speeds + (refuted is not None and bool(refuted.nodes)),
+        speeds=tuple(NodeSpeed(name, ratio) for name, ratio in ({**former.speed_ratios, **reused.speeds}).items()),
     )
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
