@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 
@@ -128,6 +130,7 @@ class Runtime:
             zero1 and zero2 become zero3 for it.
         gathers_inputs_again: under sequence parallelism ranks save their slices of the inputs of products and gather them again in
             the backward while its products compute (Megatron), instead of saving whole inputs.
+        trainer: name of the trainer whose runtime it is: the command line then proposes plans that it supports; None: any plan.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -157,6 +160,7 @@ class Runtime:
     keeps_gathered_weights: bool = True
     gathers_inputs_again: bool = False
     syncs_every_micro_batch: bool = False
+    trainer: Annotated[str | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):

@@ -29,14 +29,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class RuntimePreset:
-    """Facts of one framework; the other fields of Runtime keep their defaults."""
+    """Facts of one framework; the other fields of Runtime keep their defaults.
+
+    Attributes:
+        trainer: target of exports that it is; None for Trainwright's own worker, which runs every plan.
+    """
 
     title: str
     facts: dict[str, Fact]
+    trainer: str | None = None
 
     @property
     def runtime(self) -> Runtime:
-        values = {name: fact.value for name, fact in self.facts.items()}
+        values = {name: fact.value for name, fact in self.facts.items()} | {"trainer": self.trainer}
         runtime: Runtime = adapter(Runtime).validate_python(values)
         return runtime
 

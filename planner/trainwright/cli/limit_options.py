@@ -68,11 +68,11 @@ class LimitOptions:
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
     ] = Objective.TIME
 
-    def limits(self, runtime: Runtime, cluster: Cluster, *, preset: str, is_given: bool = False) -> Limits:
-        """Return the limits; `preset`: the name that --runtime gives, which implies the plans of that trainer.
+    def limits(self, runtime: Runtime, cluster: Cluster, *, is_given: bool = False) -> Limits:
+        """Return the limits; the trainer of the runtime implies the plans that it supports.
 
-        `is_given`: the plan is given, so that the name implies the trainer's number formats alone. Raises ValueError for an
-        unknown trainer and for empty names.
+        `is_given`: the plan is given, so that it implies the trainer's number formats alone. Raises ValueError for an unknown
+        trainer and for empty names.
         """
         return Limits(
             max_tensor_degree=self.max_tensor_degree,
@@ -82,32 +82,36 @@ class LimitOptions:
             use_nodes=_names("--use-nodes", self.use_nodes),
             spare=_spared(_names("--spare", self.spare), cluster),
             objective=self.objective,
-            expressible_by=self._formats(preset) if is_given else self._capabilities(preset),
+            expressible_by=self._formats(runtime) if is_given else self._capabilities(runtime),
         ).leaving_unknown_memory(runtime, cluster)
 
-    def trainer(self, preset: str) -> str | None:
+    def trainer(self, runtime: Runtime) -> str | None:
         """Return the name of the trainer that has to run the plans; None for any."""
         if self.expressible_by is not None:
             return None if self.expressible_by == ANY_TRAINER else self.expressible_by
-        return preset if preset in TARGETS else None
+        return runtime.trainer
 
-    def _formats(self, preset: str) -> Capabilities | None:
+    def _target(self, trainer: str) -> Target:
+        return target_of("trainer of --runtime" if self.expressible_by is None else "--expressible-by", trainer)
+
+    def _formats(self, runtime: Runtime) -> Capabilities | None:
         """Return capabilities for every plan in the number formats of the trainer, if there is one."""
-        trainer = self.trainer(preset)
+        trainer = self.trainer(runtime)
         if trainer is None:
             return None
-        return Capabilities(every_plan=True, dtypes=target_of("--expressible-by", trainer).capabilities.dtypes)
+        return Capabilities(every_plan=True, dtypes=self._target(trainer).capabilities.dtypes)
 
-    def _capabilities(self, preset: str) -> Capabilities | None:
+    def _capabilities(self, runtime: Runtime) -> Capabilities | None:
         """Return the capabilities of the trainer that has to run the plans, with a note where --runtime implies it."""
-        trainer = self.trainer(preset)
+        trainer = self.trainer(runtime)
         if trainer is None:
             return None
+        target = self._target(trainer)
         if self.expressible_by is None:
             note(
                 f"only plans that {trainer} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that"
             )
-        return target_of("--expressible-by", trainer).capabilities
+        return target.capabilities
 
 
 def _spared(names: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:

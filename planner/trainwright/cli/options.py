@@ -106,14 +106,14 @@ class Inputs:
         `is_given`: for a given plan, of whatever trainer. Where the model file leaves the number format open, it is the best
         one for all accelerators or that of the profiles.
         """
-        cluster, runtime, preset = self._cluster, runtime_of(self.runtime), preset_of(self.runtime)
-        within = Limits() if limits is None else limits.limits(runtime, cluster, preset=preset, is_given=is_given)
+        cluster, runtime = self._cluster, runtime_of(self.runtime)
+        within = Limits() if limits is None else limits.limits(runtime, cluster, is_given=is_given)
         if self._given_profiles is not None and not is_given:
             within = self._without_small(within, cluster, self._given_profiles)
         training = self._training(cluster, within)
         is_open = self._requested.dtype is RequestedDtype.AUTO
         if training.model.dtype not in within.dtypes and limits is not None:
-            trainer = limits.trainer(preset) or ""
+            trainer = limits.trainer(runtime) or ""
             if not is_given:
                 self._refuse_format(training.model.dtype, within.dtypes, trainer)
             remedy = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
@@ -237,17 +237,12 @@ class Inputs:
         return profiles
 
 
-def preset_of(given: Path | None) -> str:
-    """Return the preset that --runtime names, empty for a file or without the option; a file goes before a preset."""
-    return str(given) if given is not None and not given.is_file() and str(given) in runtime_presets() else ""
-
-
 def runtime_of(given: Path | None) -> Runtime:
-    """Return the runtime of a preset's name or of a file; without either Trainwright's own."""
+    """Return the runtime of a preset's name or of a file, which goes before a preset; without either Trainwright's own."""
     if given is None:
         return Runtime()
-    if preset := preset_of(given):
-        return runtime_preset(preset).runtime
+    if str(given) in runtime_presets() and not given.is_file():
+        return runtime_preset(str(given)).runtime
     if given != STANDARD_INPUT and not given.exists():
         raise ValueError(
             f"--runtime: there is no file and no preset {str(given)!r}; give a file, or one of {', '.join(runtime_presets())}"

@@ -18,6 +18,7 @@ from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.exports import TARGETS, is_expressible
 from trainwright.plan import Plan
 from trainwright.search import Problem, run
 from trainwright.worker_api import RankMemory, TrialReport
@@ -47,8 +48,8 @@ def folder(tmp_path: Path, problem: Problem) -> Path:
     return tmp_path
 
 
-def report_of(plan: Plan, seconds: float) -> TrialReport:
-    memory = tuple(RankMemory(device.node, device.slot, 10**8 + n) for n, device in enumerate(plan.devices))
+def report_of(plan: Plan, seconds: float, peak_bytes: int = 10**8) -> TrialReport:
+    memory = tuple(RankMemory(device.node, device.slot, peak_bytes + n) for n, device in enumerate(plan.devices))
     return TrialReport((1.1 * seconds, seconds, 0.9 * seconds), (3.0,), memory, 1000, 1)
 
 
@@ -91,6 +92,22 @@ def test_appended_reports_are_read_by_calibrate_and_propose(
     fitted = call(folder, "calibrate", f"--trials={folder / 'trials.json'}", f"--write={folder / 'runtime.json'}")
     assert fitted.exit_code == 0, fitted.output
     assert call(folder, "propose", f"--trials={folder / 'trials.json'}").exit_code == 0
+
+
+def test_calibrated_runtime_keeps_its_trainer(folder: Path, problem: Problem, plans: Sequence[Plan]) -> None:
+    for plan in plans:
+        seconds = estimate_with_context(plan, problem.cost_context).iteration_seconds
+        append(folder, plan, report_of(plan, seconds, 3_100_000_000))  # of which Megatron's processes hold most
+    trials, runtime = f"--trials={folder / 'trials.json'}", folder / "runtime.json"
+    fitted = call(folder, "calibrate", trials, "--runtime=megatron", f"--write={runtime}")
+    assert fitted.exit_code == 0, fitted.output
+    for name in ("megatron", runtime):
+        planned = call(folder, "plan", f"--runtime={name}", "--output=json")
+        assert "only plans that megatron can run" in planned.stderr
+        best = documents.parse(json.loads(planned.stdout)["candidates"][0]["plan"], Plan)
+        assert is_expressible(best, TARGETS["megatron"].capabilities)
+    runtime.write_text(runtime.read_text().replace('"megatron"', '"nemo"'))
+    assert "trainer of --runtime must be one of" in refused(call(folder, "plan", f"--runtime={runtime}"))
 
 
 def test_report_is_appended_once_and_another_run_of_its_plan_again(folder: Path, plans: Sequence[Plan]) -> None:
