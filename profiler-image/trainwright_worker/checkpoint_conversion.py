@@ -114,15 +114,19 @@ def to_torch(source: Path, target: Path) -> TrainingState:
     """Write a checkpoint of the worker as one of torch's trainers. Raises CheckpointError with one sentence."""
     state = read_training_state(source)
     new = _NewCheckpoint(source)
+    kinds = {name.partition("/")[0] for name in new.stored} - {WEIGHTS, BUFFERS}
+    needed = set(OPTIMIZERS[state.optimizer].state_names) if kinds and state.optimizer in OPTIMIZERS else set()
     for tensor in named_tensors(Model.of(state.family)):
         for name in tensor.torch_names:
-            new.copy((MODEL, name), tensor, _with_former(tensor.worker_name))
+            new.copy((MODEL, name), tensor.shape, _with_former(tensor.worker_name))
             if tensor.is_buffer:
                 continue
             of_weight = (OPTIMIZER, "state", name)
-            for kind in OPTIMIZERS[state.optimizer].state_names:
-                new.copy((*of_weight, TORCH_STATES[kind]), tensor, _with_former(f"{kind}/{tensor.name}"))
-            if state.optimizer == "adam":
+            for kind in sorted(kinds | needed):
+                shape, names = tensor.shape if kind in TORCH_STATES else None, _with_former(f"{kind}/{tensor.name}")
+                if kind in needed or not new.stored.keys().isdisjoint(names):
+                    new.copy((*of_weight, TORCH_STATES.get(kind, kind)), shape, names)
+            if kinds and state.optimizer != "sgd":
                 new.add((*of_weight, STEP), torch.tensor(float(state.updates)))
     new.write(target)
     return state
@@ -143,14 +147,14 @@ def to_worker(source: Path, target: Path, training: Training, *, iteration: int 
     steps = []
     for tensor in named_tensors(Model.of(training.family)):
         dtype = None if tensor.is_buffer else torch.float32
-        new.copy((tensor.worker_name,), tensor, [f"{MODEL}.{name}" for name in tensor.torch_names], dtype)
+        new.copy((tensor.worker_name,), tensor.shape, [f"{MODEL}.{name}" for name in tensor.torch_names], dtype)
         if tensor.is_buffer:
             continue
         of_weight = [f"{OPTIMIZER}.state.{name}" for name in tensor.torch_names]
         for kind in OPTIMIZERS[training.optimizer].state_names:
             if has_state:
                 names = [f"{name}.{TORCH_STATES[kind]}" for name in of_weight]
-                new.copy((f"{kind}/{tensor.name}",), tensor, names, torch.float32)
+                new.copy((f"{kind}/{tensor.name}",), tensor.shape, names, torch.float32)
             else:
                 new.add((f"{kind}/{tensor.name}",), torch.zeros(tensor.shape))
         if has_state and training.optimizer == "adam":
@@ -187,17 +191,20 @@ class _NewCheckpoint:
         self._names: list[str] = []
         self._paths: dict[str, Keys] = {}
 
-    def copy(self, keys: Keys, tensor: NamedTensor, names: Sequence[str], dtype: torch.dtype | None = None) -> None:
-        """Take a stored tensor of a weight's or buffer's shape, by the first of its names that is there."""
+    def copy(
+        self, keys: Keys, shape: tuple[int, ...] | None, names: Sequence[str], dtype: torch.dtype | None = None
+    ) -> None:
+        """Take a stored tensor of a shape, None for any, by the first of its names that is there."""
         name, stored = self._find(names)
-        if tuple(stored.size) != tensor.shape:
+        size = tuple(stored.size)
+        if shape not in {None, size}:
             raise CheckpointError(
-                f"{self._source}: {name} has shape {tuple(stored.size)} in the checkpoint, but {tensor.shape} in the model"
+                f"{self._source}: {name} has shape {size} in the checkpoint, but {shape} in the model"
             )
         for chunk in stored.chunks:
             tile = Tile(tuple(chunk.offsets), tuple(chunk.sizes))
             placeholder = torch.empty(tile.sizes, dtype=dtype or stored.properties.dtype, device="meta")
-            self._add(keys, StateTile(".".join(keys), tensor.shape, tile, placeholder), name)
+            self._add(keys, StateTile(".".join(keys), size, tile, placeholder), name)
 
     def add(self, keys: Keys, values: Tensor) -> None:
         """Take given values."""

@@ -23,6 +23,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 from trainwright.training import RequestedDtype, Training
 from trainwright_worker import training
+from trainwright_worker.checkpoint_conversion import to_torch
 from trainwright_worker.executor.optimizer import LossScale
 from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.training import Trainer
@@ -51,12 +52,18 @@ def stages(layers: int, **fields) -> Plan:
     return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
 
 
+def tensor_group(layers: int) -> Plan:
+    run = LayerRun(0, layers, Strategy(2, 1), (ROWS,))
+    return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
+
+
 def plans(layers: int) -> dict[str, Plan]:
     return {
         "uneven": replicas(layers, (1, 3)),
         "zero1": replicas(layers, (3, 1), sharding=Sharding.ZERO1),
         "zero3": replicas(layers, (1, 3), sharding=Sharding.ZERO3, recompute=True),
         "stages": stages(layers, recompute=True),
+        "tensor": tensor_group(layers),
     }
 
 
@@ -74,6 +81,7 @@ TRAINED = [
     ("own", "uneven", "stages", "Adafactor"),
     ("own", "stages", "uneven", "LayerScaled"),
     ("gpt", "zero3", "stages", "AdamW"),
+    ("gpt", "tensor", "zero1", "NAdam"),
 ]
 REFUSED = [
     ("own", "zero3", "stages", "Adafactor"),
@@ -91,6 +99,7 @@ class Run:
     evaluated: list[float | None]
     state: dict[str, Tensor]
     refused: str
+    checkpoint: Path
 
 
 def case_name(model: str, first: str, second: str, optimizer: str) -> str:
@@ -127,15 +136,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory, trainings: dict[str, Training
 
 
 def run_of(answer: dict, folder: Path) -> Run:
-    state = {}
+    state, checkpoint = {}, folder / f"iteration-{ITERATIONS:08}"
     if "refused" not in answer:
-        dcp_to_torch_save(folder / f"iteration-{ITERATIONS:08}", folder / "state.pt")
+        dcp_to_torch_save(checkpoint, folder / "state.pt")
         state = torch.load(folder / "state.pt")
-    return Run(answer.get("losses", []), answer.get("evaluated", []), state, answer.get("refused", ""))
+    return Run(answer.get("losses", []), answer.get("evaluated", []), state, answer.get("refused", ""), checkpoint)
 
 
-def plain_loop(training: Training, optimizer: str) -> tuple[OneProcess, list[float], dict[int, float]]:
-    """Train as users of torch do. Returns the model, its losses, and those of other rows by the number of iterations."""
+@dataclass(frozen=True)
+class Plain:
+    """Training of a plain loop of torch, with the losses of other rows by the number of iterations."""
+
+    one: OneProcess
+    optimizer: torch.optim.Optimizer
+    losses: list[float]
+    evaluated: dict[int, float]
+
+
+def plain_loop(training: Training, optimizer: str) -> Plain:
+    """Train as users of torch do."""
     one = OneProcess(training.model, SEED)
     groups: dict[float, list] = {}
     for name, parameter in one.named().items():
@@ -154,7 +173,7 @@ def plain_loop(training: Training, optimizer: str) -> tuple[OneProcess, list[flo
         losses.append(loss.item())
         with torch.no_grad():
             evaluated[iteration + 1] = one.loss(1, MICRO_BATCHES * ROWS, seed=SEED + 1).item()
-    return one, losses, evaluated
+    return Plain(one, trained, losses, evaluated)
 
 
 def test_the_surface_is_what_the_page_lists() -> None:
@@ -175,14 +194,30 @@ def test_a_training_that_changes_its_plan_equals_a_plain_loop(
     model, *_, optimizer = case
     run = runs[case_name(*case)]
     assert not run.refused
-    one, losses, evaluated = plain_loop(trainings[model], optimizer)
-    assert run.losses == pytest.approx(losses, rel=1e-5)
+    plain = plain_loop(trainings[model], optimizer)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     half = ITERATIONS // 2
-    assert run.evaluated == [None, *(pytest.approx(evaluated[n], rel=1e-5) for n in (half, half, ITERATIONS))]
+    assert run.evaluated == [None, *(pytest.approx(plain.evaluated[n], rel=1e-5) for n in (half, half, ITERATIONS))]
     # Of all weights together: gradients of keys' biases are rounding errors, which Adam follows.
-    weights = {f"weights/{name}": parameter.detach() for name, parameter in one.named().items()}
+    weights = {f"weights/{name}": parameter.detach() for name, parameter in plain.one.named().items()}
     difference = torch.cat([(run.state[name] - weight).flatten() for name, weight in weights.items()]).norm()
     assert difference < 1e-5 * torch.cat([weight.flatten() for weight in weights.values()]).norm()
+
+
+@pytest.mark.parametrize("case", TRAINED[1:7], ids=lambda case: case_name(*case))
+def test_a_checkpoint_becomes_the_state_of_torchs_own_optimizer(
+    case: tuple[str, str, str, str], runs: dict[str, Run], trainings: dict[str, Training], tmp_path: Path
+) -> None:
+    model, *_, optimizer = case
+    to_torch(runs[case_name(*case)].checkpoint, tmp_path / "torch")
+    dcp_to_torch_save(tmp_path / "torch", tmp_path / "state.pt")
+    states = torch.load(tmp_path / "state.pt")["optim"]["state"]
+    plain = plain_loop(trainings[model], optimizer)
+    for name, parameter in plain.one.named().items():
+        expected = plain.optimizer.state[parameter]
+        assert states[f"layers.{name}"].keys() - {"step"} == expected.keys() - {"step"}
+        for kind, value in expected.items():
+            torch.testing.assert_close(states[f"layers.{name}"][kind], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case_name(*case))

@@ -138,10 +138,14 @@ class _RankState:
                 position += box.numel
 
     def whole_states(self, intervals: Sequence[tuple[int, int]] | None = None) -> Iterator[StateTile]:
-        """Yield states that belong to weights as a whole; with intervals, those of weights that begin in one of them."""
+        """Yield states that belong to weights as a whole; with intervals, those of weights that begin in one of them.
+
+        A weight that the tensor degree splits begins on its first rank.
+        """
         for part, states in self.states:
             begin = self.flat_parameter.shard_start + part.start - part.first
-            if intervals is None or any(low <= begin < high for low, high in intervals):
+            is_first = part.weight.split_dimension is None or self.run.tensor_shard(self.rank)[0] == 0
+            if intervals is None or (is_first and any(low <= begin < high for low, high in intervals)):
                 for kind, state in states.items():
                     if state.shape != (part.stop - part.first,):
                         shape = tuple(state.shape)
@@ -208,8 +212,7 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
             intervals = holding.write_intervals()
             for low, high in intervals:
                 yield from holding.tiles(low, high, max_values)
-            if holding.run.tensor_shard(executor.rank)[0] == 0:
-                yield from holding.whole_states(intervals)
+            yield from holding.whole_states(intervals)
     for layer in executor.stage.layers:
         position = layer.run.position_of(executor.rank)
         if (position.replica, position.tensor_rank) == (0, 0):
