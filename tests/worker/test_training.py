@@ -179,7 +179,9 @@ def plain_loop(training: Training, optimizer: str) -> Plain:
 def test_the_surface_is_what_the_page_lists() -> None:
     members = {name for name in vars(Trainer) if not name.startswith("_")}
     assert training.__all__ == ["CheckpointError", "Rows", "Trainer"]
-    assert members == {"close", "evaluate", "is_first_rank", "load", "resume", "save", "skipped_updates", "step"}
+    assert members == {
+        *("close", "empty_batches", "evaluate", "is_first_rank", "load", "resume", "save", "skipped_updates", "step")
+    }
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     arguments = list(inspect.signature(Trainer).parameters)
     assert arguments[:2] == ["plan", "model"]
@@ -198,10 +200,10 @@ def test_a_training_that_changes_its_plan_equals_a_plain_loop(
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     half = ITERATIONS // 2
     assert run.evaluated == [None, *(pytest.approx(plain.evaluated[n], rel=1e-5) for n in (half, half, ITERATIONS))]
-    # Of all weights together: gradients of keys' biases are rounding errors, which Adam follows.
-    weights = {f"weights/{name}": parameter.detach() for name, parameter in plain.one.named().items()}
-    difference = torch.cat([(run.state[name] - weight).flatten() for name, weight in weights.items()]).norm()
-    assert difference < 1e-5 * torch.cat([weight.flatten() for weight in weights.values()]).norm()
+    # Gradients of the keys' biases of attention are rounding errors, which Adam follows.
+    weights = {name: parameter.detach() for name, parameter in plain.one.named().items() if "qkv_bias" not in name}
+    for name, weight in weights.items():
+        assert (run.state[f"weights/{name}"] - weight).norm() < 1e-5 * weight.norm(), name
 
 
 @pytest.mark.parametrize("case", TRAINED[1:7], ids=lambda case: case_name(*case))
