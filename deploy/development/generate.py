@@ -1,4 +1,4 @@
-"""Command that writes what is generated: the CRD in the chart, the plain manifests, the pages of docs/reference."""
+"""Command that writes what is generated: the CRD in the chart, the plain manifests, docs/reference, docs/pictures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from documentation_pictures import FOLDER, PICTURES
 from reference_pages import PAGES
 
 from local_cluster.binaries import Binaries
@@ -61,11 +62,13 @@ def main() -> None:
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page(), encoding="utf-8")
+    for name, draw in PICTURES.items():
+        (FOLDER / name).write_text(draw(), encoding="utf-8")
     helm = find_helm()
     if helm is None:
         raise SystemExit("helm is needed to render the manifests; put it on PATH, or run `make cluster-up` once")
     MANIFESTS.write_text(render(helm))
-    written = ", ".join(str(path.relative_to(ROOT)) for path in (DEFINITION, REFERENCE, MANIFESTS))
+    written = ", ".join(str(path.relative_to(ROOT)) for path in (DEFINITION, REFERENCE, FOLDER, MANIFESTS))
     print(f"wrote {written}", file=sys.stderr)
 
 

@@ -129,6 +129,20 @@ def document(title: str, *content: Content) -> str:
     return f"<!doctype html>\n{markup(element('html', head, body, lang='en'))}\n"
 
 
+def picture(*content: Content, width: int, height: int) -> str:
+    """Return an SVG file that shows parts of a page, in the theme of the page that embeds it."""
+    body = element("div", _verbatim("style", _own_file("page.css")), element("main", content), xmlns=_XHTML)
+    for drawing in body.iter("svg"):
+        drawing.set("xmlns", _SVG)
+    framed = element("foreignObject", body, width="100%", height="100%")
+    drawn = element("svg", framed, xmlns=_SVG, width=width, height=height, viewBox=f"0 0 {width} {height}")
+    return tostring(drawn, encoding="unicode") + "\n"
+
+
+_XHTML: Final = "http://www.w3.org/1999/xhtml"
+_SVG: Final = "http://www.w3.org/2000/svg"
+
+
 def _own_file(name: str) -> str:
     return files("trainwright.report.page").joinpath(name).read_text(encoding="utf-8")
 
