@@ -19,14 +19,17 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 from trainwright.training import RequestedDtype, Training
 from trainwright_worker import training
 from trainwright_worker.checkpoint_conversion import to_torch
 from trainwright_worker.executor.optimizer import LossScale
+from trainwright_worker.executor.torch_optimizer import OptimizerChoice, TorchOptimizer
 from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.training import Trainer
+from trainwright_worker.validation import plan_problems
 
 pytestmark = [
     pytest.mark.torch_processes,
@@ -77,6 +80,7 @@ TRAINED = [
     ("own", "zero3", "uneven", "AdamW"),
     ("own", "zero1", "stages", "SGD"),
     ("own", "stages", "zero3", "Lion"),
+    ("own", "zero3", "uneven", "Averaged"),
     ("own", "zero3", "stages", "NAdam"),
     ("own", "uneven", "stages", "Adafactor"),
     ("own", "stages", "uneven", "LayerScaled"),
@@ -206,7 +210,7 @@ def test_a_training_that_changes_its_plan_equals_a_plain_loop(
         assert (run.state[f"weights/{name}"] - weight).norm() < 1e-5 * weight.norm(), name
 
 
-@pytest.mark.parametrize("case", TRAINED[1:7], ids=lambda case: case_name(*case))
+@pytest.mark.parametrize("case", TRAINED[1:8], ids=lambda case: case_name(*case))
 def test_a_checkpoint_becomes_the_state_of_torchs_own_optimizer(
     case: tuple[str, str, str, str], runs: dict[str, Run], trainings: dict[str, Training], tmp_path: Path
 ) -> None:
@@ -301,3 +305,23 @@ def test_a_training_that_cannot_begin_is_refused_in_a_sentence(alone: Callable[.
     (tmp_path / "plan.json").write_text(documents.dumps(plans(plan.model_layers + 1)["uneven"]), encoding="utf-8")
     with pytest.raises(ValueError, match="the plan is for 5 layers, but the model has 4"):
         alone()
+
+
+def test_a_plan_of_fewer_rows_than_the_model_needs_at_once_is_refused(trainings: dict[str, Training]) -> None:
+    family = replace(trainings["own"].custom, min_rows=2)
+    plan = plans(len(family.layers))["uneven"]
+    (problem,) = plan_problems(plan, Model.of(family))
+    assert problem.endswith(
+        "a replica computes 1 at once, but custom.min_rows asks every replica to compute 2 rows or more at once"
+    )
+
+
+def test_a_rank_without_weights_has_an_optimizer_that_does_nothing(trainings: dict[str, Training]) -> None:
+    plan = plans(len(trainings["own"].model.layers))["stages"]
+    optimizer = TorchOptimizer([], OptimizerChoice(OPTIMIZERS["AdamW"], options), plan, torch.device("cpu"))
+    assert optimizer.name == "adam"
+    optimizer.scale_rates(0.5)
+    optimizer.step(None)
+    optimizer.begin_resuming(has_states=True)
+    optimizer.resume(3)
+    assert (optimizer.updates, optimizer.state_tensors) == (3, [])

@@ -56,6 +56,15 @@ class Lion(torch.optim.Optimizer):
                 state["average"].lerp_(weight, 0.1)
 
 
+class Averaged(torch.optim.AdamW):
+    """AdamW with an average of the weights, as the page has it."""
+
+    def step(self) -> None:
+        super().step()
+        for weight, state in self.state.items():
+            state.setdefault("average", weight.detach().clone()).lerp_(weight, 0.001)
+
+
 class LayerScaled(torch.optim.Optimizer):
     """Gradient descent by a norm of each weight, as LARS and LAMB."""
 
@@ -80,6 +89,7 @@ class AllScaled(LayerScaled):
 
 OPTIMIZERS = {
     "AdamW": partial(torch.optim.AdamW, lr=3e-3),
+    "Averaged": partial(Averaged, lr=3e-3),
     "SGD": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
     "NAdam": partial(torch.optim.NAdam, lr=3e-3),
     "Lion": partial(Lion, lr=1e-3),
