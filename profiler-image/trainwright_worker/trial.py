@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.bounds import MAX_LOSS
-from trainwright.cluster import Device
+from trainwright.cluster import CPU_PREFIX, Device
 from trainwright.families import Custom
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import (
@@ -29,6 +29,7 @@ from trainwright.worker_api import (
     TrialSeriesTask,
     TrialTask,
 )
+from trainwright_worker.cpu_load import CpuTimes, disturbing_cores
 from trainwright_worker.device import (
     DeviceProgress,
     barrier,
@@ -55,12 +56,23 @@ MAX_MOMENTS = 8_000
 """Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""
 
 
+ROUNDS = 3
+"""Rounds of a series: each plan is measured in every round, so that what changes on the machine meanwhile changes them alike."""
+MAX_REPEATS = 2
+"""Repeats of a measurement that other programs disturbed."""
+
+
 def run_trial(
     task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, timeout: timedelta
 ) -> TrialReport:
-    """Run and measure one plan. Every rank returns the same report."""
+    """Run and measure one plan, again where other programs disturbed it. Every rank returns the same report."""
     groups = ProcessGroups(timeout)
     report = measure_trial(task, assignment, device, watchdog, groups)
+    for _ in range(MAX_REPEATS):
+        if not report.is_disturbed:
+            break
+        again = measure_trial(_further_round(task, task.iterations), assignment, device, watchdog, groups)
+        report = _merged(report, [min(report, again, key=_disturbance)])
     groups.close()
     return report
 
@@ -68,19 +80,77 @@ def run_trial(
 def run_series(
     task: TrialSeriesTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, timeout: timedelta
 ) -> TrialSeriesReport:
-    """Measure the plans one after another and report each at once; they share process groups."""
+    """Measure the plans in rounds, and those that other programs disturbed once more; they share process groups.
+
+    Each is reported as soon as its first round is done, and when all are.
+    """
     groups = ProcessGroups(timeout)
-    reports = []
-    for number in range(len(task.plans)):
-        report = measure_trial(task.trial_task(number), assignment, device, watchdog, groups)
+    plans = range(len(task.plans))
+    shares = _shares(task.iterations, ROUNDS if len(plans) > 1 else 1)
+    rounds: list[list[TrialReport]] = [[] for _ in plans]
+
+    def measure(number: int, iterations: int) -> None:
+        whole = task.trial_task(number)
+        own_task = _further_round(whole, iterations) if rounds[number] else replace(whole, iterations=iterations)
+        report = measure_trial(own_task, assignment, device, watchdog, groups)
         release_cached_memory(device)
-        timeline = report.timeline and report.timeline.at_most(MAX_MOMENTS // len(task.plans))
-        reports.append(replace(report, timeline=timeline))
-        if assignment.is_main_process:
-            report_writer.write_series_part(number, reports[number])
-            report_writer.write_progress(number + 1, len(task.plans), "trials")
+        timeline = report.timeline and report.timeline.at_most(MAX_MOMENTS // len(plans))
+        rounds[number].append(replace(report, timeline=timeline))
+
+    for iterations in shares:
+        for number in plans:
+            measure(number, iterations)
+            if assignment.is_main_process:
+                _write_round(number, rounds, len(shares) * len(plans))
+    for _ in range(MAX_REPEATS):
+        for number in plans:
+            if _best_rounds(rounds[number], len(shares)).is_disturbed:
+                measure(number, shares[0])
+    reports = tuple(_best_rounds(own, len(shares)) for own in rounds)
+    if assignment.is_main_process and len(shares) > 1:
+        for number, report in enumerate(reports):
+            report_writer.write_series_part(number, report)
     groups.close()
-    return TrialSeriesReport(tuple(reports))
+    return TrialSeriesReport(reports)
+
+
+def _write_round(number: int, rounds: Sequence[Sequence[TrialReport]], total: int) -> None:
+    """Write what the last measured plan's first round found, and how many rounds of all plans are done."""
+    if len(rounds[number]) == 1:
+        report_writer.write_series_part(number, rounds[number][0])
+    report_writer.write_progress(sum(map(len, rounds)), total, "rounds of trials")
+
+
+def _shares(iterations: int, rounds: int) -> tuple[int, ...]:
+    """Return the iterations of each round, the longest first; there are no more rounds than iterations."""
+    rounds = min(rounds, iterations)
+    return tuple(iterations // rounds + (number < iterations % rounds) for number in range(rounds))
+
+
+def _further_round(task: TrialTask, iterations: int) -> TrialTask:
+    """Return the task without what its first round has found."""
+    return replace(task, iterations=iterations, track_memory=False, timeline=False, checks=(), fault=None)
+
+
+def _disturbance(report: TrialReport) -> float:
+    return report.disturbing_cores or 0.0
+
+
+def _best_rounds(rounds: Sequence[TrialReport], count: int) -> TrialReport:
+    """Return the report of the rounds that other programs disturbed least, with what the first one found besides."""
+    return _merged(rounds[0], sorted(rounds, key=_disturbance)[:count])
+
+
+def _merged(first: TrialReport, rounds: Sequence[TrialReport]) -> TrialReport:
+    """Return the first report with the times of these rounds in its place."""
+    taken = [report.disturbing_cores for report in rounds if report.disturbing_cores is not None]
+    return replace(
+        first,
+        iteration_seconds=tuple(seconds for report in rounds for seconds in report.iteration_seconds),
+        paced_segments=sum(report.paced_segments for report in rounds),
+        late_segments=sum(report.late_segments for report in rounds),
+        disturbing_cores=sum(taken) / len(taken) if taken else None,
+    )
 
 
 def measure_trial(
@@ -114,7 +184,17 @@ def measure_trial(
         iterations.first.mean_absolute_row_loss,
         iterations.first.depends_on,
         empty,
+        _disturbing_cores(task, iterations.load, device),
     )
+
+
+def _disturbing_cores(task: TrialTask, load: CpuTimes, device: torch.device) -> float | None:
+    """Return the cores that other programs took from the plan's devices; None where these are no part of this machine's CPU."""
+    if not all(node.accelerator.startswith(CPU_PREFIX) for node in task.gang.nodes):
+        return None
+    seconds, own, busy = sum_over_ranks([load.clock, load.own, load.busy], device)
+    world = dist.get_world_size()
+    return disturbing_cores(busy / seconds, world * own / seconds, len(task.plan.devices))
 
 
 def _check_nodes(
@@ -192,11 +272,12 @@ class _FirstLoss:
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """Slowest rank's seconds of each measured iteration, and the mean loss of every iteration."""
+    """Slowest rank's seconds of each measured iteration, the mean loss of every one, and CPU times of the measured ones."""
 
     seconds: list[float]
     losses: list[float]
     first: _FirstLoss
+    load: CpuTimes
 
 
 def _time_iterations(
@@ -209,6 +290,8 @@ def _time_iterations(
     if executor:
         executor.passes.observer = observer
     for number in range(total):
+        if number == task.warmup_iterations:
+            load_before = CpuTimes.now()
         if executor and number == task.warmup_iterations:
             executor.pacer.reset_counts()
         batch = executor.make_batch(number) if executor else None
@@ -232,7 +315,7 @@ def _time_iterations(
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, total, "iterations")
             _inject_fault(task, watchdog)
-    return _Iterations(seconds, losses, first)
+    return _Iterations(seconds, losses, first, CpuTimes.now().since(load_before))
 
 
 def _first_loss(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainwright.worker_api import TrialReport
+from trainwright.worker_api import TrialReport, TrialSeriesTask
 from trainwright_worker import trial
 from trainwright_worker.executor.optimizer import SquaredNorm
 from trainwright_worker.live_bytes import (
@@ -53,7 +53,7 @@ def test_cached_memory_is_released_between_plans_of_a_series(monkeypatch) -> Non
     counters = Counters(monkeypatch)
     monkeypatch.setattr(trial, "ProcessGroups", lambda _: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(trial, "measure_trial", lambda *_: counters.work() or TrialReport((1.0,), (1.0,)))
-    task = SimpleNamespace(plans=(1, 2), trial_task=lambda number: number)
+    task = TrialSeriesTask(None, None, (1, 2), iterations=1)  # type: ignore[arg-type]
     assignment = SimpleNamespace(is_main_process=False)
     trial.run_series(task, assignment, GPU, None, timedelta())  # type: ignore[arg-type]
     assert counters.calls == ["work", "empty_cache"] * 2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
-from trainwright.worker_api import Progress
+from trainwright.worker_api import Progress, TrialReport
 from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
@@ -77,20 +77,28 @@ class ReconcileContext:
         return document
 
 
+class MeasuredTrial(NamedTuple):
+    """Seconds per iteration of a trial that counts, its plan and its report."""
+
+    seconds: float
+    planned: PlannedTrial
+    report: TrialReport
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Findings so far, in the order of the phases. A phase reads only those of earlier phases.
 
     Attributes:
         profiles: of each number format, in the order of `formats_to_profile`.
-        measured: seconds per iteration of each trial that was measured.
+        measured: trials that count.
     """
 
     discovery: DiscoveredDevices = _NOT_YET
     links: LinkFindings = _NOT_YET
     profiles: tuple[tuple[Dtype, Profiles], ...] = _NOT_YET
     planned: PlannedTrials = _NOT_YET
-    measured: tuple[tuple[float, PlannedTrial], ...] = ()
+    measured: tuple[MeasuredTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,8 @@ class ProfilingReport:
     kind: Literal["profile"] = "profile"
 
 
+MAX_DISTURBING_CORES = 0.2
+"""Maximum of CPU cores that other programs may take from the devices of a trial."""
 MAX_LATE_RATIO = 0.01
 """Maximum share of emulated computations that may take longer than the emulated device would."""
 
@@ -293,6 +295,8 @@ class TrialReport:
         checked: figures of the task's checks on every node that they are for.
         skipped_updates: iterations, warm-up included, that updated nothing, since their float16 gradients overflowed.
         empty_batches: iterations that updated nothing, since all rows of their batch have weight 0.
+        disturbing_cores: CPU cores that other programs took from the plan's devices while it was timed; None where these are
+            no part of a CPU.
     """
 
     iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
@@ -306,11 +310,12 @@ class TrialReport:
     mean_absolute_row_loss: Annotated[Loss | None, OMITTED_DEFAULT] = None
     loss_depends_on: Annotated[LossDependence | None, OMITTED_DEFAULT] = None
     empty_batches: Annotated[Count, OMITTED_DEFAULT] = 0
+    disturbing_cores: Annotated[Ratio | None, OMITTED_DEFAULT] = None
     kind: Literal["trial"] = "trial"
 
     @property
     def remark(self) -> str:
-        """Sentences on losses that were not finite and on updates that were skipped; empty if there were none."""
+        """Sentences on losses that were not finite, skipped updates and other programs; empty if there were none."""
         remarks = []
         if (invalid := self.losses.count(None) - self.empty_batches) > 0:
             first = "" if self.empty_batches else f", iteration {self.losses.index(None)} the first"
@@ -323,7 +328,14 @@ class TrialReport:
             remarks.append(
                 f"{counted}, since float16 gradients overflowed; they took a little less time than the others."
             )
+        if self.is_disturbed:
+            remarks.append(f"Other programs took {self.disturbing_cores:.1f} cores from its devices meanwhile.")
         return " ".join(remarks)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if other programs took too much of the plan's devices for its seconds to prove anything."""
+        return self.disturbing_cores is not None and self.disturbing_cores > MAX_DISTURBING_CORES
 
     @property
     def is_emulation_too_slow(self) -> bool:

@@ -17,6 +17,7 @@ from trainwright_worker.device import CacheFlush, Clock, TimeMark, synchronize
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.errors import classify_error
+from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.layers.layer import Output
@@ -88,18 +89,23 @@ def profile_layers(
 ) -> ProfilingReport:
     """Measure the task's layer kinds at its tensor degree.
 
-    Running out of memory is a result, not an error: larger row counts are then skipped.
+    Running out of memory is a result, not an error: larger row counts are then skipped. Several devices of a CPU measure the same
+    at the same time, since they share caches and memory, as in a trial; the first one's figures count.
     """
     accelerator = task.gang.nodes[0].accelerator
     kinds = task.layer_kinds
     rows = sorted(set(task.rows))
+    is_shared = len(assignment.devices) > 1
     profiles: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
     for number, kind in enumerate(kinds):
         for row_index, count in enumerate(rows):
             watchdog.beat(f"profiling {kind.name} with {count} rows")
             profile = profile_if_it_fits(task, kind, count, device, watchdog)
-            if profile is None:
+            fits = [profile is not None]
+            if is_shared:
+                fits = gather(profile is not None, bool, device)
+            if profile is None or not all(fits):
                 too_large.append(LayerTooLarge(accelerator, kind.name, task.tensor_degree, count))
                 break
             profiles.append(profile)

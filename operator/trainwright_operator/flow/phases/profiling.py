@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from trainwright import documents
+from trainwright.cluster import CPU_PREFIX
 from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.runtime import ProcessBytes
@@ -227,7 +228,7 @@ def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, run: P
 def _task(context: ReconcileContext, discovery: DiscoveredDevices, run: ProfilingRun, node: str) -> ProfilingTask:
     limits = context.spec.profiling
     return ProfilingTask(
-        gang=discovery.make_gang([(node, (0,))], run_seconds=limits.deadline_seconds),
+        gang=discovery.make_gang(_places(discovery, node), run_seconds=limits.deadline_seconds),
         model=model_from_spec(context.spec, run.dtype),
         tensor_degree=run.run.tensor_degree,
         rows=run.run.rows,
@@ -235,6 +236,13 @@ def _task(context: ReconcileContext, discovery: DiscoveredDevices, run: Profilin
         warmup_iterations=limits.warmup_iterations,
         iterations=limits.iterations,
     )
+
+
+def _places(discovery: DiscoveredDevices, node: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the device to profile on; on a CPU also the others, which compute the same, so that it is as busy as in trials."""
+    accelerator = next(each.accelerator for each in discovery.nodes if each.name == node)
+    further = [each.name for each in discovery.nodes if each.name != node and accelerator.startswith(CPU_PREFIX)]
+    return [(name, (0,)) for name in (node, *further)]
 
 
 def _store_profiles(

@@ -18,10 +18,11 @@ from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role, only_accelerator
 from trainwright_operator.flow.gangs.kueue import explain_problem
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, waiting_since
-from trainwright_operator.flow.phase import Done, Findings, PhaseResult, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import Done, Findings, MeasuredTrial, PhaseResult, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.trials.comparison import explain_doubt
 
 _MIN_WAIT_SECONDS: Final = 60.0
 """Shortest wait for nodes or the job of the winner, two dry runs long."""
@@ -107,13 +108,14 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
         return best, status, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds)
     is_cost = context.spec.search.objective is Objective.COST
 
-    def worth(pair: tuple[float, PlannedTrial]) -> tuple[float, int]:
-        seconds, trial = pair
+    def worth(measured: MeasuredTrial) -> tuple[float, int]:
+        seconds, trial = measured.seconds, measured.planned
         price = price_per_sample(trial.plan, seconds, discovery) if is_cost else None
         return (seconds if price is None else price), trial.overall_rank
 
-    seconds, winner = min(findings.measured, key=worth)
-    speedup = _Speedup.of(findings, seconds)
+    best_trial = min(findings.measured, key=worth)
+    seconds, winner = best_trial.seconds, best_trial.planned
+    speedup = _Speedup.of(findings, best_trial)
     price = price_per_sample(winner.plan, seconds, discovery)
     explanation = explain(
         Reason.BEST_TRIAL_SELECTED,
@@ -123,7 +125,8 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
         speedup=speedup.words if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
-    status = TrainingPlanStatus(winner=_winner(context, findings, winner, seconds, speedup))
+    certain = speedup if speedup is not None and not speedup.doubt else None
+    status = TrainingPlanStatus(winner=_winner(context, findings, winner, seconds, certain))
     return winner, status, explanation
 
 
@@ -133,22 +136,32 @@ class _Speedup:
 
     Attributes:
         accelerator: type of the baseline's devices; None where it is on several types, and where there is but one.
+        doubt: clause on why it means nothing; empty where it does.
     """
 
     ratio: float
     accelerator: str | None
+    doubt: str = ""
 
     @classmethod
-    def of(cls, findings: Findings, seconds: float) -> _Speedup | None:
-        """Return the speed-up of a winner that takes `seconds`; None without a measured baseline."""
-        baselines = [pair for pair in findings.measured if pair[1].role is Role.BASELINE or pair[1].counts_as_baseline]
+    def of(cls, findings: Findings, winner: MeasuredTrial) -> _Speedup | None:
+        """Return the speed-up of the winner; None without a measured baseline."""
+        baselines = [
+            measured
+            for measured in findings.measured
+            if measured.planned.role is Role.BASELINE or measured.planned.counts_as_baseline
+        ]
         if not baselines:
             return None
-        took, baseline = min(baselines, key=lambda pair: pair[0])
-        return cls(took / seconds, only_accelerator(baseline.plan, findings.discovery.nodes))
+        baseline = min(baselines, key=lambda measured: measured.seconds)
+        doubt = explain_doubt(winner.report, baseline.report) if baseline is not winner else ""
+        only = only_accelerator(baseline.planned.plan, findings.discovery.nodes)
+        return cls(baseline.seconds / winner.seconds, only, doubt)
 
     @property
     def words(self) -> str:
+        if self.doubt:
+            return f", not told apart from the baseline: {self.doubt}"
         where = f" on {self.accelerator} alone" if self.accelerator is not None else ""
         return f", {self.ratio:.2f} × as fast as the baseline{where}"
 

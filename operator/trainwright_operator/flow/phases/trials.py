@@ -24,7 +24,15 @@ from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.measurements.former_revision import former_revision
 from trainwright_operator.flow.patience import explain_exhaustion, explain_lack, is_measuring
-from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Waiting
+from trainwright_operator.flow.phase import (
+    Done,
+    Failed,
+    Findings,
+    MeasuredTrial,
+    PhaseResult,
+    ReconcileContext,
+    Waiting,
+)
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.device_time import discard_result
@@ -247,9 +255,13 @@ class _JudgedTrials:
         return sum(plan.report is not None for plan in self.tried)
 
     @property
-    def counting(self) -> tuple[tuple[float, PlannedTrial], ...]:
-        """Seconds per iteration and plan of the trials that count."""
-        return tuple((plan.seconds, plan.planned) for plan in self.tried if plan.seconds is not None)
+    def counting(self) -> tuple[MeasuredTrial, ...]:
+        """Trials that count."""
+        return tuple(
+            MeasuredTrial(plan.seconds, plan.planned, plan.report)
+            for plan in self.tried
+            if plan.seconds is not None and plan.report is not None
+        )
 
     @property
     def unlucky(self) -> list[TrialStatus]:

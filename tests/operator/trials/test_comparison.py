@@ -1,0 +1,43 @@
+"""Doubt about a speed-up on a CPU: ranges that overlap, and other programs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trainwright.worker_api import TrialReport
+from trainwright_operator.flow.trials.comparison import explain_doubt
+
+
+def report(seconds: float, spread: float = 0.0, *, cores: float | None = 0.0, seed: int = 0) -> TrialReport:
+    generator = random.Random(seed)
+    times = tuple(seconds * (1 + spread * generator.uniform(-1, 1)) for _ in range(10))
+    return TrialReport(times, (1.0,), disturbing_cores=cores)
+
+
+def test_plans_that_differ_by_half_are_told_apart_beside_one_slow_iteration() -> None:
+    slow = report(1.0, 0.1)
+    winner = TrialReport((*slow.iteration_seconds[:-1], 9.0), (1.0,), disturbing_cores=0.1)
+    assert not explain_doubt(winner, report(1.5, 0.1, seed=1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_plans_are_not_told_apart(seed: int) -> None:
+    faster, slower = sorted(
+        (report(1.0, 0.05, seed=seed), report(1.0, 0.05, seed=seed + 100)), key=lambda each: sum(each.iteration_seconds)
+    )
+    assert explain_doubt(faster, slower).startswith("its iterations took up to")
+
+
+def test_plans_within_three_per_cent_are_not_told_apart() -> None:
+    assert explain_doubt(report(1.0), report(1.029))
+    assert not explain_doubt(report(1.0), report(1.05))
+
+
+def test_disturbed_trial_proves_nothing() -> None:
+    assert "other programs took up to 0.8 cores" in explain_doubt(report(1.0), report(3.0, cores=0.8))
+
+
+def test_trials_off_a_cpu_are_compared_by_their_medians_alone() -> None:
+    assert not explain_doubt(report(1.0, cores=None), report(1.001, cores=None))
