@@ -7,6 +7,8 @@ PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
 FAST = not cluster and not apiserver and not torch_processes and not browser
 # Two processes share two cores, so each computes with one thread.
+# The local cluster's programs are built with it; go itself tells where a newer one is that it would use.
+HAS_GO = $(shell go env GOVERSION 2> /dev/null | awk -F'[go.]+' '$$2 > 1 || ($$2 == 1 && $$3 >= 26) { print "yes" }')
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 GANGS = $(shell grep -rl torch_processes tests --include='test_*.py')  # not collected twice: what has no such test
 # Tests start hundreds of processes, each of which would compile the packages.
@@ -16,10 +18,13 @@ TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, devices and order of collectives of their ranks, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py device_placement.py collective_order.py layers_attention.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs release
+.PHONY: help try venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs release
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
+
+try:  ## From a fresh checkout to a measured winner on this machine, without Kubernetes (PLAN=FILE: another plan)
+	@deploy/development/try.sh $(if $(filter command line environment,$(origin PLAN)),$(PLAN))
 
 venv:  ## Make .venv with every dependency (cached by version)
 	@deploy/development/venv.sh
@@ -36,11 +41,12 @@ programs: venv  ## Build the programs of the local cluster that are missing (15 
 api-server: venv  ## Build those of them that an API server without nodes needs
 	@$(call CLUSTER,build --api-server)
 
-test: venv lint docs api-server  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
-	@$(MAKE) --no-print-directory --jobs 2 test-fast test-api-server
+test: venv lint docs $(if $(HAS_GO),api-server)  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
+	@$(MAKE) --no-print-directory --jobs 2 test-fast $(if $(HAS_GO),test-api-server)
 	$(IN_PARALLEL) --dist loadfile -m "torch_processes and not timed and not slow" $(GANGS)
 	$(PYTHON) -m pytest -m "torch_processes and timed and not slow" $(GANGS)  # alone on the machine
 	@command -v promtool > /dev/null || echo "promtool is not installed: the numbers of panels and alerts were not tested"
+	@$(if $(HAS_GO),true,echo "Go 1.26 or later is not installed: the tests on a real API server were left out")
 
 test-api-server: api-server  ## The tests on a real API server, shown once they have ended; they wait for much of their time
 	@shown=$$(mktemp); GOGC=400 $(PYTHON) -m pytest -m "not slow" tests/apiserver > $$shown 2>&1; code=$$?; cat $$shown; rm $$shown; exit $$code

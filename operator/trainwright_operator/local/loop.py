@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -25,9 +24,17 @@ from trainwright_operator.flow.phases.discovery import explain_none_usable, insp
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason
 from trainwright_operator.flow.snapshot import PlannerState, Snapshot
 from trainwright_operator.local.apply import Applier
+from trainwright_operator.local.expected_time import (
+    LONG_SECONDS,
+    ExpectedTime,
+    describe_seconds,
+    flops_per_second,
+    has_cpu,
+)
+from trainwright_operator.local.file_lock import FileLock
 from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
 from trainwright_operator.local.machine import find_machine
-from trainwright_operator.local.manifest import read_manifest
+from trainwright_operator.local.manifest import Manifest, read_manifest
 from trainwright_operator.local.snapshot import observe
 from trainwright_operator.local.terminal import Terminal, describe_answer
 from trainwright_operator.local.tuned_plan import TunedPlan
@@ -41,35 +48,7 @@ _POLL_SECONDS: Final = 0.05
 _MIN_FREE_BYTES: Final = 200_000_000
 
 
-class FileLock:
-    """Lock that is free again when its process ends, however that ends; the file names what the holder started."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self.is_held = False
-
-    def take(self) -> bool:
-        """Return whether this process holds the lock now."""
-        if not self.is_held:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.is_held = True
-            except BlockingIOError:
-                return False
-        return True
-
-    def read(self) -> str:
-        """Return the file's text."""
-        return os.pread(self._file, 65_536, 0).decode(errors="replace")
-
-    def write(self, text: str) -> None:
-        """Replace the file's text."""
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, text.encode(), 0)
-
-
-def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = None, stream: TextIO = sys.stdout) -> int:
+def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = None, stream: TextIO | None = None) -> int:
     """Find the plan of a manifest on this machine, and return the exit status.
 
     Raise ValueError with one sentence, nothing having been started, for input that cannot be used.
@@ -80,30 +59,45 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
     folder = state if state is not None else path.parent / _STATE / manifest.name
     folder.mkdir(parents=True, exist_ok=True)
     _check_disk(folder)
-    lock = FileLock(folder / "lock")
-    if not lock.take():
-        raise ValueError(f"{folder}: another `trainwright tune` works on this plan")
-    for group in map(int, filter(str.isdecimal, lock.read().split())):
-        if is_worker(group):
-            kill_group(group)
-    plan = TunedPlan.load(manifest, machine, folder, cache_folder() / "measurements")
-    devices, left_out = inspect_all(observe(plan, datetime.now(UTC)), manifest.spec)
-    if not devices.nodes:
-        raise ValueError(f"{path}: {explain_none_usable(left_out).message}")
-    terminal = Terminal(folder, stream)
-    for sentence in machine.left_out:
-        terminal.line(f"left out: {sentence}")
-    terminal.line(f"{manifest.name}: {describe_devices(devices)} of this machine")
-    return Loop(plan, lock, terminal).run()
+    with FileLock(folder / "lock") as lock, FileLock(cache_folder() / "machine.lock") as machine_lock:
+        if not lock.take():
+            raise ValueError(f"{folder}: another `trainwright tune` works on this plan")
+        for group in map(int, filter(str.isdecimal, lock.read().split())):
+            if is_worker(group):
+                kill_group(group)
+        plan = TunedPlan.load(manifest, machine, folder, cache_folder() / "measurements")
+        devices, left_out = inspect_all(observe(plan, datetime.now(UTC)), manifest.spec)
+        if not devices.nodes:
+            raise ValueError(f"{path}: {explain_none_usable(left_out).message}")
+        terminal = Terminal(folder, sys.stdout if stream is None else stream)
+        for sentence in machine.left_out:
+            terminal.line(f"left out: {sentence}")
+        terminal.line(f"{manifest.name}: {describe_devices(devices)} of this machine")
+        if has_cpu(devices.nodes) and not plan.status.is_answered:
+            _tell_expected_time(manifest, devices, terminal)
+        return Loop(plan, lock, machine_lock, terminal).run()
+
+
+def _tell_expected_time(manifest: Manifest, devices: DiscoveredDevices, terminal: Terminal) -> None:
+    """Tell how long the plan takes on a CPU, with a smaller model of the same family where that is long."""
+    rate = flops_per_second()
+    if rate is None:
+        return
+    expected = ExpectedTime(manifest.spec, devices.nodes, rate)
+    terminal.line(f"expected to take about {describe_seconds(expected.seconds)} on a quiet machine")
+    smaller = expected.find_smaller() if expected.seconds > LONG_SECONDS else None
+    if smaller is not None:
+        fields, seconds = smaller
+        values = ", ".join(f"{name}: {value}" for name, value in fields.items())
+        terminal.line(f"a model of the same family would take about {describe_seconds(seconds)}: {{{values}}}")
 
 
 class Loop:
     """Passes over a plan, each as the operator makes one, until it has its answer or is interrupted."""
 
-    def __init__(self, plan: TunedPlan, lock: FileLock, terminal: Terminal) -> None:
-        self._plan, self._lock, self._terminal = plan, lock, terminal
-        self._machine_lock = FileLock(cache_folder() / "machine.lock")
-        self._applier = Applier(plan, self._machine_lock.take, self._event)
+    def __init__(self, plan: TunedPlan, lock: FileLock, machine_lock: FileLock, terminal: Terminal) -> None:
+        self._plan, self._lock, self._machine_lock, self._terminal = plan, lock, machine_lock, terminal
+        self._applier = Applier(plan, machine_lock.take, terminal.event)
         self._signals = 0
 
     def run(self) -> int:
@@ -180,9 +174,6 @@ class Loop:
             return ANSWERED
         is_infeasible = succeeded is not None and succeeded.reason == Reason.NO_FEASIBLE_PLAN
         return NOTHING_FEASIBLE if is_infeasible else FAILED
-
-    def _event(self, event: EmitEvent) -> None:
-        self._terminal.event(event)
 
     @contextmanager
     def _signals_handled(self) -> Iterator[None]:

@@ -11,10 +11,14 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from trainwright.layer import Dtype
 from trainwright.outside.plain_text import find_control, plain_line
 from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.crd import openapi_schema
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.spec import MAX_TRIALS, TrainingPlanSpec
+from trainwright_operator.api.spec_rules import check_name, check_rules
+from trainwright_operator.flow.documents.number_formats import check_format, model_from_spec
 
 _MAX_BYTES: Final = 1_500_000
 """Size above which the API server would not take the manifest either."""
@@ -62,25 +66,25 @@ def _parse(document: Mapping[str, Any], source: str) -> Manifest:
     control = find_control(document)
     if control is not None:
         raise ValueError(f"{source}: {control[0]}: holds the control or invisible character {control[1]}; remove it")
-    metadata = document.get("metadata") or {}
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str) or not _is_object_name(name):
-        raise ValueError(f"{source}: metadata.name: expected lower case letters, digits and hyphens, got {name!r}")
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{source}: metadata: missing")  # noqa: TRY004 - one kind of error for what a file says
+    name = metadata.get("name")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
     annotations = metadata.get("annotations") or {}
     spec = document.get("spec")
     if not isinstance(spec, dict):
         raise ValueError(f"{source}: spec: missing")  # noqa: TRY004 - one kind of error for what a file says
     parsed = _parse_spec(spec, source)
     _refuse_cluster_fields(parsed, source)
+    _check_whole(parsed, source)
     identity = json.dumps([spec, annotations], sort_keys=True, default=str)
     return Manifest(
-        name, _with_series(parsed, spec), {str(key): str(text) for key, text in annotations.items()}, identity
+        str(name), _with_series(parsed, spec), {str(key): str(text) for key, text in annotations.items()}, identity
     )
-
-
-def _is_object_name(name: str) -> bool:
-    plain = name.replace("-", "a").replace(".", "a")
-    return 0 < len(name) <= 253 and plain.isascii() and plain.isalnum() and name == name.lower() and name[0].isalnum()
 
 
 def _parse_spec(spec: Mapping[str, Any], source: str) -> TrainingPlanSpec:
@@ -91,6 +95,16 @@ def _parse_spec(spec: Mapping[str, Any], source: str) -> TrainingPlanSpec:
         place = ".".join(map(str, ("spec", *first["loc"])))
         words = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{source}: {place}: {plain_line(words)}") from None
+
+
+def _check_whole(spec: TrainingPlanSpec, source: str) -> None:
+    """Raise ValueError for fields that do not go together, which an API server or the first pass would refuse."""
+    try:
+        check_rules(spec, openapi_schema()["properties"]["spec"])
+        model_from_spec(spec, Dtype.FLOAT32)
+        check_format(spec)
+    except ValueError as error:
+        raise ValueError(f"{source}: {plain_line(str(error))}") from None
 
 
 def _refuse_cluster_fields(spec: TrainingPlanSpec, source: str) -> None:
