@@ -70,7 +70,7 @@ test-releases: venv  ## The worker on the oldest and the newest release of torch
 	done
 
 test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md: write the table; OPTIONS=--help: others; skipped where there are none)
-	PYTHONPATH=planner:profiler-image:benchmarks:tests/worker/oracles$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu_checks $(if $(WRITE),--write $(WRITE)) $(OPTIONS)
+	PYTHONPATH=planner:operator:profiler-image:benchmarks:tests/worker/oracles$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu_checks $(if $(WRITE),--write $(WRITE)) $(OPTIONS)
 
 bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
 	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials

@@ -14,6 +14,7 @@ from gpu_checks import (
     recomputed_dropout,
     several_gpus,
     shared_gpu,
+    tuned_plans,
 )
 from gpu_checks.running import Check
 
@@ -28,5 +29,6 @@ CHECKS = (
     Check("shared", 200, shared_gpu.subjects),
     Check("ranks", 300, plan_ranks.subjects),
     Check("trials", 240, one_device_trials.subjects),
+    Check("tune", 180, tuned_plans.subjects),
     Check("several", 120, several_gpus.subjects),
 )

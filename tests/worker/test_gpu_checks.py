@@ -25,7 +25,7 @@ from trainwright.timeline import Action, Moment
 from trainwright.training import Training
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("planner", "profiler-image", "benchmarks", "tests/worker/oracles")
+FOLDERS = ("planner", "operator", "profiler-image", "benchmarks", "tests/worker/oracles")
 
 
 @pytest.mark.torch_processes
