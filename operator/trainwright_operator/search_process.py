@@ -63,6 +63,7 @@ def search(request: PlanningRequest) -> str:
             slow_format=_slow_words(answer),
             unlimited_seconds=free,
             node_worth=answer.node_worths,
+            why=_why(answer),
         )
     )
 
@@ -75,6 +76,18 @@ def _slow_words(answer: Answer) -> str:
     cluster = answer.problem.cluster
     (sentence,) = slow_format(answer.slow, cluster, cluster.accelerators_of(answer.best.plan.nodes)).sentences
     return sentence.removesuffix(".")
+
+
+def _why(answer: Answer) -> str:
+    """Return why the best plan takes less or more time than the heuristic's; empty without the heuristic's plan."""
+    if answer.baselines is None or answer.baselines.better is None:
+        return ""
+    from trainwright.report.breakdown import why  # noqa: PLC0415 - tables are slow to import
+    from trainwright.report.worth import heuristic_difference  # noqa: PLC0415
+
+    difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
+    (sentence,) = why(difference, answer.problem, what="it").sentences
+    return sentence.removesuffix(".").removeprefix("It ")
 
 
 def _question(request: PlanningRequest) -> Question:

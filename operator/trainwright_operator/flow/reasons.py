@@ -97,7 +97,7 @@ class Reason(StrEnum):
     # Planned
     PLANNED = (
         "Planned",
-        "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}",
+        "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s{dtype}{free}{slow}{why}",
     )
     NO_FEASIBLE_PLAN = "NoFeasiblePlan"
     PLANNER_FAILED = (

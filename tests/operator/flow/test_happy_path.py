@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from flow_world import World, node, spec_of
 
@@ -125,6 +127,13 @@ def test_time_to_live_counts_from_the_last_failure() -> None:
     world.pass_time(20)
     world.step()
     assert world.deleted
+
+
+def test_status_says_why_the_best_plan_is_faster_than_the_heuristic() -> None:
+    world = World()
+    world.run(until=lambda: world.condition("Planned").status == "True")
+    message = world.condition("Planned").message
+    assert re.search(r"; it takes (as long as|[0-9.]+ m?s (less|more) than) the heuristic's plan", message)
 
 
 def test_plan_waits_for_capacity_until_devices_are_free() -> None:

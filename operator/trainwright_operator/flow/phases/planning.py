@@ -73,6 +73,7 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
         dtype=f" in {planned.best.dtype}" if planned.best.dtype is not None else "",
         slow=f"; {planned.slow_format}" if planned.slow_format else "",
         free=_unlimited_sentence(planned),
+        why=f"; it {planned.why}" if planned.why else "",
         left=f" ({planned.without_room} more do not fit into the ConfigMap)" if planned.without_room else "",
     )
     status = TrainingPlanStatus(
