@@ -22,6 +22,7 @@ from trainwright_operator.flow.documents.number_formats import model_from_spec
 LONG_SECONDS: Final = 600
 """Time from which a smaller model is offered."""
 _SHORT_SECONDS: Final = 150
+"""Time that the smaller model may take."""
 _PRODUCT: Final = 512
 """Rows and columns of the matrices whose product is timed."""
 _CODE: Final = f"""
@@ -96,7 +97,7 @@ class ExpectedTime:
         return gangs * _START_SECONDS + _LINK_SECONDS + _SEARCH_SECONDS + profiles + measured
 
     def find_smaller(self) -> tuple[dict[str, Any], float] | None:
-        """Return the fields of a model of the same family that takes about two minutes, with its time; None if there is none."""
+        """Return the fields of a model of the same family that takes minutes, with its time; None if there is none."""
         family = model_from_spec(self.spec, Dtype.FLOAT32).family
         for smaller in _smaller(family):
             seconds = self.seconds_of(Model.of(smaller, Dtype.FLOAT32))
@@ -114,8 +115,8 @@ def _smaller(family: Family) -> Iterator[Family]:
     """Yield the family with fewer layers, then shorter sequences, fewer words and narrower layers, each halved down to a least."""
     names = {field.name for field in fields(family)}
     for name in _HALVED:
-        while name in names and getattr(family, name) // 2 >= _LEAST[name]:
-            halved: dict[str, int] = {name: getattr(family, name) // 2}
+        while name in names and getattr(family, name) > _LEAST[name]:
+            halved: dict[str, int] = {name: max(getattr(family, name) // 2, _LEAST[name])}
             if name == "hidden_size":  # as wide heads as before
                 halved["heads"] = max(getattr(family, "heads", 2) // 2, 1)
             try:

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -189,3 +191,27 @@ def test_missing_torch_is_refused(tune: Tune, plan_file: PlanFile, monkeypatch: 
     monkeypatch.setattr(loop.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     with pytest.raises(ValueError, match="package torch is not installed here"):
         tune(plan_file(), stream=io.StringIO())
+
+
+def test_killed_run_leaves_no_process_and_the_next_one_goes_on(
+    tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORKER", "slow")
+    path = plan_file()
+    folder = path.parent / ".trainwright" / "tiny"
+    program = (
+        "import sys; from pathlib import Path; from trainwright_operator.local import gang_process, loop;"
+        "gang_process.WORKER = 'local_worker'; loop.tune(Path(sys.argv[1]), cpu_devices=2)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.DEVNULL) as process:
+        while not any("TRAINWRIGHT-PART" in log.read_text() for log in folder.glob("gangs/*/log")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        (worker,) = (folder / "lock").read_text().split()
+        process.kill()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
+    monkeypatch.setenv("LOCAL_WORKER", "")
+    assert tune(path, stream=io.StringIO()) == loop.ANSWERED
