@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainwright import documents
 from trainwright.cluster import CPU_PREFIX, EMULATED_PREFIX
+from trainwright.families import Custom
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
 from trainwright.strategy import Strategy
@@ -118,6 +119,8 @@ def _profile_problems(task: ProfilingTask) -> Iterator[str]:
         yield f"layers are measured on one device, but the gang has {len(gang_devices(task.gang))}; ask for one slot"
     if not task.rows or min(task.rows) < 1:
         yield f"rows must name one row count or more, each at least 1, got {list(task.rows)}"
+    elif problem := _rows_problem(task.model, min(task.rows)):
+        yield problem
     if task.target_uncertainty < 0 or task.seconds_per_layer < 0:
         yield "target_uncertainty and seconds_per_layer must be at least 0"
     if unknown := set(task.kinds) - {kind.name for kind in task.model.kinds}:
@@ -133,6 +136,8 @@ def _check_problems(task: TrialTask | TrialSeriesTask) -> Iterator[str]:
     for check in task.checks:
         if check.kind not in kinds or check.rows < 1:
             yield f"checks must name layer kinds of the model and at least one row, got {check.kind} and {check.rows}"
+        elif problem := _rows_problem(task.model, check.rows):
+            yield problem
 
 
 def _trial_problems(task: TrialTask) -> Iterator[str]:
@@ -154,6 +159,14 @@ def _series_problems(task: TrialSeriesTask) -> Iterator[str]:
         if missing := set(plan.devices) - available:
             yield f"plan {number}: device {min(missing)} is in the plan, but not in the gang"
         yield from (f"plan {number}: {problem}" for problem in plan_problems(plan, task.model))
+
+
+def _rows_problem(model: Model, rows: int) -> str | None:
+    """Return why a layer cannot be measured with so few rows, or None if it can."""
+    least = model.family.min_rows if isinstance(model.family, Custom) else 1
+    if rows >= least:
+        return None
+    return f"custom.min_rows asks for {least} rows or more at once, but layers are to be measured with {rows}; measure them with more"
 
 
 def plan_problems(plan: Plan, model: Model) -> Iterator[str]:

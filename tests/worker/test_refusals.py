@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from trainwright.cluster import Emulation
-from trainwright.families import Gpt
+from trainwright.families import Custom, CustomKind, Gpt
 from trainwright.model import Model
-from trainwright.worker_api import FailureReason, GangNode, LayerCheck, LinkTask, ProfilingTask
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
+from trainwright.worker_api import FailureReason, GangNode, LayerCheck, LinkTask, ProfilingTask, TrialTask
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.measure.link_bench import _repeats
@@ -49,6 +51,36 @@ def test_impossible_tasks_are_refused_with_a_sentence(make, change, words: str) 
         check_task(change(make, good))
     assert refusal.value.reason is FailureReason.ORDER_INVALID
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows", "words"),
+    [
+        ({"min_rows": 3}, (2, 2), r"stage 0, layers 0…0: a replica computes 2 at once, but custom.min_rows asks every replica"),
+        ({"whole_batch": True}, (2, 2), "a replica computes 2 at once, but custom.whole_batch asks one replica to compute all 8"),
+        ({"whole_batch": True}, (4,), "a replica computes 4 at once, but custom.whole_batch asks one replica to compute all 8"),
+    ],
+)  # fmt: skip
+def test_plans_that_compute_fewer_rows_at_once_than_a_model_needs_are_refused(make, fields, rows, words: str) -> None:
+    """Two micro-batches of four rows, on two replicas or on one."""
+    gang = make.gang(len(rows))
+    stage = Stage(gang_devices(gang), (LayerRun(0, 1, Strategy(1, len(rows)), rows),))
+    model = Model.of(Custom("own:model", (CustomKind("Head", 1, 0.0, 1, 0.0),), ("Head",), **fields))
+    with pytest.raises(WorkerError, match=words):
+        check_task(TrialTask(gang, model, Plan(1, 8, (Pipeline(2, 4, (stage,)),))))
+
+
+def test_layers_are_not_measured_with_fewer_rows_than_a_model_needs(make) -> None:
+    model = Model.of(Custom("own:model", (CustomKind("Head", 1, 0.0, 1, 0.0),), ("Head",), min_rows=3))
+    check_task(ProfilingTask(make.gang(1), model, 1, (3, 4)))
+    with pytest.raises(WorkerError, match=r"custom.min_rows asks for 3 rows or more at once, .* measured with 2"):
+        check_task(ProfilingTask(make.gang(1), model, 1, (2, 4)))
+    stage = Stage(gang_devices(make.gang(1)), (LayerRun(0, 1, Strategy(1, 1), (4,)),))
+    task = TrialTask(
+        make.gang(1), model, Plan(1, 8, (Pipeline(2, 4, (stage,)),)), checks=(LayerCheck("cpu", "Head", 2),)
+    )
+    with pytest.raises(WorkerError, match=r"custom.min_rows asks for 3 rows or more at once, .* measured with 2"):
+        check_task(task)
 
 
 def test_pacing_is_refused_on_a_real_gpu_and_needed_on_an_emulated_device(make) -> None:
