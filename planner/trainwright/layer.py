@@ -157,6 +157,7 @@ class LayerKind:
         name: unique in its model.
         output_elements_per_row: elements of the boundary (one tensor or several) after the layer, per row.
         output_bytes_per_row: bytes of the integers that a user's layer adds to it.
+        output_float32_elements_per_row: those of its elements that a user's layer hands on in float32 in half formats, too.
         shared_weight: name of a weight that layers of other kinds share (tied embeddings), or None. Every owner stores
             it; its gradients are reduced over all owners.
         shared_parameters: size of that weight.
@@ -175,6 +176,7 @@ class LayerKind:
     forward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     backward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     output_bytes_per_row: Annotated[int, OMITTED_DEFAULT] = 0
+    output_float32_elements_per_row: Annotated[int, OMITTED_DEFAULT] = 0
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -102,7 +102,9 @@ class Model:
     def output_bytes_per_row(self, layer: int) -> int:
         """Return bytes of the boundary after a layer, per row."""
         kind = self.kind_of(layer)
-        return kind.output_elements_per_row * self.dtype.num_bytes + kind.output_bytes_per_row
+        in_float32 = kind.output_float32_elements_per_row
+        in_format = (kind.output_elements_per_row - in_float32) * self.dtype.num_bytes
+        return in_format + in_float32 * Dtype.FLOAT32.num_bytes + kind.output_bytes_per_row
 
 
 def least_rows(model: Model, global_batch_size: int) -> int:

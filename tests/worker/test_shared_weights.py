@@ -242,3 +242,9 @@ def test_a_tied_gpt_is_priced_as_the_family_is(own_and_family: tuple[Model, Mode
         assert parts.weights_bytes == wanted.weights_bytes
         assert parts.gradients_bytes == wanted.gradients_bytes
         assert parts.optimizer_bytes == wanted.optimizer_bytes
+
+
+def test_only_those_of_equal_layers_that_share_a_weight_are_described_so() -> None:
+    described = Model.of(family("two_of_three_blocks"))
+    names = [described.kind_of(layer).shared_weight for layer in range(5)]
+    assert names == [None, "1.first.weight", None, "1.first.weight", None]

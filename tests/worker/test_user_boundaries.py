@@ -89,6 +89,44 @@ def test_layers_are_profiled_with_the_integers_that_they_are_given(make) -> None
             assert all(len(value) == rows for value in layer.boundary)
 
 
+def test_float32_of_a_bfloat16_plan_reaches_the_next_stage_as_it_is(worker, make) -> None:
+    """The stream has digits that bfloat16 rounds; the second loss follows from the gradients of both stages."""
+    given = {"dtype": Dtype.BFLOAT16}
+    one = tried(worker, make, "streaming", LayerRun(0, 3, Strategy(1, 1), (4,)), **given)
+    split = tried(
+        worker, make, "streaming", LayerRun(0, 1, Strategy(1, 1), (4,)), LayerRun(1, 2, Strategy(1, 2), (1, 3)), **given
+    )
+    late = tried(
+        worker, make, "streaming", LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,)), **given
+    )
+    assert one.code == split.code == late.code == 0, one.errors + split.errors + late.errors
+    assert late.reports[0].losses == one.reports[0].losses
+    assert split.reports[0].losses == pytest.approx(one.reports[0].losses, rel=1e-5)
+    assert one.reports[0].losses[0] != pytest.approx(one.reports[0].losses[1], rel=1e-3)
+
+
+def test_float32_of_half_plans_is_described_checked_and_priced() -> None:
+    described = describe("loss_habits:streaming")
+    assert described.checks is not None
+    assert not described.checks.left_out + described.checks.remarks
+    assert [kind.output_elements_per_row for kind in described.kinds] == [16, 16, 1]
+    assert [kind.output_float32_elements_per_row for kind in described.kinds] == [8, 8, 0]
+    sizes = {dtype: Model.of(described, dtype).output_bytes_per_row(1) for dtype in Dtype}
+    assert sizes == {Dtype.FLOAT32: 16 * 4, Dtype.BFLOAT16: 8 * 4 + 8 * 2, Dtype.FLOAT16: 8 * 4 + 8 * 2}
+    assert describe("loss_habits:plain", check_seconds=0).kinds[0].output_float32_elements_per_row == 0
+
+
+def test_layers_are_profiled_with_the_float32_that_they_are_given(make) -> None:
+    model = Model.of(describe("loss_habits:streaming", check_seconds=0), Dtype.FLOAT16)
+    task = ProfilingTask(make.gang(1), model, 1, (2,), iterations=1)
+    for kind, taken in zip(model.kinds, (0, 2, 2), strict=True):
+        layer = LayerUnderTest.of(task, kind, 2, torch.device("cpu"), lambda _doing: None)
+        output = layer.forward()
+        assert [value.dtype for value in layer.boundary] == [torch.float32, torch.float16][:taken]
+        assert [value.dtype for value in layer.gradients] == [value.dtype for value in output.boundary]
+        layer.backward(output)
+
+
 def test_boundary_whose_shape_changes_with_the_iteration_ends_the_trial_in_a_sentence(worker, make) -> None:
     outcome = tried(
         worker, make, "bucketed", LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,))

@@ -54,6 +54,12 @@ class CustomKind:
         OMITTED_DEFAULT,
     ] = 0
 
+    output_float32_elements_per_row: Annotated[
+        int,
+        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        Doc("Those of the values that it hands on which are float32 in half formats, too."),
+        OMITTED_DEFAULT,
+    ] = 0
     shared_weight: Annotated[
         str | None,
         Length(1, 256),
@@ -119,6 +125,7 @@ class CustomKind:
             forward_kernels=self.forward_kernels,
             backward_kernels=self.backward_kernels,
             output_bytes_per_row=self.output_bytes_per_row,
+            output_float32_elements_per_row=self.output_float32_elements_per_row,
         )
 
 

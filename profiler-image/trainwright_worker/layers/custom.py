@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trainwright.quantity import format_bytes
+from trainwright_worker.layers.custom_boundaries import Float32Outputs
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
 from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes, user_name
 from trainwright_worker.layers.custom_sharing import EXAMPLE, replace_weight, shared_weights_of
@@ -158,6 +159,7 @@ class CustomLayers:
         self.name = name
         self.model = model
         self.makers = LayerMakers(model)
+        self._float32_outputs = Float32Outputs(self)
         _check_makers(self)
         _check_least_rows(self)
         probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
@@ -203,9 +205,14 @@ class CustomLayers:
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         return self._boundaries[layer].shapes
 
-    def integer_formats(self, layer: int) -> tuple[torch.dtype | None, ...]:
-        """Return the format of each tensor after a layer; None for floats, whose format a plan chooses."""
-        return tuple(value if value is None else value.dtype for value in self._boundaries[layer].integers)
+    def formats(self, layer: int, dtype: torch.dtype = torch.float32) -> tuple[torch.dtype, ...]:
+        """Return the format of each tensor after a layer where a plan computes in `dtype`."""
+        if layer < 0:
+            return ()
+        integers = self._boundaries[layer].integers
+        stays = (False,) * len(integers) if dtype is torch.float32 else self._float32_outputs.of(layer)
+        floats = [torch.float32 if is_kept else dtype for is_kept in stays]
+        return tuple(own if value is None else value.dtype for own, value in zip(floats, integers, strict=True))
 
     def integers(self, layer: int, rows: int, device: torch.device) -> tuple[Tensor | None, ...]:
         """Return what a layer hands on for the first rows, over and over; None for floats.
@@ -225,8 +232,8 @@ class CustomLayers:
             return ()
         integers = self.integers(layer, rows, torch.get_default_device())
         return tuple(
-            torch.randn(rows, *shape, dtype=dtype, requires_grad=True) if value is None else value
-            for shape, value in zip(self.boundary(layer), integers, strict=True)
+            torch.randn(rows, *shape, dtype=own, requires_grad=True) if value is None else value
+            for shape, own, value in zip(self.boundary(layer), self.formats(layer, dtype), integers, strict=True)
         )
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:

@@ -93,11 +93,19 @@ def _output_sizes(layers: CustomLayers, layer: int) -> tuple[int, int]:
     """Return the floats and the bytes of integers per row after a layer; one float after the last, for its loss."""
     if layer == len(layers) - 1:
         return 1, 0
-    sized = list(zip(map(prod, layers.boundary(layer)), layers.integer_formats(layer), strict=True))
+    sized = list(zip(map(prod, layers.boundary(layer)), layers.formats(layer), strict=True))
     return (
-        sum(size for size, integers in sized if integers is None),
-        sum(size * integers.itemsize for size, integers in sized if integers is not None),
+        sum(size for size, dtype in sized if dtype.is_floating_point),
+        sum(size * dtype.itemsize for size, dtype in sized if not dtype.is_floating_point),
     )
+
+
+def _float32_outputs(layers: CustomLayers, layer: int, half: torch.dtype | None) -> int:
+    """Return the floats per row after a layer that stay float32 in a half format; 0 if the model is trained in none."""
+    if half is None:
+        return 0
+    sized = zip(map(prod, layers.boundary(layer)), layers.formats(layer, half), strict=True)
+    return sum(size for size, dtype in sized if dtype is torch.float32)
 
 
 def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequence[torch.dtype] = FORMATS) -> Custom:
@@ -112,10 +120,11 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
     counted: dict[Hashable, _Counted] = {}
     of_layers, keys = [], []
     findings = Findings()
+    half = next((dtype for dtype in dtypes if dtype is not torch.float32), None)
     for number in range(len(layers)):
-        key = _key(layers, number)
+        key = _key(layers, number, half)
         if key not in counted:
-            counted[key] = _count_kind(layers, number)
+            counted[key] = _count_kind(layers, number, half)
             if (left_out := check_formats(layers, number, dtypes)) is not None:
                 findings.left_out.append(left_out)
         name = _with_free_name(counted[key].kind, [one.name for one in kinds.values()])
@@ -206,19 +215,21 @@ class _Counted(NamedTuple):
     key: Hashable
 
 
-def _key(layers: CustomLayers, number: int) -> Hashable:
-    """Return what identifies layers that compute alike."""
+def _key(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
+    """Return what identifies layers that compute and share alike."""
     with made_on(layers, number, "meta") as layer:
-        return repr(layer.module), constants(layer.module), _boundaries(layers, number), layer.reads
+        made = repr(layer.module), constants(layer.module)
+    return *made, _boundaries(layers, number, half), layer.reads, layers.shared_weights.get(number)
 
 
-def _boundaries(layers: CustomLayers, number: int) -> Hashable:
+def _boundaries(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
     """Return shapes and formats of what a layer takes and hands on."""
     numbers = (number - 1, number) if number else (number,)
-    return tuple((layers.boundary(layer), layers.integer_formats(layer)) for layer in numbers)
+    dtypes = [torch.float32] if half is None else [torch.float32, half]
+    return tuple((layers.boundary(layer), *(layers.formats(layer, dtype) for dtype in dtypes)) for layer in numbers)
 
 
-def _count_kind(layers: CustomLayers, number: int) -> _Counted:
+def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> _Counted:
     device = "meta"
     try:
         layer, few, more = _count_forwards(layers, number, device)
@@ -241,6 +252,7 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         forward_flops_per_row=facts.flops,
         output_elements_per_row=elements,
         output_bytes_per_row=integer_bytes,
+        output_float32_elements_per_row=_float32_outputs(layers, number, half),
         saved_elements_per_row=facts.saved_elements,
         saved_bytes_per_row=facts.saved_bytes,
         workspace_bytes_per_row=passes.workspace_bytes_per_row,
@@ -250,7 +262,7 @@ def _count_kind(layers: CustomLayers, number: int) -> _Counted:
         shared_weight=shared_weight,
         shared_parameters=shared_parameters,
     )
-    return _Counted(kind, (repr(layer.module), _boundaries(layers, number), layer.reads, kind))
+    return _Counted(kind, (repr(layer.module), _boundaries(layers, number, half), layer.reads, kind))
 
 
 def _rows_apart(layers: CustomLayers) -> int:

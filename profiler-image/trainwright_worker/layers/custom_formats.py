@@ -80,8 +80,8 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
         with watching(layers, number, layer):
             results = outputs(layer, arguments)
         if not layer.is_last:
-            for value in results:
-                if value.is_floating_point() and value.dtype is not dtype:
+            for value, expected in zip(results, layers.formats(number, dtype), strict=False):
+                if value.is_floating_point() and value.dtype is not expected:
                     raise layers.error(
                         f"layer {number} ({layer.class_name}) hands on {dtype_name(value.dtype)} where the plan computes in "
                         f"{dtype_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"

@@ -140,7 +140,8 @@ class ValueCheck:
 
     def _obstacle(self, number: int, boundary: list[Tensor] | None) -> str | None:
         """Return why a layer's values are not computed; None if they are."""
-        if number and boundary is None and any(self._layers.integer_formats(number - 1)):
+        formats = self._layers.formats(number - 1)
+        if boundary is None and not all(dtype.is_floating_point for dtype in formats):
             return "it takes integers of a layer whose values were left out"
         kind, rows = self._kinds[number], self._layers.probed_rows
         kept = 4 * kind.saved_elements_per_row + kind.saved_bytes_per_row
@@ -415,7 +416,10 @@ class _LayerRuns:
             layer = self.layers.make_module(self.number)
             in_format(layer, dtype)
             arguments = [
-                *(value.detach().to(dtype if value.is_floating_point() else None) for value in self.boundary),
+                *(
+                    value.detach().to(own)
+                    for value, own in zip(self.boundary, self.layers.formats(self.number - 1, dtype), strict=True)
+                ),
                 *to_device(self.data, torch.device("cpu"), dtype, self.layers.model.keep_float32).values(),
             ]
             with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):

@@ -153,11 +153,11 @@ def _random_boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.d
     if layer < 0:
         return ()
     generator = weight_generator(0, "profiling")
-    values = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer)]
+    values = [torch.randn(rows, *shape, generator=generator).to(device) for shape in family.boundary(layer)]
     if not isinstance(family, CustomLayers):
-        return tuple(values)
-    integers = family.integers(layer, rows, device)
-    return tuple(value if own is None else own for value, own in zip(values, integers, strict=True))
+        return tuple(value.to(dtype) for value in values)
+    given = zip(values, family.formats(layer, dtype), family.integers(layer, rows, device), strict=True)
+    return tuple(value.to(own) if integers is None else integers for value, own, integers in given)
 
 
 def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:

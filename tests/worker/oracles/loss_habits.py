@@ -138,6 +138,28 @@ STEP = 999.0
 """Number that bfloat16 rounds to 1000."""
 
 
+class Stream(nn.Module):
+    """First layer of a residual stream in float32, which hands on its input in the model's format, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs.float() * 300, self.inner(inputs)
+
+
+class AddToStream(Stream):
+    def forward(self, stream: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        made = self.inner(last)
+        return stream + made.float(), made
+
+
+class EndOfStream(Stream):
+    def forward(self, stream: Tensor, last: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        return (self.inner(last) + stream - targets).square().mean(1)
+
+
 class StepLoss(nn.Module):
     """Loss that is the row's step, whatever the weights."""
 
@@ -170,6 +192,7 @@ random = partial(CustomModel, [linear, dropping, Distance], rows)
 normalised = partial(CustomModel, [linear, normalising, Distance], rows)
 autocasting = partial(CustomModel, [Autocast, Autocast, Autocasting], rows)
 bucketed = partial(CustomModel, [nn.Identity, Bucketed, Sum], long_rows)
+streaming = partial(CustomModel, [Stream, AddToStream, EndOfStream], rows)
 looking_up = partial(CustomModel, [Words, LookUp, LookUpTarget], rows_of_words)
 stepping = partial(CustomModel, [linear, linear, StepLoss], rows_of_steps)
 stepping_in_float32 = partial(stepping, keep_float32=["targets"])

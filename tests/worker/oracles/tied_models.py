@@ -74,6 +74,12 @@ def two_tables() -> CustomModel:
     return CustomModel([Wrapped, Rotated, partial(Causal, casts=True), Rotated, NextWord], ROWS, shared_weights=shared)
 
 
+def two_of_three_blocks() -> CustomModel:
+    """Let two of three equal blocks share a weight."""
+    layers = [Wrapped, Rotated, Rotated, Rotated, NextWord]
+    return CustomModel(layers, ROWS, shared_weights={"3.first.weight": "1.first.weight"})
+
+
 def unknown_weight() -> CustomModel:
     return decoder({"4.weight": "0.table.weight"})
 
