@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.worker_api import FailureReason
+from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_memory, custom_layers, made_on
 from trainwright_worker.layers.custom_constants import constants
@@ -22,7 +23,6 @@ from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
 from trainwright_worker.layers.custom_values import Findings, ValueCheck
-from trainwright_worker.layers.fused_attention import FusedAttention
 from trainwright_worker.layers.layer import dtype_name
 
 CHECK_SECONDS = 120.0

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
-from trainwright_worker.layers.fused_attention import FusedAttention
 from trainwright_worker.live_bytes import AllocationTracker
 
 _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
