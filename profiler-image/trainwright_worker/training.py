@@ -74,6 +74,11 @@ class Trainer:
         seed: int = 0,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
+        if not callable(optimizer):
+            kind = type(optimizer).__name__
+            raise TypeError(
+                f"optimizer must be a function of groups of parameters, such as partial({kind}, lr=…), got a {kind}"
+            )
         sys.path.append(str(Path.cwd()))
         read_plan = trainwright.read(plan, Plan)
         read_model = _read_training(Path(model), dtype).model

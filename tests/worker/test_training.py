@@ -84,7 +84,7 @@ TRAINED = [
     ("own", "zero3", "stages", "NAdam"),
     ("own", "uneven", "stages", "Adafactor"),
     ("own", "stages", "uneven", "LayerScaled"),
-    ("gpt", "zero3", "stages", "AdamW"),
+    ("gpt", "zero3", "stages", "fused AdamW"),
     ("gpt", "tensor", "zero1", "NAdam"),
 ]
 REFUSED = [
@@ -295,6 +295,9 @@ def test_an_average_of_the_weights_can_be_evaluated(alone: Callable[..., Trainer
 
 
 def test_a_training_that_cannot_begin_is_refused_in_a_sentence(alone: Callable[..., Trainer], tmp_path: Path) -> None:
+    made = torch.optim.SGD([torch.zeros(1)])
+    with pytest.raises(TypeError, match=r"such as partial\(SGD, lr=…\), got a SGD$"):
+        alone(optimizer=made)
     with pytest.raises(ValueError, match="dtype is auto; state that of the plan there or as dtype: float32"):
         alone(dtype=None)
     plan = documents.loads((tmp_path / "plan.json").read_text(encoding="utf-8"), Plan)

@@ -28,7 +28,7 @@ def schedule(iteration: int) -> float:
     return min((iteration + 1) / WARM_UP, (1 + cos(pi * done)) / 2)
 
 
-adam = partial(AdamW, lr=1e-3)
+adam = partial(AdamW, lr=1e-3, fused=True)
 with Trainer(
     given.plan, given.model, dtype=given.dtype, optimizer=adam, options=options, schedule=schedule, clip_norm=1.0
 ) as trainer:

@@ -89,6 +89,7 @@ class AllScaled(LayerScaled):
 
 OPTIMIZERS = {
     "AdamW": partial(torch.optim.AdamW, lr=3e-3),
+    "fused AdamW": partial(torch.optim.AdamW, lr=3e-3, fused=True),
     "Averaged": partial(Averaged, lr=3e-3),
     "SGD": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
     "NAdam": partial(torch.optim.NAdam, lr=3e-3),
