@@ -19,8 +19,7 @@ from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import ComparisonRow, comparison_fields, comparison_table, refusal_sentence
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
-from trainwright.report.page import PageContent
-from trainwright.report.page.bar_figures import PageCandidate
+from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.remark import sentences
 from trainwright.report.worth import heuristic, heuristic_difference
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search

@@ -31,8 +31,7 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
 from trainwright.report.format_sentences import number_format
 from trainwright.report.iteration_chart import timeline
-from trainwright.report.page import PageContent
-from trainwright.report.page.bar_figures import PageCandidate
+from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preferred
 from trainwright.report.remark import Remark, sentences

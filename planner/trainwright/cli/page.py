@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.report.page import PageContent, html_page
+from trainwright.report.page.content import PageContent
 
 PageOption = Annotated[
     Path | None,
@@ -23,6 +23,8 @@ PageOption = Annotated[
 
 def write_page(content: PageContent, path: Path) -> None:
     """Write the page into a file."""
+    from trainwright.report.page.composition import html_page  # noqa: PLC0415 - drawings that few answers need
+
     path.write_text(html_page(content), encoding="utf-8")
 
 

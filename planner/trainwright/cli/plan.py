@@ -32,8 +32,7 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
 from trainwright.report.iteration_chart import stage_tracks
 from trainwright.report.measured_timeline import predicted_trace
-from trainwright.report.page import PageContent
-from trainwright.report.page.bar_figures import PageCandidate
+from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import sentences

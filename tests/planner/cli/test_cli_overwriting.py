@@ -127,5 +127,5 @@ def _commands() -> dict[str, Callable[..., None]]:
 def test_every_output_path_is_marked(name: str, function: Callable[..., None]) -> None:
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters:
-        writes = parameter.startswith("write") or parameter in {"trace", "append"}
+        writes = parameter.startswith("write") or parameter in {"trace", "append", "report"}
         assert (WRITTEN in get_args(hints[parameter])) == writes, f"{name}: {parameter}"

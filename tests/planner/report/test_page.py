@@ -19,9 +19,9 @@ from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.report.iteration_chart import Activity, Span, Track
-from trainwright.report.page import PageContent, html_page
-from trainwright.report.page.bar_figures import PageCandidate
 from trainwright.report.page.cluster_figures import node_groups
+from trainwright.report.page.composition import html_page
+from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.page.timeline_figure import message_waits
 from trainwright.search import Problem
 from trainwright.search.candidates import candidate_of

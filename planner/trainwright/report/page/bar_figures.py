@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element
 
@@ -13,6 +12,7 @@ from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
 from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields, signed
+from trainwright.report.page.content import PageCandidate
 from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
 from trainwright.report.units import SAME, money, seconds, share
 from trainwright.search import Candidate, Problem
@@ -40,22 +40,6 @@ MEMORY_COLOURS: Final = {
     "workspace_bytes": "c5",
     "constant_bytes": "c7",
 }
-
-
-@dataclass(frozen=True)
-class PageCandidate:
-    """Candidate of a page.
-
-    Attributes:
-        name: rank, planner or trial.
-        measured_seconds: of its trial; None if it was not measured.
-        remark: state of its trial, or why it was chosen.
-    """
-
-    name: str
-    candidate: Candidate
-    measured_seconds: float | None = None
-    remark: str = ""
 
 
 def _rectangle(name: str, start: float, length: float, whole: float) -> Element:

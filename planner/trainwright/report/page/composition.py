@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Final
 from xml.etree.ElementTree import Element
 
 from trainwright import documents
-from trainwright.answer import Answer
 from trainwright.plan import Plan, Stage
 from trainwright.report import plan_summary
 from trainwright.report.breakdown import Difference
@@ -19,7 +18,6 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
 from trainwright.report.levers import FACTOR, levers
 from trainwright.report.page.bar_figures import (
-    PageCandidate,
     candidate_figure,
     difference_figure,
     memory_figure,
@@ -27,6 +25,7 @@ from trainwright.report.page.bar_figures import (
     worth_figure,
 )
 from trainwright.report.page.cluster_figures import link_figure, placement_figure
+from trainwright.report.page.content import PageContent
 from trainwright.report.page.markup import Content, Row, document, element, figure, table, words
 from trainwright.report.page.timeline_figure import timeline_figure
 from trainwright.report.plan_figures import PlanFigures, figure_columns
@@ -34,33 +33,11 @@ from trainwright.report.tables import origin_words
 from trainwright.report.units import seconds, share
 from trainwright.search import Candidate, Problem
 from trainwright.throughput import flops_per_row, tokens_per_row
-from trainwright.timeline import Timeline
 
 MAX_STAGES: Final = 40
 """Maximum number of stages in the table."""
 MAX_PLAN_CHARACTERS: Final = 20_000
 """Maximum length of a plan's document that the page holds."""
-
-
-@dataclass(frozen=True)
-class PageContent:
-    """Answer with its candidates, sentences and measurements, as a page shows them.
-
-    Attributes:
-        answer: the plan of the page is its best one.
-        candidates: best first; plans of other planners or trials may be among them.
-        sentences: what there is to say of the answer.
-        difference: of the plan to the heuristic's, or to another one.
-        measured: timeline of a trial of the plan.
-        commands: that make the answer again.
-    """
-
-    answer: Answer
-    candidates: tuple[PageCandidate, ...]
-    sentences: tuple[str, ...] = ()
-    difference: Difference | None = None
-    measured: Timeline | None = None
-    commands: tuple[str, ...] = ()
 
 
 def html_page(content: PageContent) -> str:
