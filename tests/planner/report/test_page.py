@@ -156,6 +156,7 @@ def test_4096_devices_are_drawn_by_rack_and_stay_small() -> None:
     assert "node-0 … node-299" in page
     assert "fast-211" in page
     assert ">node-17<" not in page
+    assert "The plan's document is left out" in page
 
 
 def test_many_stages_and_micro_batches_stay_small_and_say_what_is_left_out() -> None:

@@ -174,8 +174,10 @@ def _levers(best: Candidate, problem: Problem) -> Element:
 
 def _reproduction(commands: Sequence[str], plan: Plan) -> list[Content]:
     text = json.dumps(documents.dump(plan), ensure_ascii=False)
-    document_of_plan = None
     if len(text) <= MAX_PLAN_CHARACTERS:
         summary = "The plan as a document, for estimate --plan, explain --plan and --keep"
         document_of_plan = element("details", element("summary", summary), element("pre", text, tabindex="0"))
+    else:
+        note = f"The plan's document is left out, since it has {len(text):,} characters; plan --write-plan writes it."
+        document_of_plan = element("p", note, class_="note")
     return [element("pre", "\n".join(commands), tabindex="0") if commands else None, document_of_plan]
