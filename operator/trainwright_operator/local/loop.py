@@ -33,7 +33,7 @@ from trainwright_operator.local.expected_time import (
 )
 from trainwright_operator.local.file_lock import FileLock
 from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
-from trainwright_operator.local.machine import find_machine
+from trainwright_operator.local.machine import ChosenDevices, machine_of_plan
 from trainwright_operator.local.manifest import Manifest, read_manifest
 from trainwright_operator.local.snapshot import observe
 from trainwright_operator.local.terminal import Terminal, describe_answer
@@ -55,8 +55,8 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
     """
     _check_platform()
     manifest = read_manifest(path)
-    machine = find_machine(manifest.spec.devices.resource_name, cpu_devices)
     folder = state if state is not None else path.parent / _STATE / manifest.name
+    machine = machine_of_plan(folder, manifest.spec.devices.resource_name, cpu_devices)
     folder.mkdir(parents=True, exist_ok=True)
     _check_disk(folder)
     with FileLock(folder / "lock") as lock, FileLock(cache_folder() / "machine.lock") as machine_lock:
@@ -69,6 +69,7 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
         devices, left_out = inspect_all(observe(plan, datetime.now(UTC)), manifest.spec)
         if not devices.nodes:
             raise ValueError(f"{path}: {explain_none_usable(left_out).message}")
+        ChosenDevices.of(machine).store(folder)
         terminal = Terminal(folder, sys.stdout if stream is None else stream)
         for sentence in machine.left_out:
             terminal.line(f"left out: {sentence}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 from trainwright.cluster import CPU_PREFIX
 from trainwright.worker_api import GangNode
 from trainwright_operator.flow.snapshot import NodeFacts
+from trainwright_operator.local.store import write_whole
 
 MAX_CPU_DEVICES: Final = 4
 """Most devices of a machine without GPUs, one for each physical core, unless the user asks for more."""
@@ -24,6 +26,7 @@ _BUSY_SHARE: Final = 0.1
 """Share of a GPU's memory from which another program must be using it; a display takes less."""
 _MAX_NAME: Final = 40
 _MEBIBYTE: Final = 2**20
+_CHOSEN: Final = "devices.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,65 @@ class Machine:
         }
 
 
-def find_machine(resource_name: str, cpu_devices: int | None = None) -> Machine:
-    """Return this machine's devices, offered as the resource that the spec names.
+@dataclass(frozen=True, slots=True)
+class ChosenDevices:
+    """Devices that a plan has begun with, which it keeps: others may be free when it goes on.
+
+    Attributes:
+        cpu: number of CPU devices; None on GPUs.
+        gpus: UUIDs.
+    """
+
+    cpu: int | None
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, machine: Machine) -> ChosenDevices:
+        gpus = tuple(uuid for uuids in machine.uuids.values() for uuid in uuids)
+        return cls(None if gpus else len(machine.nodes), gpus)
+
+    @classmethod
+    def load(cls, folder: Path) -> ChosenDevices | None:
+        """Return the devices in a state directory, or None where no plan has begun."""
+        try:
+            stored = json.loads((folder / _CHOSEN).read_text(encoding="utf-8"))
+            return cls(stored["cpu"], tuple(stored["gpus"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def store(self, folder: Path) -> None:
+        """Note the devices in a state directory."""
+        write_whole(folder / _CHOSEN, json.dumps({"cpu": self.cpu, "gpus": self.gpus}))
+
+
+def machine_of_plan(folder: Path, resource_name: str, cpu_devices: int | None) -> Machine:
+    """Return the machine with the devices that the plan of a state directory has begun with, else with those found.
+
+    Raise ValueError where it has begun with another number of CPU devices than asked for.
+    """
+    chosen = ChosenDevices.load(folder)
+    if chosen is None:
+        return find_machine(resource_name, cpu_devices)
+    if cpu_devices not in (None, chosen.cpu):
+        began = f"{chosen.cpu} CPU devices" if chosen.cpu is not None else f"{len(chosen.gpus)} GPUs"
+        raise ValueError(
+            f"--cpu-devices: this plan has begun on {began}, got {cpu_devices}; leave it out, or choose another --state"
+        )
+    return find_machine(resource_name, chosen.cpu, chosen.gpus)
+
+
+def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Collection[str] = ()) -> Machine:
+    """Return this machine's devices, offered as the resource that the spec names; `gpus`: UUIDs of the only ones, if there are any.
 
     `cpu_devices`: number of CPU devices, which are then used even where there are GPUs. Raise ValueError if there are not as many cores.
     """
-    gpus = read_gpus() if cpu_devices is None else ()
-    usable = [gpu for gpu in gpus if not gpu.problem]
-    left_out = tuple(f"GPU {gpu.name} ({gpu.uuid}): {gpu.problem}" for gpu in gpus if gpu.problem)
+    shown = read_gpus() if cpu_devices is None else ()
+    usable = [gpu for gpu in shown if not gpu.problem and (not gpus or gpu.uuid in gpus)]
+    left_out = tuple(f"GPU {gpu.name} ({gpu.uuid}): {gpu.problem}" for gpu in shown if gpu.problem)
+    if gpus and not usable:
+        raise ValueError(
+            "none of the GPUs that this plan has begun on is there and free; wait for them, or choose another --state"
+        )
     if usable:
         return _of_gpus(usable, resource_name, left_out)
     physical, cores = physical_cores(), len(os.sched_getaffinity(0))

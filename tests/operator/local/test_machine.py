@@ -11,7 +11,13 @@ from trainwright.worker_api import GangNode
 from trainwright_operator.flow.nodes.device_types import read_type
 from trainwright_operator.flow.snapshot import NodeFacts
 from trainwright_operator.local import machine
-from trainwright_operator.local.machine import cpu_name, find_machine, parse_gpus
+from trainwright_operator.local.machine import (
+    ChosenDevices,
+    cpu_name,
+    find_machine,
+    machine_of_plan,
+    parse_gpus,
+)
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -101,3 +107,21 @@ def test_two_threads_of_a_core_count_once(tmp_path: Path, monkeypatch: pytest.Mo
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{siblings}\n")
     assert machine.physical_cores(tmp_path) == 2
+
+
+def test_plan_goes_on_with_the_gpus_that_it_has_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = found(monkeypatch, row("Tesla T4", "a", total=15360), row("Tesla T4", "b", total=15360, used=9000))
+    ChosenDevices.of(first).store(tmp_path)
+    both = "".join(row("Tesla T4", uuid, total=15360) for uuid in "ab")
+    monkeypatch.setattr(machine, "read_gpus", lambda: parse_gpus(both))
+    assert machine_of_plan(tmp_path, RESOURCE, None).uuids == first.uuids
+    monkeypatch.setattr(machine, "read_gpus", tuple)
+    with pytest.raises(ValueError, match="none of the GPUs that this plan has begun on"):
+        machine_of_plan(tmp_path, RESOURCE, None)
+
+
+def test_plan_goes_on_with_as_many_cpu_devices_as_before(tmp_path: Path) -> None:
+    ChosenDevices.of(find_machine(RESOURCE, cpu_devices=1)).store(tmp_path)
+    assert len(machine_of_plan(tmp_path, RESOURCE, None).nodes) == 1
+    with pytest.raises(ValueError, match="has begun on 1 CPU devices, got 2"):
+        machine_of_plan(tmp_path, RESOURCE, 2)
