@@ -28,7 +28,7 @@ from flow_reports import log_of, report_of
 from real_api_server import ApiServer
 
 from trainwright import documents
-from trainwright.worker_api import WorkerTask
+from trainwright.worker_api import Failure, WorkerTask
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.scheduling import pinned_node
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
@@ -42,7 +42,7 @@ Object = dict[str, Any]
 Gang = tuple[str, str]
 """Uid of the plan and name of the gang."""
 Report = Callable[[WorkerTask], Any]
-"""What the workers of a task report."""
+"""What the workers of a task report; a Failure where all of them fail."""
 
 
 class Requests:
@@ -181,16 +181,20 @@ class SimulatedNodes:
     def _finish(self, gang: Gang, jobs: list[Object], pods: list[Object], task_map: Object) -> None:
         task = documents.loads(task_map["data"][TASK_FILE], WorkerTask, source="task")
         self.completed[gang[0], task_map["metadata"]["name"]] += 1
-        now = _text(datetime.now(UTC))
+        now, report = _text(datetime.now(UTC)), self._report(task)
+        has_failed = isinstance(report, Failure)
         for pod in pods:
             meta = pod["metadata"]
-            if RENDEZVOUS_LABEL in meta["labels"]:
-                self._logs[meta["name"]] = log_of(self._report(task))
-            ended = {"exitCode": 0, "startedAt": pod["status"]["startTime"], "finishedAt": now}
+            ended = {"exitCode": int(has_failed), "startedAt": pod["status"]["startTime"], "finishedAt": now}
+            if has_failed:
+                ended["message"] = documents.dumps(report)
+            elif RENDEZVOUS_LABEL in meta["labels"]:
+                self._logs[meta["name"]] = log_of(report)
             container = _container({"terminated": ended})
-            status = {"phase": "Succeeded", "containerStatuses": [container]}
+            status = {"phase": "Failed" if has_failed else "Succeeded", "containerStatuses": [container]}
             self._set_status(f"{self._core}/pods/{meta['name']}/status", status)
-        condition = {"type": "Succeeded", "status": "True", "reason": "PyTorchJobSucceeded", "message": ""}
+        kind = "Failed" if has_failed else "Succeeded"
+        condition = {"type": kind, "status": "True", "reason": f"PyTorchJob{kind}", "message": ""}
         condition |= {"lastTransitionTime": now, "lastUpdateTime": now}
         for job in jobs:
             status = {"conditions": [condition], "replicaStatuses": {}}

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import statistics
-import subprocess
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus import Prometheus
+from prometheus import prometheus as run_prometheus
 
 from trainwright import documents
 from trainwright.plan import Plan
@@ -36,44 +31,13 @@ METRICS = (
 )
 
 
-@dataclass(frozen=True)
-class Prometheus:
-    """A running Prometheus, queried over its API."""
-
-    port: int
-
-    def samples(self, expression: str, *, seconds: float) -> list[dict[str, Any]]:
-        """Return the samples of an instant query as soon as there are any; none after `seconds`."""
-        deadline = time.monotonic() + seconds
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?query={urllib.parse.quote(expression)}"
-        while time.monotonic() < deadline:
-            with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # refused while it is starting
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                if found:
-                    return found
-            time.sleep(0.5)
-        return []
-
-
 @pytest.fixture
 def prometheus(kubectl, tmp_path) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes the operator's service every second."""
     endpoint = ("endpoints", "trainwright-metrics", "--output", "jsonpath={.subsets[0].addresses[0].ip}")
     address = kubectl.run("--namespace", OPERATOR_NAMESPACE, "get", *endpoint)
-    scrape = {"job_name": "trainwright", "static_configs": [{"targets": [f"{address}:9090"]}]}
-    configuration = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    command = [
-        "prometheus",
-        f"--config.file={tmp_path / 'prometheus.yml'}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (tmp_path / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        yield Prometheus(port)
-        process.terminate()
+    with run_prometheus(tmp_path, {"trainwright": (1, [f"{address}:9090"])}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
