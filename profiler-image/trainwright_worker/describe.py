@@ -39,23 +39,45 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    sys.path.insert(0, str(Path.cwd()))  # the user's module, as with python -m
     try:
-        # torch may be missing, which is reported
-        from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415
-        from trainwright_worker.layers.custom_formats import FORMATS  # noqa: PLC0415
-        from trainwright_worker.layers.layer import dtype_name  # noqa: PLC0415
+        text = description(
+            arguments.entrypoint,
+            training_plan=arguments.training_plan,
+            check_seconds=arguments.check_seconds,
+            dtype=arguments.dtype,
+        )
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"there is no module {error.name} here; Trainwright's extra brings it: pip install '.[worker]'\n"
         )
         return 2
-    sys.path.insert(0, str(Path.cwd()))  # the user's module, as with python -m
-    try:
-        formats = [dtype for dtype in FORMATS if arguments.dtype in {None, dtype_name(dtype)}]
-        described = describe(arguments.entrypoint, arguments.check_seconds, formats)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    sys.stdout.write(text)
+    return 0
+
+
+def write_layers(place: str, file: Path | None) -> str:
+    """Write the layers of a torch module `file.py:function` as a Python file, and return their entry point."""
+    from trainwright_worker.module_cut import written_layers  # noqa: PLC0415 - torch may be missing
+
+    return written_layers.write_layers(place, file, lambda sentence: sys.stderr.write(f"{sentence}\n"))
+
+
+def description(entrypoint: str, *, training_plan: bool, check_seconds: float, dtype: str | None) -> str:
+    """Return the description of an entry point's model as YAML; what was not checked goes to standard error.
+
+    Raises ValueError that says what to change, ModuleNotFoundError without torch.
+    """
+    # torch may be missing, which is reported
+    from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415
+    from trainwright_worker.layers.custom_formats import FORMATS  # noqa: PLC0415
+    from trainwright_worker.layers.layer import dtype_name  # noqa: PLC0415
+
+    formats = [choice for choice in FORMATS if dtype in {None, dtype_name(choice)}]
+    described = describe(entrypoint, check_seconds, formats)
     if described.checks is not None:
         for sentence in described.checks.left_out:
             sys.stderr.write(f"not checked: {sentence}\n")
@@ -63,10 +85,9 @@ def main() -> int:
             sys.stderr.write(f"{sentence}\n")
     written = documents.adapter(Custom).dump_python(described, mode="json")
     body = {key: _with_whole_numbers(value) for key, value in written.items() if key != "family"}
-    if arguments.training_plan:
+    if training_plan:
         body = _in_camel_case(body)
-    sys.stdout.write(yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None))
-    return 0
+    return yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None)
 
 
 def _with_whole_numbers(value: Any) -> Any:

@@ -36,6 +36,7 @@ COMMANDS = {
     "accelerators": ("hardware", "List the data sheets of accelerators."),
     "runtimes": ("hardware", "List the presets of training runtimes."),
     "profiles": ("profiles", "Import, estimate or merge layer profiles."),
+    "describe": ("describe", "Describe a model of your own, or cut a torch module into layers."),
     "checkpoint": ("checkpoint", "Convert checkpoints between the worker and torch's own trainers."),
     "bench": ("bench", "Compare estimates with published figures."),
     "schema": ("schema", "Print the JSON schema of a document."),
