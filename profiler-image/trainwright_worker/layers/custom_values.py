@@ -76,6 +76,8 @@ def _difference(values: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     for value, other in zip(values, others, strict=True):
         if value.shape != other.shape:
             return float("inf")
+        if not (value.is_floating_point() and other.is_floating_point()):
+            value, other = value.double(), other.double()  # noqa: PLW2901 - integers and masks have no norm
         difference, size = _norm(value - other), _norm(other)
         if not math.isfinite(difference + size):
             same = (value == other) | (value.isnan() & other.isnan())
