@@ -127,6 +127,19 @@ def test_layers_are_profiled_with_the_float32_that_they_are_given(make) -> None:
         layer.backward(output)
 
 
+def test_a_layer_that_random_floats_fail_is_named_with_the_way_out(worker, make) -> None:
+    """Its values were checked with those of the layer before."""
+    model = Model.of(describe("loss_habits:looking_up_floats"))
+    outcome = worker.local(ProfilingTask(make.gang(1), model, 1, (2,), iterations=1))
+    (failure,) = outcome.failures
+    assert failure.message.startswith(
+        "node-a:0, timing LookUpFloats with 2 rows: entry point loss_habits:looking_up_floats: layer 1 (LookUpFloats) fails"
+    )
+    assert failure.message.endswith(
+        "IndexError: index out of range in self; hand indices on as integers, or correct it"
+    )
+
+
 def test_boundary_whose_shape_changes_with_the_iteration_ends_the_trial_in_a_sentence(worker, make) -> None:
     outcome = tried(
         worker, make, "bucketed", LayerRun(0, 2, Strategy(1, 1), (4,)), LayerRun(2, 1, Strategy(1, 1), (4,))

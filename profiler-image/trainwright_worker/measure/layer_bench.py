@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trainwright.families import Custom
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
 from trainwright_worker.device import CacheFlush, Clock, TimeMark, synchronize
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.gang import report_writer
-from trainwright_worker.gang.errors import classify_error
+from trainwright_worker.gang.errors import WorkerError, classify_error
 from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
@@ -121,18 +122,33 @@ def profile_layers(
 def profile_if_it_fits(
     task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, watchdog: Watchdog
 ) -> LayerProfile | None:
-    """Return the profile, or None if memory does not suffice."""
+    """Return the profile, or None if memory does not suffice. Raises WorkerError that names a user's layer that fails."""
     accelerator = task.gang.nodes[0].accelerator
     try:
         layer = LayerUnderTest.of(task, kind, rows, device, watchdog.beat)
+        watchdog.beat(f"timing {kind.name} with {rows} rows")
         return _profile(task, layer, accelerator, watchdog)
-    except (MemoryError, RuntimeError) as error:
-        if classify_error(error).reason is not FailureReason.OUT_OF_MEMORY:
+    except Exception as error:
+        failure = classify_error(error)
+        if failure.reason is FailureReason.CRASHED and isinstance(task.model.family, Custom):
+            raise _failure_of_own_layer(task.model.family, kind, rows, failure) from error
+        if failure.reason is not FailureReason.OUT_OF_MEMORY:
             raise
         error.__traceback__ = None  # its frames keep the layer and its activations alive
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return None
+
+
+def _failure_of_own_layer(family: Custom, kind: LayerKind, rows: int, failure: WorkerError) -> WorkerError:
+    number = family.layers.index(kind.name)
+    on_what = "" if number == 0 else " on random floats and on integers of the layer before it"
+    mend = "correct it" if number == 0 else "hand indices on as integers, or correct it"
+    return WorkerError(
+        failure.reason,
+        f"entry point {family.entrypoint}: layer {number} ({kind.name}) fails as it is measured with {rows} rows{on_what}: "
+        f"{failure.message}; {mend}",
+    )
 
 
 def submission_seconds(layer: LayerUnderTest, read: Callable[[], float] = time.perf_counter) -> float:

@@ -134,6 +134,17 @@ def rows_of_words(seed: int, iteration: int, first: int, count: int) -> dict[str
     return {"inputs": made["inputs"], "words": numbers % WORDS, "targets": made["targets"]}
 
 
+class WordsAsFloats(Words):
+    """Hands on its words as floats."""
+
+    def forward(self, made: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.inner(made), words.to(made.dtype)
+
+
+class LookUpFloats(LookUpTarget):
+    """Looks up words that it is handed on as floats."""
+
+
 STEP = 999.0
 """Number that bfloat16 rounds to 1000."""
 
@@ -193,6 +204,7 @@ normalised = partial(CustomModel, [linear, normalising, Distance], rows)
 autocasting = partial(CustomModel, [Autocast, Autocast, Autocasting], rows)
 bucketed = partial(CustomModel, [nn.Identity, Bucketed, Sum], long_rows)
 streaming = partial(CustomModel, [Stream, AddToStream, EndOfStream], rows)
+looking_up_floats = partial(CustomModel, [WordsAsFloats, LookUpFloats], rows_of_words)
 looking_up = partial(CustomModel, [Words, LookUp, LookUpTarget], rows_of_words)
 stepping = partial(CustomModel, [linear, linear, StepLoss], rows_of_steps)
 stepping_in_float32 = partial(stepping, keep_float32=["targets"])
