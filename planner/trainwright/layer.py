@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from trainwright.bounds import OMITTED_DEFAULT
 
@@ -79,6 +79,19 @@ WHOLE_LAYER = TensorSplit(1)
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Values of the model's number format, and bytes in others, that operators of a user's layer read and write per row."""
+
+    forward_elements: float
+    forward_bytes: float
+    backward_elements: float
+    backward_bytes: float
+
+
+NO_TRAFFIC: Final = Traffic(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """Operator of a layer at tensor degree 1, with figures per row (sequence, image).
 
@@ -93,6 +106,7 @@ class Operator:
         saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
         saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
         is_causal: no position attends to later ones; the figures count all pairs, of which fused kernels skip about half.
+        traffic: as counted, where memory bounds it; None: it follows from inputs, outputs and what is saved.
     """
 
     name: str
@@ -107,6 +121,7 @@ class Operator:
     split: Split = Split.NONE
     saved_elements_per_micro_batch: float = 0.0
     is_causal: bool = False
+    traffic: Annotated[Traffic | None, OMITTED_DEFAULT] = None
 
     def saved_bytes(self, dtype: Dtype, tensor: int, *, sequence_parallel: bool = False) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""

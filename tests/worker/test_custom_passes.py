@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import own_gpt
 import plain_model
 import pytest
 import scan
 from torch import Tensor, nn
 
 from trainwright.accelerators.roofline import estimate_profiles
+from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
 from trainwright_worker.layers.custom_description import describe
 
 
@@ -56,3 +62,33 @@ def test_equal_layers_are_counted_and_checked_once(monkeypatch: pytest.MonkeyPat
         assert len(describe("plain_model:stack", check_seconds=0).layers) == blocks + 2
         forwards[blocks] = Block.forwards - before
     assert forwards[8] - forwards[2] == 8 - 2
+
+
+def test_gpt2_medium_takes_as_long_as_the_family() -> None:
+    """Both are priced on eight A100: in one stage, and in four with recompute, where the loss weighs most."""
+    own = Model.of(describe("own_gpt:medium", check_seconds=0), Dtype.FLOAT16)
+    sizes = own_gpt.MEDIUM
+    family = Gpt(sizes.layers, sizes.hidden, sizes.heads, sizes.sequence, sizes.vocabulary)
+    for stages in (1, 4):
+        seconds, expected = (seconds_of_iteration(model, stages) for model in (own, Model.of(family, Dtype.FLOAT16)))
+        assert seconds == pytest.approx(expected, rel=0.05), stages
+
+
+def seconds_of_iteration(model: Model, stages: int) -> float:
+    """Return the predicted seconds of 64 rows in micro-batches of four, on stages of equal numbers of replicas."""
+    nodes = (Node("node", "A100-40", 8),)
+    cluster = Cluster((Accelerator("A100-40", 40 * 10**9),), nodes, (Link("node", "node", 1e-5, 200e9),))
+    replicas = 8 // stages
+    cuts = [round(stage * len(model.layers) / stages) for stage in range(stages + 1)]
+    strategy = Strategy(1, replicas, recompute=stages > 1)
+    parts = tuple(
+        Stage(
+            tuple(Device("node", replicas * stage + number) for number in range(replicas)),
+            (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], strategy, (4,) * replicas),),
+        )
+        for stage in range(stages)
+    )
+    micro_batches = 64 // (4 * replicas)
+    plan = Plan(len(model.layers), 64, (Pipeline(micro_batches, 4 * replicas, parts),))
+    profiles = estimate_profiles(model, ["A100-40"], tensor_degrees=[1], rows=[4])
+    return estimate_with_context(plan, CostContext(model, cluster, profiles, "adam", Runtime())).iteration_seconds

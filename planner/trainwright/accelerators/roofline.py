@@ -177,6 +177,9 @@ def _memory_bound(operator: Operator, roof: Roof, degrees: Array, rows: Array) -
     weights = 3 * operator.weight_elements / _divisor(operator, degrees) * roof.value_bytes
     streamed = 1.0 if operator.kind is OperatorKind.EMBEDDING else roof.streaming_ratio
     forward, backward = streamed * (moved + written), streamed * (moved + kept) + weights
+    if (traffic := operator.traffic) is not None:
+        forward = streamed * share * (traffic.forward_elements * value_bytes + traffic.forward_bytes)
+        backward = streamed * share * (traffic.backward_elements * value_bytes + traffic.backward_bytes) + weights
     return OperatorSeconds(roof.seconds(0.0, forward), roof.seconds(0.0, backward))
 
 

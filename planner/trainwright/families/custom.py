@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 from trainwright.families.fields import LARGEST_SIZE, MAX_LAYERS, Bounds, Doc, FieldRule, Length, check
-from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
+from trainwright.layer import NO_TRAFFIC, Attention, LayerKind, LayerList, Operator, OperatorKind, Segment, Traffic
 
 _Name = Annotated[str, Length(1, 64)]
 _Count = Annotated[float, Bounds(0, 1e18, limit=LARGEST_SIZE)]
@@ -47,6 +47,26 @@ class CustomKind:
     backward_kernels: Annotated[
         int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT
     ] = 0
+    forward_moved_elements_per_row: Annotated[
+        _Count,
+        Doc("Values of the number format that its forward's operators besides products read and write."),
+        OMITTED_DEFAULT,
+    ] = 0.0
+    forward_moved_bytes_per_row: Annotated[
+        _Count,
+        Doc("Bytes in other formats that its forward's operators besides products read and write."),
+        OMITTED_DEFAULT,
+    ] = 0.0
+    backward_moved_elements_per_row: Annotated[
+        _Count,
+        Doc("Values of the number format that its backward's operators besides products read and write."),
+        OMITTED_DEFAULT,
+    ] = 0.0
+    backward_moved_bytes_per_row: Annotated[
+        _Count,
+        Doc("Bytes in other formats that its backward's operators besides products read and write."),
+        OMITTED_DEFAULT,
+    ] = 0.0
     output_bytes_per_row: Annotated[
         int,
         Bounds(0, 10**15, limit=LARGEST_SIZE),
@@ -81,10 +101,22 @@ class CustomKind:
                 f"({self.parameters}), got {self.shared_parameters}; describe the model again"
             )
 
-    def layer_kind(self) -> LayerKind:
-        """Return the kind as one product of the same FLOPs and weights, and one operator that reads the saved tensors.
+    @property
+    def _traffic(self) -> Traffic | None:
+        """Traffic of the operators besides products; None if it was not counted."""
+        traffic = Traffic(
+            self.forward_moved_elements_per_row,
+            self.forward_moved_bytes_per_row,
+            self.backward_moved_elements_per_row,
+            self.backward_moved_bytes_per_row,
+        )
+        return traffic if traffic != NO_TRAFFIC else None
 
-        Measured profiles need no more; estimates from data sheets assume a square product.
+    def layer_kind(self) -> LayerKind:
+        """Return the kind as one product of the same FLOPs and weights, and one operator that moves what others do.
+
+        Measured profiles need no more; estimates from data sheets assume a square product, and where nothing was counted that
+        the other operators read and write what the layer saves.
         """
         flops, kept = self.forward_flops_per_row, self.saved_elements_per_row
         operators = []
@@ -112,6 +144,7 @@ class CustomKind:
                 weight_elements=0 if flops > 0 else self.parameters,
                 saved_elements_per_row=kept,
                 saved_bytes_per_row=self.saved_bytes_per_row,
+                traffic=self._traffic,
             )
         )
         return LayerKind(

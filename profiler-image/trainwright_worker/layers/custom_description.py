@@ -259,6 +259,10 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
         buffer_bytes=buffer_bytes(layer),
         forward_kernels=passes.forward_kernels,
         backward_kernels=passes.backward_kernels,
+        forward_moved_elements_per_row=passes.traffic.forward_elements,
+        forward_moved_bytes_per_row=passes.traffic.forward_bytes,
+        backward_moved_elements_per_row=passes.traffic.backward_elements,
+        backward_moved_bytes_per_row=passes.traffic.backward_bytes,
         shared_weight=shared_weight,
         shared_parameters=shared_parameters,
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom_formats import in_format
+from trainwright_worker.layers.layer import to_device
 from trainwright_worker.live_bytes import AllocationTracker
 
 _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
@@ -17,6 +22,12 @@ _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
 
 _NO_KERNEL = ("empty", "empty_like", "empty_strided", "_unsafe_view")
 """Operators of ATen besides views that only allocate or rename."""
+
+_PRODUCTS_AND_COPIES: Final = (
+    *("mm", "matmul", "mv", "convolution", "attention", "linear"),
+    *("copy", "clone", "cat", "stack", "fill", "zero", "zeros", "ones", "full", "nll_loss"),
+)
+"""Parts of names of operators that are priced as products, or that a runtime's streaming ratio counts with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +37,13 @@ class PassCounts:
     Attributes:
         workspace_bytes_per_row: what one more row adds to their peak besides what the layer keeps, in float32.
         forward_kernels, backward_kernels: operators that compute, whatever the rows.
+        traffic: of operators besides products, copies and conversions, in bfloat16 if the layer runs in that.
     """
 
     workspace_bytes_per_row: float = 0.0
     forward_kernels: int = 0
     backward_kernels: int = 0
+    traffic: Traffic = NO_TRAFFIC
 
 
 def count_passes(layers: CustomLayers, number: int, device: str, kept_bytes_per_row: float) -> PassCounts:
@@ -38,11 +51,32 @@ def count_passes(layers: CustomLayers, number: int, device: str, kept_bytes_per_
     low, high = _ROWS[device]
     try:
         with made_on(layers, number, device) as layer:
-            fewer, more = (_Run.of(layers, number, layer, rows, device) for rows in (low, high))
+            fewer, more = (_Run.of(layers, number, layer, rows, device, torch.float32) for rows in (low, high))
     except (RuntimeError, NotImplementedError):  # deliberate: profiles measure it
         return PassCounts()
     workspace = max((more.peak_bytes - fewer.peak_bytes) / (high - low) - kept_bytes_per_row, 0.0)
-    return PassCounts(workspace, fewer.forward_kernels, fewer.backward_kernels)
+    try:
+        with made_on(layers, number, device) as layer:
+            in_format(layer, torch.bfloat16)
+            runs = [_Run.of(layers, number, layer, rows, device, torch.bfloat16) for rows in (low, high)]
+    except (RuntimeError, NotImplementedError):  # deliberate: it needs float32
+        runs = [fewer, more]
+    return PassCounts(workspace, fewer.forward_kernels, fewer.backward_kernels, _traffic(runs[0], runs[1], high - low))
+
+
+def _traffic(fewer: _Run, more: _Run, rows: int) -> Traffic:
+    """Return what each further row moves, by operators that write more for it: not those of weights and their gradients."""
+
+    def per_row(few: list[_Moved], many: list[_Moved]) -> tuple[float, float]:
+        if len(few) != len(many):
+            return 0.0, 0.0
+        by_row = [(first, second) for first, second in zip(few, many, strict=True) if second.written > first.written]
+        elements, others = (sum(second[part] - first[part] for first, second in by_row) for part in (0, 1))
+        return elements / rows, others / rows
+
+    forwards = fewer.forward_kernels, more.forward_kernels
+    forward = per_row(fewer.moved[: forwards[0]], more.moved[: forwards[1]])
+    return Traffic(*forward, *per_row(fewer.moved[forwards[0] :], more.moved[forwards[1] :]))
 
 
 def buffer_bytes(layer: CustomLayer) -> int:
@@ -50,38 +84,70 @@ def buffer_bytes(layer: CustomLayer) -> int:
     return sum(buffer.nbytes for buffer in layer.buffers())
 
 
+class _Moved(NamedTuple):
+    """Values in the layer's format, and bytes in others, that an operator reads and writes; bytes that it writes."""
+
+    elements: int
+    others: int
+    written: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     peak_bytes: int
     forward_kernels: int
     backward_kernels: int
+    moved: list[_Moved]
 
     @classmethod
-    def of(cls, layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _Run:
-        boundary = layers.example(number - 1, rows)
-        gradients = tuple(torch.zeros(rows, *shape) for shape in layers.boundary(number))
+    def of(  # noqa: PLR0913, PLR0917 (what a run depends on)
+        cls, layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str, dtype: torch.dtype
+    ) -> _Run:
+        boundary = layers.example(number - 1, rows, dtype)
+        formats = layers.formats(number, dtype)
+        gradients = tuple(
+            torch.zeros(rows, *shape, dtype=own) for shape, own in zip(layers.boundary(number), formats, strict=True)
+        )
         fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
-        data = {name: value.to(device) for name, value in fields.items()}
+        data = to_device(fields, torch.device(device), dtype, layers.model.keep_float32)
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter)
         of_weights = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
         existing = [*boundary, *data.values(), *gradients, *of_weights, *layer.parameters(), *layer.buffers()]
-        with FusedAttention(), AllocationTracker(existing) as tracker, _KernelCounter() as kernels:
+        with FusedAttention(), AllocationTracker(existing) as tracker, _Kernels(dtype) as kernels:
             output = layer(boundary, data)
-            forward_kernels = kernels.count
+            forward_kernels = len(kernels.moved)
             output.backward(gradients)
-        return cls(tracker.peak_bytes, forward_kernels, kernels.count - forward_kernels)
+        return cls(tracker.peak_bytes, forward_kernels, len(kernels.moved) - forward_kernels, kernels.moved)
 
 
-class _KernelCounter(TorchDispatchMode):
-    """Counter of the operators that compute: neither views nor allocations."""
+class _Kernels(TorchDispatchMode):
+    """Recorder of what operators that compute move: neither views nor allocations."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.count = 0
+        self._dtype = dtype
+        self.moved: list[_Moved] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.count += not func.is_view and func.overloadpacket.__name__ not in _NO_KERNEL
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in _NO_KERNEL:
+            counts = not any(word in name for word in _PRODUCTS_AND_COPIES)
+            read, written = (
+                [value for value in tree_leaves(part) if isinstance(value, Tensor)] for part in (args, result)
+            )
+            self.moved.append(self._of(read, written) if counts else _Moved(0, 0, 0))
+        return result
+
+    def _of(self, read: list[Tensor], written: list[Tensor]) -> _Moved:
+        elements = others = 0
+        for value in (*read, *written):
+            size = min(value.nbytes, value.untyped_storage().nbytes())  # an expanded value is read once
+            if value.dtype is self._dtype:
+                elements += size // value.itemsize
+            else:
+                others += size
+        return _Moved(elements, others, sum(value.nbytes for value in written))
