@@ -22,7 +22,7 @@ from trainwright_operator.flow.actions import Action
 from trainwright_operator.local import loop, tuned_plan
 from trainwright_operator.local.apply import Applier
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 Tune = Callable[..., int]
 PlanFile = Callable[..., Path]
 
