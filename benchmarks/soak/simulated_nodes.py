@@ -41,6 +41,8 @@ _TICK_SECONDS: Final = 0.5
 Object = dict[str, Any]
 Gang = tuple[str, str]
 """Uid of the plan and name of the gang."""
+RunSeconds = float | Callable[[str], float]
+"""For how long a gang runs, of all gangs or by its name."""
 Report = Callable[[WorkerTask], Any]
 """What the workers of a task report; a Failure where all of them fail."""
 
@@ -85,7 +87,7 @@ class SimulatedNodes:
         completed: number of times that each task ran to its end, by plan and name of its ConfigMap.
     """
 
-    def __init__(self, api: ApiServer, namespace: str, run_seconds: float, report: Report) -> None:
+    def __init__(self, api: ApiServer, namespace: str, run_seconds: RunSeconds, report: Report) -> None:
         self._requests = Requests(api)
         self._report = report
         self._run_seconds = run_seconds
@@ -175,8 +177,9 @@ class SimulatedNodes:
         status = pod.get("status", {})
         if status.get("phase") != "Running":
             return False
-        since = datetime.fromisoformat(status["startTime"])
-        return datetime.now(UTC) - since >= timedelta(seconds=self._run_seconds)
+        since, gang = datetime.fromisoformat(status["startTime"]), pod["metadata"]["labels"][GANG_LABEL]
+        seconds = self._run_seconds(gang) if callable(self._run_seconds) else self._run_seconds
+        return datetime.now(UTC) - since >= timedelta(seconds=seconds)
 
     def _finish(self, gang: Gang, jobs: list[Object], pods: list[Object], task_map: Object) -> None:
         task = documents.loads(task_map["data"][TASK_FILE], WorkerTask, source="task")
@@ -244,7 +247,7 @@ def _text(time: datetime) -> str:
 
 @contextmanager
 def simulated_nodes(
-    api: ApiServer, namespace: str, folder: Path, run_seconds: float, report: Report = report_of
+    api: ApiServer, namespace: str, folder: Path, run_seconds: RunSeconds, report: Report = report_of
 ) -> Iterator[tuple[SimulatedNodes, int]]:
     """Run the jobs of a namespace until the block ends. Return them with the port of the kubelets."""
     nodes = SimulatedNodes(api, namespace, run_seconds, report)
