@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from trainwright_worker.layers import custom
+from trainwright_worker.layers import custom, custom_description
 from trainwright_worker.layers.custom import CustomLayers, CustomModel
 from trainwright_worker.layers.custom_makers import LayerMakers, part
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -114,3 +117,24 @@ def test_a_model_larger_than_the_host_is_refused_with_the_way_out(monkeypatch: p
     monkeypatch.setattr(custom, "host_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"build\(\) makes .* this host has .*; leave build out"):
         custom.check_memory(layers)
+
+
+def large() -> CustomModel:
+    """Return a model whose whole one is larger than the memory of checks, of which its layers are a small part."""
+
+    def build() -> nn.Module:
+        whole = Whole()
+        with torch.device("meta"):
+            whole.rest = nn.Linear(50_000, 50_000)
+        return whole
+
+    return model(build)
+
+
+def test_a_large_whole_model_is_not_built_to_check_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "large_whole", SimpleNamespace(large=large))
+    Whole.built = 0
+    checks = custom_description.describe("large_whole:large").checks
+    assert Whole.built == 0
+    assert any("another process: the whole model takes" in sentence for sentence in checks.left_out)
+    assert sum("values of" in sentence for sentence in checks.left_out) == len(LAYERS)

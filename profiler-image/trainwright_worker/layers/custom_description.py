@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.families import Custom, CustomChecks, CustomKind
+from trainwright.quantity import format_bytes
 from trainwright.worker_api import FailureReason
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.gang.errors import WorkerError
@@ -22,7 +23,7 @@ from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
-from trainwright_worker.layers.custom_values import Findings, ValueCheck
+from trainwright_worker.layers.custom_values import MAX_BYTES, Findings, ValueCheck
 from trainwright_worker.layers.layer import dtype_name
 
 CHECK_SECONDS = 120.0
@@ -131,7 +132,12 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
         of_layers.append(kinds.setdefault(counted[key].key, name))
         keys.append(key)
     of_keys = [keys.index(key) for key in dict.fromkeys(keys)]
-    other = start_other_process(entrypoint, of_keys) if check_seconds > 0 else None
+    whole_bytes = layers.makers.whole_bytes()
+    if whole_bytes > MAX_BYTES:
+        findings.left_out.append(
+            f"weights and rows of another process: the whole model takes {format_bytes(whole_bytes)}"
+        )
+    other = start_other_process(entrypoint, of_keys) if check_seconds > 0 and whole_bytes <= MAX_BYTES else None
     try:
         if check_seconds > 0:
             value_findings = ValueCheck(layers, of_layers, check_seconds, dtypes).run(keys)
