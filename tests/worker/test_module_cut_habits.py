@@ -155,6 +155,12 @@ def test_what_cannot_be_cut_is_refused_with_its_line(habit: str, tmp_path: Path)
         cut(tmp_path, body)
 
 
+def test_modules_in_a_row_are_layers_where_no_block_repeats(tmp_path: Path) -> None:
+    row = "self.row = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6))"
+    _, notes = cut(tmp_path, "return self.row(x)", replaced=("self.drop = nn.Dropout(0.3)", row))
+    assert notes[0].endswith("4 layers (Linear, 2 × Linear2, Last)")
+
+
 def test_a_module_without_losses_is_told_to_have_a_function_of_them(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"returns tuple, not each row's loss; write a function loss\(output, targets\)"

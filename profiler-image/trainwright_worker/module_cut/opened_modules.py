@@ -59,7 +59,20 @@ def opened_modules(whole: nn.Module, forward: Forward, rows: Mapping[str, Tensor
         forward(rows)
     opened = _opened(whole, ancestors, frozenset())
     blocks = {type(block) for module in opened for block in _kept(module, ancestors, opened)}
-    return _opened(whole, ancestors, blocks)
+    opened = _opened(whole, ancestors, blocks)
+    classes = Counter(type(child) for child in whole.children() if is_composite(child))
+    classes.pop(nn.Sequential, None)
+    if opened == {whole} and max(classes.values(), default=0) < 2:
+        opened.update(_rows_of_modules(whole))
+    return opened
+
+
+def _rows_of_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the plain sequences in a module and in each other."""
+    for child in module.children():
+        if type(child) is nn.Sequential:
+            yield child
+            yield from _rows_of_modules(child)
 
 
 def _opened(whole: nn.Module, ancestors: _Ancestors, blocks: Collection[type]) -> set[nn.Module]:
