@@ -64,7 +64,10 @@ class Written(NamedTuple):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    for file in (*WHOLE_MODULES.glob("*.py"), WHOLE_MODULES.with_name("own_models.py")):
+    for file in (
+        *WHOLE_MODULES.glob("*.py"),
+        *(WHOLE_MODULES.with_name(name) for name in ("own_models.py", "outside_models.py")),
+    ):
         shutil.copy(file, folder)
     return folder
 
@@ -115,6 +118,23 @@ def test_another_model_is_not_equal(written: dict[str, Written]) -> None:
         not one.is_equal and one.gradients == pytest.approx(0.5)
         for one in differences(whole.build, doubled, written["unet"].model)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("torchvision_resnet", "10 layers (First, 8 × BasicBlock, Last)"),
+        ("hugging_face_bert", "5 layers (First, 3 × BertLayer, Last)"),
+    ],
+)
+def test_models_of_other_libraries_are_cut_as_they_are(folder: Path, name: str, layers: str) -> None:
+    """Their dropout draws the same numbers, and `write_layers` refuses what differs."""
+    notes: list[str] = []
+    write_layers(f"{folder / name}.py:build", None, notes.append)
+    assert notes[0].endswith(layers)
+    assert [note.partition(" of the layers differ by ")[0] for note in notes[1:]] == [
+        "1 row: losses", "2 rows: losses", "3 rows: losses",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)
