@@ -82,7 +82,8 @@ def run_series(
 ) -> TrialSeriesReport:
     """Measure the plans in rounds, and those that other programs disturbed once more; they share process groups.
 
-    Each is reported as soon as its first round is done, and when all are.
+    The first round of each is reported at once, for a series that is interrupted; the log that an operator reads has
+    room for no more besides the report.
     """
     groups = ProcessGroups(timeout)
     plans = range(len(task.plans))
@@ -107,9 +108,6 @@ def run_series(
             if _best_rounds(rounds[number], len(shares)).is_disturbed:
                 measure(number, shares[0])
     reports = tuple(_best_rounds(own, len(shares)) for own in rounds)
-    if assignment.is_main_process and len(shares) > 1:
-        for number, report in enumerate(reports):
-            report_writer.write_series_part(number, report)
     groups.close()
     return TrialSeriesReport(reports)
 

@@ -134,8 +134,10 @@ def test_series_runs_plans_on_any_devices_of_the_gang(worker, make) -> None:
     assert [{(m.node, m.slot) for m in trial.memory} for trial in report.trials] == [
         {(device.node, device.slot) for device in plan.devices} for plan in plans
     ]
-    assert {part.number: part.trial for part in outcome.parts} == dict(enumerate(report.trials))
-    assert [len(part.trial.iteration_seconds) for part in outcome.parts] == [1, 1, 1, 2, 2, 2]
+    first_rounds = [(part.number, part.trial.iteration_seconds, part.trial.memory) for part in outcome.parts]
+    assert first_rounds == [
+        (number, trial.iteration_seconds[:1], trial.memory) for number, trial in enumerate(report.trials)
+    ]
     first, second, third = report.trials
     assert first.losses == pytest.approx(third.losses, rel=1e-5)
     assert second.losses == pytest.approx(third.losses, rel=1e-5)
