@@ -142,6 +142,12 @@ def test_buffer_that_counts_forwards_is_remarked() -> None:
     assert any("with buffer step, which each forward changes" in remark for remark in found.checks.remarks)
 
 
+def test_products_of_autocast_are_remarked_with_their_figure() -> None:
+    found = describe("format_habits:multiplies_in_autocast")
+    assert found.checks is not None
+    assert any(r"(InAutocast) multiplies in a half format (autocast)" in remark for remark in found.checks.remarks)
+
+
 def test_rounded_whole_numbers_are_remarked_with_their_figures() -> None:
     found = describe("format_habits:rounded_field")
     assert found.checks is not None

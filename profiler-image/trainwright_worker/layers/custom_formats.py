@@ -52,6 +52,21 @@ class _OneFormat(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class ProductFormats(TorchDispatchMode):
+    """Recorder of the number formats of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket.__name__ in _PRODUCTS:
+            self.seen |= {entry.dtype for entry in tree_leaves(args) if isinstance(entry, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
 def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtype] = FORMATS) -> str | None:
     """Check that a layer computes in these formats, hands on that format and changes none of its weights.
 

@@ -188,3 +188,21 @@ class SparseGraph(nn.Module):
 
 def sparse_matrix() -> CustomModel:
     return model(SparseGraph)
+
+
+class InAutocast(nn.Module):
+    """Multiplies in bfloat16 whatever the plan's format, and hands that on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            *(nn.Linear(width, after) for width, after in ((WIDTH, 512), (512, 512), (512, WIDTH)))
+        )
+
+    def forward(self, values: Tensor) -> Tensor:
+        with torch.autocast(values.device.type if values.device.type != "meta" else "cpu", torch.bfloat16):
+            return self.inner(values).to(values.dtype)
+
+
+def multiplies_in_autocast() -> CustomModel:
+    return model(InAutocast)
