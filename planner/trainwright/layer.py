@@ -179,6 +179,8 @@ class LayerKind:
         workspace_bytes_per_row: what a layer of a user's model takes for a moment besides what it saves.
         buffer_bytes: of a user's layer, whole on every rank that computes it.
         forward_kernels, backward_kernels: operators of torch that a user's layer issues; 0: as many as its operators.
+        frozen_parameters: parameters of a user's layer that are not trained.
+        without_backward: whether a user's layer and all before it are frozen, so that no backward is computed.
     """
 
     name: str
@@ -192,6 +194,8 @@ class LayerKind:
     backward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     output_bytes_per_row: Annotated[int, OMITTED_DEFAULT] = 0
     output_float32_elements_per_row: Annotated[int, OMITTED_DEFAULT] = 0
+    frozen_parameters: Annotated[int, OMITTED_DEFAULT] = 0
+    without_backward: Annotated[bool, OMITTED_DEFAULT] = False
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -200,6 +204,17 @@ class LayerKind:
     @cached_property
     def parameters(self) -> int:
         return sum(operator.weight_elements for operator in self.operators)
+
+    @property
+    def trained_parameters(self) -> int:
+        return self.parameters - self.frozen_parameters
+
+    @property
+    def backward_share(self) -> float:
+        """Part of a backward's work that is left where weights are frozen: half of it is for the gradients of weights."""
+        if self.without_backward:
+            return 0.0
+        return 1 - self.frozen_parameters / self.parameters / 2 if self.frozen_parameters else 1.0
 
     @cached_property
     def split_parameters(self) -> int:

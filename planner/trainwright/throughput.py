@@ -69,7 +69,8 @@ def tokens_per_second_per_device(rates: Throughput, plan: Plan) -> float | None:
 
 def flops_per_row(model: Model) -> float:
     """Return FLOPs of one row's forward and backward through all layers, 2 for each multiply-add."""
-    return PASSES * sum(model.kind_of(layer).forward_flops_per_row for layer in range(len(model.layers)))
+    kinds = map(model.kind_of, range(len(model.layers)))
+    return sum((1 + (PASSES - 1) * kind.backward_share) * kind.forward_flops_per_row for kind in kinds)
 
 
 def tokens_per_row(family: Family) -> int | None:

@@ -68,12 +68,14 @@ class NamedTensor:
     Attributes:
         name: in the worker's checkpoints: layer and parameter or buffer, or the tied weight's name.
         torch_names: in torch's: layer and parameter or buffer, for each layer that has it.
+        is_trained: whether optimizers have a state of it.
     """
 
     name: str
     torch_names: tuple[str, ...]
     shape: tuple[int, ...]
     is_buffer: bool = False
+    is_trained: bool = True
 
     @property
     def worker_name(self) -> str:
@@ -97,11 +99,13 @@ def named_tensors(model: Model) -> tuple[NamedTensor, ...]:
             for attribute, parameter in module.named_parameters():
                 own_name = module.state_name(attribute)
                 name = module.shared_weights.get(attribute, f"{layer}.{own_name}")
-                tensor = tensors.get(name, NamedTensor(name, (), tuple(parameter.shape)))
+                tensor = tensors.get(
+                    name, NamedTensor(name, (), tuple(parameter.shape), is_trained=parameter.requires_grad)
+                )
                 tensors[name] = replace(tensor, torch_names=(*tensor.torch_names, f"layers.{layer}.{own_name}"))
             for own_name, buffer in module.persistent_buffers():
                 name, torch_names = f"{layer}.{own_name}", (f"layers.{layer}.{own_name}",)
-                tensors[name] = NamedTensor(name, torch_names, tuple(buffer.shape), is_buffer=True)
+                tensors[name] = NamedTensor(name, torch_names, tuple(buffer.shape), is_buffer=True, is_trained=False)
     return tuple(tensors.values())
 
 
@@ -119,7 +123,7 @@ def to_torch(source: Path, target: Path) -> TrainingState:
     for tensor in named_tensors(Model.of(state.family)):
         for name in tensor.torch_names:
             new.copy((MODEL, name), tensor.shape, _with_former(tensor.worker_name))
-            if tensor.is_buffer:
+            if not tensor.is_trained:
                 continue
             of_weight = (OPTIMIZER, "state", name)
             for kind in sorted(kinds | needed):
@@ -148,7 +152,7 @@ def to_worker(source: Path, target: Path, training: Training, *, iteration: int 
     for tensor in named_tensors(Model.of(training.family)):
         dtype = None if tensor.is_buffer else torch.float32
         new.copy((tensor.worker_name,), tensor.shape, [f"{MODEL}.{name}" for name in tensor.torch_names], dtype)
-        if tensor.is_buffer:
+        if not tensor.is_trained:
             continue
         of_weight = [f"{OPTIMIZER}.state.{name}" for name in tensor.torch_names]
         for kind in OPTIMIZERS[training.optimizer].state_names:

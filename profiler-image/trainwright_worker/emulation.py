@@ -53,10 +53,13 @@ def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor
     )
 
 
-def backward_segments(forward: Sequence[ComputeSegment]) -> tuple[ComputeSegment, ...]:
-    """Return the segments of the backward: twice the FLOPs and the floor; a copy's backward is an all-reduce."""
+def backward_segments(forward: Sequence[ComputeSegment], share: float = 1.0) -> tuple[ComputeSegment, ...]:
+    """Return the segments of the backward: twice the FLOPs and the floor; a copy's backward is an all-reduce.
+
+    `share` of its work is left where weights are frozen.
+    """
     return tuple(
-        ComputeSegment(2 * piece.seconds, sums_gradients=piece.sums_output, sums_output=piece.sums_gradients)
+        ComputeSegment(2 * share * piece.seconds, sums_gradients=piece.sums_output, sums_output=piece.sums_gradients)
         for piece in reversed(forward)
     )
 

@@ -403,7 +403,7 @@ def _track_memory(
     own_memory = None
     if executor and batch:
         executor.pacer.active = False
-        resident = [*executor.optimizer.resident_tensors, *batch.tensors]
+        resident = [*executor.optimizer.resident_tensors, *executor.stage.frozen_tensors, *batch.tensors]
         peak = measure_process_peak_bytes(partial(executor.run_iteration, batch), resident, device)
         own_memory = RankMemory(assignment.device.node, assignment.device.slot, peak)
         check_capacity(own_memory, task.gang)

@@ -158,7 +158,8 @@ def reference(case: Case | Refusal) -> Reference | None:
         optimizer.step()
         losses.append(loss.item())
     kinds = {"exp_avg": "mean", "exp_avg_sq": "square", "momentum_buffer": "momentum"}
-    found: dict[str, dict[str, torch.Tensor]] = {"weights": {name: one.detach() for name, one in named.items()}}
+    weights = {name: parameter.detach() for name, parameter in named.items()} | one.frozen()
+    found: dict[str, dict[str, torch.Tensor]] = {"weights": weights}
     for name, parameter in named.items():
         for key, value in optimizer.state[parameter].items():
             if key in kinds:

@@ -7,6 +7,7 @@ fields of `Case`; the result is a list of equal length: errors, or what went wro
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
-ERRORS = "gradient_error", "weight_error", "state_error", "buffer_error"
+ERRORS = "gradient_error", "weight_error", "state_error", "buffer_error", "frozen_error"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def expected(case: Case, model: Model) -> dict:
     weights = {name: parameter.detach() for name, parameter in named.items()}
     return {
         "losses": losses, "initial": initial, "gradients": gradients, "weights": weights, "states": states,
-        "buffers": one.named_buffers(),
+        "buffers": one.named_buffers(), "frozen": one.frozen(),
     }  # fmt: skip
 
 
@@ -135,6 +136,18 @@ class Comparison:
         }
         return max((float((buffer - whole[name]).abs().max()) for name, buffer in own.items()), default=0.0)
 
+    def frozen_error(self, whole: dict[str, torch.Tensor]) -> float:
+        """Return the largest error of weights that are not trained; on each rank they are whole but under ZeRO-3."""
+        worst = 0.0
+        for unit in self.executor.stage.frozen_parameters:
+            self.seen |= {weight.name for weight in unit.weights}
+            place = self._run_of(unit).position_of(self.executor.rank)
+            want = own_part(unit, whole, place, self._run_of(unit)).to(unit.shard.dtype)
+            worst = max(worst, float((unit.shard - want).abs().max()))
+            if unit.full_gradients is not None or unit.gradient_shard is not None:
+                worst = math.inf
+        return worst
+
     def copy_weights(self, whole: dict[str, torch.Tensor]) -> None:
         """Copy full weights into the executor, whose device draws others than the CPU does."""
         for unit in self.executor.stage.flat_parameters:
@@ -173,11 +186,12 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
             found["gradient_error"] = comparison.error(gradients, want["gradients"])
     units = executor.stage.flat_parameters
     found["weight_error"] = comparison.error([unit.master_shard for unit in units], want["weights"])
-    for number in range(len(executor.optimizer.states[0])):
+    for number in range(len(executor.optimizer.state_names)):
         whole = {name: states[number] for name, states in want["states"].items()}
         error = comparison.error([states[number] for states in executor.optimizer.states], whole)
         found["state_error"] = max(found["state_error"], error)
     found["buffer_error"] = comparison.buffer_error(want["buffers"])
+    found["frozen_error"] = comparison.frozen_error(want["frozen"])
     found["seen"] = comparison.seen
     return found
 
@@ -191,7 +205,7 @@ def gathered(found: dict, want: dict, seconds: float) -> dict:
     return {
         "loss_error": max(abs(loss / wanted - 1) for loss, wanted in pairs),
         **{name: max(one[name] for one in everyone) for name in ERRORS},
-        "missing": sorted(set(want["gradients"]) - set().union(*(one["seen"] for one in everyone))),
+        "missing": sorted({*want["gradients"], *want["frozen"]} - set().union(*(one["seen"] for one in everyone))),
         "parted": sum(one["parted"] for one in everyone),
         "losses": losses,
         "seconds": seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -205,7 +206,8 @@ def test_plans_over_two_processes_have_the_gradients_of_one_process(tmp_path: Pa
     given.write_text(json.dumps(cases), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(GANG), str(given), str(result)],
-        check=False, capture_output=True, text=True, timeout=280, env={"GANG_WORLD": "2", "PATH": "/usr/bin:/bin"},
+        check=False, capture_output=True, text=True, timeout=280,
+        env={"GANG_WORLD": "2", "PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for answer in json.loads(result.read_text(encoding="utf-8")):

@@ -97,3 +97,20 @@ def test_attention_is_described_as_fused_kernels_compute_it(own_gpt: Model) -> N
     values, statistics, scores = tokens * width, 2 * 2 * tokens, heads * tokens
     # Inputs of both norms and of the four products, one of which has 4 times as many values, as GELU's; queries, keys, values.
     assert block.saved_bytes_per_row(Dtype.FLOAT32) == 4 * ((5 + 2 * 4 + 3) * values + statistics + scores)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_frozen_weights_are_predicted_without_gradients_and_state(
+    make, executor, dtype: Dtype, recompute: bool
+) -> None:
+    model = Model.of(describe("frozen_models:wide", check_seconds=0), dtype)
+    one = executor(model, recompute=recompute)
+    one.run_iteration(one.make_batch(0))
+    batch = one.make_batch(1)
+    resident = [*one.optimizer.resident_tensors, *one.stage.frozen_tensors, *batch.tensors]
+    peak = measure_peak_bytes(lambda: one.run_iteration(batch), resident, CPU)
+    measured = profiles(make, model)
+    assert predicted(model, measured, recompute=recompute) == pytest.approx(peak, rel=0.02)
+    trained = replace(model.family, kinds=tuple(replace(kind, frozen_parameters=0) for kind in model.family.kinds))
+    assert predicted(Model.of(trained, dtype), measured, recompute=recompute) > 1.9 * peak

@@ -301,7 +301,11 @@ def device_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Se
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
     forward = np.array([time.forward for time in times])
     again = np.tensordot(recomputed_shares(kind, roof.selective_recompute), forward, axes=1)
-    return OperatorSeconds(np.sum(forward, axis=0), np.sum([time.backward for time in times], axis=0) + again)
+    shares = [
+        kind.backward_share if operator.traffic is None else 1.0 for operator in kind.operators
+    ]  # else as counted
+    backward = np.sum([share * time.backward for share, time in zip(shares, times, strict=True)], axis=0)
+    return OperatorSeconds(np.sum(forward, axis=0), backward + again)
 
 
 def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: int) -> float:
@@ -343,7 +347,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             rows=row,
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
-            update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer, dtype),
+            update_seconds=update_seconds(kind.parameters_at(degree) - kind.frozen_parameters, roof, optimizer, dtype),
             activation_bytes=round(_saved_bytes(kind, roof, dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )

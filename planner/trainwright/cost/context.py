@@ -131,6 +131,13 @@ class CostContext:
         value_bytes = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
         return value_bytes._replace(copies=self.runtime.copied_bytes_per_parameter)
 
+    @property
+    def model_state_bytes(self) -> int:
+        """Bytes of training state of the full model, on one device."""
+        per_value = self.value_bytes
+        frozen = sum(self.model.kind(name).frozen_parameters for name in self.model.layers)
+        return round((self.model.parameters - frozen) * per_value.unsharded + frozen * per_value.weight)
+
     def layer_cost(self, accelerator: str, kind: LayerKind, split: TensorSplit, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios.
 
@@ -186,7 +193,8 @@ class CostContext:
             return 0.0
         key = (kind.name, rows)
         if key not in self._workspace_bytes:
-            state = kind.parameters * ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32).unsharded
+            per_value = ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32)
+            state = kind.trained_parameters * per_value.unsharded + kind.frozen_parameters * per_value.weight
             measured = [
                 self.profiles.workspace_bytes(accelerator.name, kind.name, 1, rows, state)
                 for accelerator in self.cluster.accelerators

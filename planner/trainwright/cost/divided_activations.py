@@ -124,13 +124,14 @@ class DividedActivations:
         return self._kept_row_bytes(strategy.tensor, divides=strategy.sequence_parallel)
 
     def _kept_row_bytes(self, tensor: int, *, divides: bool) -> tuple[float, ...]:
-        if not divides or tensor == 1:
-            return self.row_bytes[:-1]
-        if tensor not in self._input_row_bytes:
-            parts = {kind.name: tensor if self._allows(kind, tensor) else 1 for kind in self.model.kinds}
-            both = zip(self.row_bytes, self.model.layers, strict=False)
-            self._input_row_bytes[tensor] = tuple(size / parts[name] for size, name in both)
-        return self._input_row_bytes[tensor]
+        key = tensor if divides else 1
+        if key not in self._input_row_bytes:
+            parts = {kind.name: key if key > 1 and self._allows(kind, key) else 1 for kind in self.model.kinds}
+            pairs = zip(self.row_bytes, map(self.model.kind, self.model.layers), strict=False)
+            self._input_row_bytes[key] = tuple(
+                0.0 if kind.without_backward else size / parts[kind.name] for size, kind in pairs
+            )
+        return self._input_row_bytes[key]
 
     def chosen_input_row_bytes(self, tensor: int) -> NDArray[np.float64]:
         """Return `[layer]` bytes of one row of its input that a rank keeps for recompute in the plans that searches make."""

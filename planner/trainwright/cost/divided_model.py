@@ -58,6 +58,10 @@ class DividedModel:
         """Return the parameters of the kind's tied weight."""
         return kind.shared_parameters // (self.degree if self.is_sharded(kind) else 1)
 
+    def trained_parameters(self, kind: LayerKind) -> int:
+        """Return the parameters of one layer that are trained; no group divides a layer with others."""
+        return self.parameters(kind) - kind.frozen_parameters
+
     def untied_parameters(self, kind: LayerKind) -> int:
         """Return the parameters of one layer without its tied weight."""
         return self.parameters(kind) - (self.tied_parameters(kind) if kind.shared_weight is not None else 0)
@@ -67,23 +71,43 @@ class DividedModel:
         """`[kind]` parameters of one layer."""
         return np.array([self.parameters(kind) for kind in self.model.kinds], dtype=np.float64)
 
+    @cached_property
+    def trained_by_kind(self) -> Array:
+        """`[kind]` parameters of one layer that are trained."""
+        return np.array([self.trained_parameters(kind) for kind in self.model.kinds], dtype=np.float64)
+
     def resident_parameters(self, first: int, end: int) -> int:
-        """Return the parameters of the layers `first … end - 1`; a tied weight counts once."""
+        """Return the trained parameters of the layers `first … end - 1`; a tied weight counts once."""
         return self._resident(0, self.kind_counts(first, end))
+
+    def frozen_parameters(self, first: int, end: int) -> int:
+        """Return the parameters of the layers `first … end - 1` that are not trained."""
+        return sum(count * kind.frozen_parameters for kind, count in self.kind_counts(first, end))
 
     @cached_property
     def resident_values(self) -> Array:
-        """`[first, end]` resident parameters of all spans of layers."""
-        counts = [
-            (kind, np.maximum(span_sums(np.array(sums, dtype=np.float64)), 0.0)) for kind, sums in self.prefix_sums
-        ]
+        """`[first, end]` resident trained parameters of all spans of layers."""
+        counts = self._span_counts
         return self._resident(np.zeros_like(counts[0][1]), counts)
+
+    @cached_property
+    def frozen_values(self) -> Array:
+        """`[first, end]` parameters of all spans of layers that are not trained."""
+        total = np.zeros_like(self._span_counts[0][1])
+        for kind, count in self._span_counts:
+            if kind.frozen_parameters:
+                total = total + count * kind.frozen_parameters
+        return total
+
+    @cached_property
+    def _span_counts(self) -> list[tuple[LayerKind, Array]]:
+        return [(kind, np.maximum(span_sums(np.array(sums, dtype=np.float64)), 0.0)) for kind, sums in self.prefix_sums]
 
     def _resident(self, total: Counts, counts: Iterable[tuple[LayerKind, Counts]]) -> Counts:
         """Add the parameters of `counts` layers of each kind to `total`; a tied weight counts with its first kind alone."""
         owned: dict[str, Any] = {}
         for kind, count in counts:
-            total = total + count * self.untied_parameters(kind)
+            total = total + count * (self.untied_parameters(kind) - kind.frozen_parameters)
             if kind.shared_weight is not None:
                 was_owned = owned.get(kind.shared_weight, False)
                 owned[kind.shared_weight] = is_owned = (count > 0) | was_owned

@@ -103,7 +103,7 @@ def _values(run: LayerRun, first: int, end: int, plan_times: PlanTimes) -> int:
     context, divided = plan_times.context, plan_times.context.divided_by(run.strategy)
     total = 0
     for kind, count in context.kind_counts(first, end):
-        total += count * divided.parameters(kind)
+        total += count * divided.trained_parameters(kind)
         name = kind.shared_weight
         if name is not None:
             is_first = (

@@ -13,6 +13,7 @@ from trainwright.cost.memory_terms import (
     StateBytes,
     activation_bytes,
     boundary_buffer_bytes,
+    frozen_bytes,
     gathered_bytes,
     shard_values,
     state_bytes,
@@ -136,13 +137,22 @@ def _state_bytes(
             range(run.first, run.end)
         )
         kinds = () if accumulates else context.kind_counts(run.first, run.end)
-        largest = max((context.divided_by(run.strategy).parameters(kind) for kind, _ in kinds), default=0)
+        largest = max((context.divided_by(run.strategy).trained_parameters(kind) for kind, _ in kinds), default=0)
         shard = shard_values(values, run.strategy.data)
         states.append(
             state_bytes(values, shard, run.strategy.sharding, per_value, accumulates=accumulates, largest_layer=largest)
         )
+    frozen = sum(
+        frozen_bytes(
+            context.divided_by(run.strategy).frozen_parameters(run.first, run.end),
+            run.strategy.sharding,
+            run.strategy.data,
+            per_value,
+        )
+        for run in stage.layers
+    )
     weights, gradients, optimizer, unreduced = zip(*states, strict=True)
-    return StateBytes(sum(weights), sum(gradients), sum(optimizer), max(unreduced))
+    return StateBytes(sum(weights) + frozen, sum(gradients), sum(optimizer), max(unreduced))
 
 
 def _gathered_bytes(stage: Stage, context: CostContext) -> int:

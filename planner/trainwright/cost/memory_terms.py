@@ -96,6 +96,11 @@ def state_bytes(  # noqa: PLR0913 - what training state depends on
     )
 
 
+def frozen_bytes(frozen: Values, sharding: Sharding, data: int, per_value: ValueBytes) -> Values:
+    """Return the bytes of `frozen` parameters on one of `data` replicas: weights in the model's number format alone."""
+    return (shard_values(frozen, data) if sharding is Sharding.ZERO3 else frozen) * per_value.weight
+
+
 def gathered_bytes(layer_values: Sequence[int], per_value: ValueBytes) -> int:
     """Return the bytes of sharded weights while unsharded: of a layer that computes and of the next, gathered ahead."""
     return max(sum(pair) for pair in pairwise((0, *layer_values))) * per_value.weight

@@ -116,10 +116,16 @@ class StageTables:
     _inputs: dict[int, Array] = field(default_factory=dict)
 
     def resident_values(self, tensor: int) -> Array:
-        """Return `[span]` parameters resident on a rank."""
+        """Return `[span]` trained parameters resident on a rank."""
         if tensor not in self._resident:
             self._resident[tensor] = self.context.divided_at(tensor).resident_values[self.spans.layers]
         return self._resident[tensor]
+
+    @cached_property
+    def frozen_values(self) -> Array:
+        """`[span]` parameters resident on a rank that are not trained; no tensor group divides layers with some."""
+        values: Array = self.context.divided_at(1).frozen_values[self.spans.layers]
+        return values
 
     def input_row_bytes(self, tensor: int) -> Array:
         """Return `[span]` bytes of one row that recomputed layers store."""

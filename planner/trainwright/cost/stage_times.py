@@ -52,9 +52,10 @@ class _RunCosts:
         is_gathered = self.run.strategy.keep_gathered_weights and not is_first_pass
         return 0.0 if is_gathered else self.all_gather_seconds.get(kind, 0.0)
 
-    def backward_gather_seconds(self, kind: str) -> float:
+    def backward_gather_seconds(self, kind: LayerKind) -> float:
         """Return the seconds of gathering a layer's weights for a backward, which zero2 has kept since the forward."""
-        return self.gather_seconds(kind, is_first_pass=False) if self.run.strategy.sharding is Sharding.ZERO3 else 0.0
+        gathers = self.run.strategy.sharding is Sharding.ZERO3 and not kind.without_backward
+        return self.gather_seconds(kind.name, is_first_pass=False) if gathers else 0.0
 
 
 _TermsByKind = dict[str, LayerTerms[float]]
@@ -180,7 +181,7 @@ class _StageTimesBuilder:
             )
             for rows, accelerators, collective in group
         ]
-        if run.strategy.recompute:
+        if run.strategy.recompute and not kind.without_backward:
             group_terms = [with_recompute(terms) for terms in group_terms]
         return group_terms[0] if len(group_terms) == 1 else slowest_terms(group_terms)
 
@@ -234,7 +235,7 @@ class _StageTimesBuilder:
         for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
             run, steps = part.run, {}
             for name, terms in seconds.items():
-                gather = part.backward_gather_seconds(name)
+                gather = part.backward_gather_seconds(self.context.model.kind(name))
                 reduce = part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0
                 waits = reduce > 0 and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(terms.backward_seconds, terms.backward_sync_seconds, gather, reduce, waits)
@@ -246,7 +247,7 @@ class _StageTimesBuilder:
         The gradients of a tied weight are reduced with its first layer, or separately.
         """
         divided = self.context.divided_by(run.strategy)
-        values = divided.parameters(kind)
+        values = divided.trained_parameters(kind)
         name = kind.shared_weight
         if name is not None and (
             name in self.plan_layout.reduced_separately

@@ -162,7 +162,7 @@ def update_seconds(accelerator: str, run: LayerRun, context: CostContext) -> tup
             number
             * context.layer_cost(accelerator, kind, TensorSplit(run.strategy.tensor), min(run.rows)).update_seconds
         )
-        values += number * context.divided_by(run.strategy).parameters(kind)
+        values += number * context.divided_by(run.strategy).trained_parameters(kind)
     return seconds, values
 
 

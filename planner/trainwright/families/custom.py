@@ -21,7 +21,9 @@ class CustomKind:
     """Sizes of a user model's uniform layers."""
 
     name: Annotated[_Name, Doc("Name of the kind, unique in the model.")]
-    parameters: Annotated[int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Values of one layer's weights.")]
+    parameters: Annotated[
+        int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Values of one layer's weights, frozen ones included.")
+    ]
     forward_flops_per_row: Annotated[_Count, Doc("FLOPs of its products, 2 for each multiply-add.")]
     output_elements_per_row: Annotated[
         int,
@@ -73,6 +75,17 @@ class CustomKind:
         Doc("Bytes of the integers that it hands on (indices, masks)."),
         OMITTED_DEFAULT,
     ] = 0
+    frozen_parameters: Annotated[
+        int,
+        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        Doc("Values of its weights that are not trained (requires_grad_(False))."),
+        OMITTED_DEFAULT,
+    ] = 0
+    without_backward: Annotated[
+        bool,
+        Doc("Whether it and all layers before it are frozen, so that no backward is computed."),
+        OMITTED_DEFAULT,
+    ] = False
 
     output_float32_elements_per_row: Annotated[
         int,
@@ -99,6 +112,11 @@ class CustomKind:
             raise ValueError(
                 f"custom.kinds: shared_parameters of {self.name} must be those of shared_weight, and at most its parameters "
                 f"({self.parameters}), got {self.shared_parameters}; describe the model again"
+            )
+        if self.frozen_parameters > self.parameters - self.shared_parameters:
+            raise ValueError(
+                f"custom.kinds: frozen_parameters of {self.name} must be among its {self.parameters - self.shared_parameters} "
+                f"values that it does not share, got {self.frozen_parameters}; describe the model again"
             )
 
     @property
@@ -159,6 +177,8 @@ class CustomKind:
             backward_kernels=self.backward_kernels,
             output_bytes_per_row=self.output_bytes_per_row,
             output_float32_elements_per_row=self.output_float32_elements_per_row,
+            frozen_parameters=self.frozen_parameters,
+            without_backward=self.without_backward,
         )
 
 

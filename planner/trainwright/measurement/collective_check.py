@@ -129,8 +129,8 @@ def collective_sizes(model: Model) -> tuple[int, ...]:
         for segment in kind.segments
         if segment.ends_in_all_reduce
     ]
-    gradients = [kind.parameters * _VALUE_BYTES for kind in model.kinds if kind.parameters]
-    everything = sum(model.kind_of(layer).parameters for layer in range(len(model.layers))) * _VALUE_BYTES
+    gradients = [kind.trained_parameters * _VALUE_BYTES for kind in model.kinds if kind.trained_parameters]
+    everything = sum(model.kind_of(layer).trained_parameters for layer in range(len(model.layers))) * _VALUE_BYTES
     sizes = [min(size, MAX_BYTES) for size in (*rows, *gradients, everything) if size]
     if not sizes:
         return ()

@@ -109,9 +109,9 @@ class BoundarySpec:
 
 def flatten_rows(boundary: Boundary, start: int, stop: int) -> Tensor:
     """Return the message of these rows; a view if the boundary is one contiguous tensor."""
-    flat = [tensor[start:stop].reshape(-1) for tensor in boundary]
+    flat = [tensor[start:stop].reshape(-1).contiguous() for tensor in boundary]  # one that was expanded may stay so
     if len({tensor.dtype for tensor in flat}) > 1:
-        flat = [tensor.contiguous().view(torch.uint8) for tensor in flat]
+        flat = [tensor.view(torch.uint8) for tensor in flat]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 

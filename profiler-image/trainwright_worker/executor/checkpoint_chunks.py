@@ -230,14 +230,21 @@ def _buffer_tiles(layer: RankLayer, max_values: int = sys.maxsize) -> Iterator[S
 
 def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
     stage = executor.stage
-    for number, flat_parameter in enumerate(stage.flat_parameters):
+    flat_parameters = (*enumerate(stage.flat_parameters), *((None, frozen) for frozen in stage.frozen_parameters))
+    for number, flat_parameter in flat_parameters:
         run = next(
             layer.run
             for layer in stage.layers
             if any(use.flat_parameter is flat_parameter for use in layer.parameter_uses)
         )
         states = tuple(
-            (part, {WEIGHTS: part.of(flat_parameter.master_shard), **executor.optimizer.states_of(number, part)})
+            (
+                part,
+                {
+                    WEIGHTS: part.of(flat_parameter.master_shard),
+                    **({} if number is None else executor.optimizer.states_of(number, part)),
+                },
+            )
             for part in flat_parameter.own_parts
         )
         yield _RankState(flat_parameter, states, run, executor.rank)

@@ -29,10 +29,14 @@ class EmulatedStagePace:
         if emulation is None:
             return cls()
         segments = {layer.number: _layer_segments(emulation, model, layer, rank) for layer in stage.layers}
+        backwards = {
+            number: backward_segments(forward, model.kind_of(number).backward_share)
+            for number, forward in segments.items()
+        }
         return cls(
             _forward_seconds(stage, segments),
-            _backward_seconds(stage, segments, is_last=False),
-            _backward_seconds(stage, segments, is_last=True),
+            _backward_seconds(stage, segments, backwards, is_last=False),
+            _backward_seconds(stage, segments, backwards, is_last=True),
             (emulation.update_seconds(stage.updated_parameters),),
         )
 
@@ -79,16 +83,22 @@ def _forward_seconds(stage: StageModule, segments: dict[int, tuple[ComputeSegmen
 
 
 def _backward_seconds(
-    stage: StageModule, segments: dict[int, tuple[ComputeSegment, ...]], *, is_last: bool
+    stage: StageModule,
+    segments: dict[int, tuple[ComputeSegment, ...]],
+    backwards: dict[int, tuple[ComputeSegment, ...]],
+    *,
+    is_last: bool,
 ) -> tuple[float, ...]:
     paced = _PacedSegments()
     for run_index in reversed(range(len(stage.runs))):
         for layer in reversed(stage.runs[run_index]):
+            if layer.without_backward:
+                continue
             if layer.has_sharded_weights:
                 paced.cut()
             if layer.is_recomputed:
                 paced.add(segments[layer.number], sequence_parallel=layer.is_sequence_parallel)
-            paced.add(backward_segments(segments[layer.number]), sequence_parallel=layer.is_sequence_parallel)
+            paced.add(backwards[layer.number], sequence_parallel=layer.is_sequence_parallel)
             if layer.scatters_boundary:
                 paced.cut()
             if is_last and layer.overlaps_reduction:

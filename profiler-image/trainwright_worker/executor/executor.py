@@ -225,7 +225,7 @@ class PlanExecutor:
                 sender.wait_for_sends([micro_batch - len(self.pipeline.stages)])
             self.run_ahead.mark()
         self.boundaries.wait_for_sends()
-        for flat_parameter in self.stage.flat_parameters:
+        for flat_parameter in (*self.stage.flat_parameters, *self.stage.frozen_parameters):
             flat_parameter.reshard()
         for module in modules:
             module.training = True

@@ -110,6 +110,8 @@ class FlatParameter:
     gradients; under ZeRO-3 it also keeps only that shard of the weights, except while a layer computes. Gradients
     accumulate over micro-batches unsharded and in float32 under every sharding.
 
+    Weights that are not trained have no gradients; they are sharded under ZeRO-3 alone, and kept in the model's dtype alone.
+
     Each rank draws only the initial values that it keeps; `beat` is called meanwhile.
 
     Attributes:
@@ -120,7 +122,7 @@ class FlatParameter:
         full_gradients: unsharded gradients, padded to equal shards; None while there are none.
         gradient_views: its views in the shapes of the weights; empty while there are none.
         gradient_shard: this rank's shard of the reduced gradients; None before reduction.
-        master_shard: this rank's shard of the weights in float32, which the optimizer updates.
+        master_shard: this rank's shard of the weights in float32, which the optimizer updates; `shard` if none does.
         shard: this rank's shard of the weights in the model's dtype.
         is_unsharded: whether layers can compute with the weights now.
     """
@@ -133,10 +135,11 @@ class FlatParameter:
         dtype: torch.dtype,
         device: torch.device,
         is_shared: bool = False,
+        is_trained: bool = True,
         beat: Callable[[str], None] = lambda _doing: None,
     ) -> None:
         self.weights = tuple(sorted(weights, key=lambda weight: weight.split_dimension is None))
-        self.shard_group = shard_group
+        self.shard_group, self.is_trained = shard_group, is_trained
         # Autograd must not accumulate a tied weight's gradient by itself, since a layer's gradient may not count.
         self.accumulates_in_place = dtype is torch.float32 and not is_shared
         self._beat = beat
@@ -166,12 +169,13 @@ class FlatParameter:
     def _make_shards(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make this rank's shard of the weights, and the other shards unless they are gathered when needed."""
         start, stop = self.shard_start, self.shard_stop
-        if self.is_sharded or dtype is not torch.float32:
-            self.master_shard = torch.zeros(self.shard_size, device=device)
+        master_dtype = torch.float32 if self.is_trained else dtype
+        if self.is_sharded or dtype is not master_dtype:
+            self.master_shard = torch.zeros(self.shard_size, dtype=master_dtype, device=device)
         else:
             self.master_shard = self.full_values[start:stop]
         self._write_initial_values(self.master_shard, start)
-        if dtype is torch.float32:
+        if dtype is master_dtype:
             self.shard = self.master_shard
         else:
             self.shard = self.master_shard.to(dtype) if self.is_sharded else self.full_values[start:stop]
@@ -230,7 +234,7 @@ class FlatParameter:
 
     def ensure_gradients(self) -> None:
         """Allocate unsharded gradients before a backward accumulates into them."""
-        if self.full_gradients is not None:
+        if self.full_gradients is not None or not self.is_trained:
             return
         self.full_gradients = torch.zeros(self.shard_size * self.shard_group.count, device=self.full_values.device)
         self.gradient_views = self.views(self.full_gradients)
@@ -243,7 +247,7 @@ class FlatParameter:
 
         One addition for each weight: torch's addition of many tensors at once is one kernel only if all have one dtype.
         """
-        if self.accumulates_in_place:
+        if self.accumulates_in_place or not self.is_trained:
             return
         for weight, view in zip(self.weights, self.gradient_views, strict=True):
             gradient, weight.parameter.grad = weight.parameter.grad, None

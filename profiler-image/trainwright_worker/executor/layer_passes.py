@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from trainwright.timeline import Action
 from trainwright_worker.device import seed_random_numbers
@@ -52,7 +53,8 @@ class _StoredForward:
     """State that a forward stores for its backward.
 
     Attributes:
-        output: None if it is recomputed.
+        inputs: zeros that take no memory, as gradients of the inputs, if there is no backward.
+        output: None if it is recomputed, or there is no backward.
         buffers: values that a recompute finds in the layer's changed buffers.
     """
 
@@ -139,9 +141,14 @@ class LayerPasses:
         if layer.scatters_boundary:
             boundary = layer.scatter_boundary(boundary)
         laid_out = layer.module.lay_out(tuple(tensor.detach() for tensor in boundary))
-        inputs = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in laid_out)
+        needs_gradients = layer.needs_input_gradients
+        inputs = tuple(tensor.requires_grad_(needs_gradients and tensor.is_floating_point()) for tensor in laid_out)
         buffers: BufferValues = ()
-        if layer.is_recomputed and stored is not None:
+        if layer.without_backward:
+            with torch.no_grad():
+                output = self._compute(layer, _seed(layer, rows), inputs, _fields(layer, rows))
+            inputs = tuple(map(_zeros, inputs))
+        elif layer.is_recomputed and stored is not None:
             with torch.no_grad():
                 output, buffers = self._recomputed[layer.number].run(
                     inputs, _fields(layer, rows), partial(self._compute, layer, _seed(layer, rows))
@@ -156,7 +163,8 @@ class LayerPasses:
         if self.observer is not None:
             self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
         if stored is not None:
-            stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output, buffers))
+            keeps_output = not (layer.is_recomputed or layer.without_backward)
+            stored.append(_StoredForward(inputs, rows, output if keeps_output else None, buffers))
         self._reshard_weights(layer, is_last_pass=False)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
 
@@ -178,7 +186,10 @@ class LayerPasses:
     def _backward_layer(
         self, layer: RankLayer, stored: _StoredForward, gradients: Boundary, loss_gradient: float
     ) -> Boundary:
-        self._unshard_weights(layer, self._layer_index[layer.number] - 1)
+        if layer.without_backward:
+            return stored.inputs
+        before = self._layer_index[layer.number] - 1
+        self._unshard_weights(layer, before if before >= 0 and not self._layers[before].without_backward else -1)
         if layer.gathers_boundary:
             gradients = layer.scatter_boundary(gradients)
         for use in layer.parameter_uses:
@@ -192,9 +203,8 @@ class LayerPasses:
             stored.output.backward(gradients, loss_gradient)
         for use in layer.parameter_uses:
             use.flat_parameter.accumulate_gradients(contributes=use.contributes)
-        input_gradients = tuple(
-            tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in stored.inputs
-        )
+        zeros = torch.zeros_like if layer.needs_input_gradients else _zeros
+        input_gradients = tuple(tensor.grad if tensor.grad is not None else zeros(tensor) for tensor in stored.inputs)
         return layer.gather_boundary(input_gradients) if layer.scatters_boundary else input_gradients
 
     def _recompute(self, layer: RankLayer, stored: _StoredForward) -> Output:
@@ -243,6 +253,11 @@ class LayerPasses:
         with self._recorder.action(action):
             yield
         self._pacer.resume()
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    """Return zeros of a tensor's shape and number format, in the memory of one."""
+    return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _seed(layer: RankLayer, rows: MicroBatchRows) -> int:

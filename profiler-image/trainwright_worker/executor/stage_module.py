@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainwright.model import Model
 from trainwright.strategy import Sharding
@@ -51,6 +51,8 @@ class RankLayer:
     Attributes:
         scatters_boundary: whether the incoming boundary must be scattered along the sequence.
         gathers_boundary: whether the outgoing boundary must be gathered along the sequence.
+        without_backward: whether it and all layers before it are frozen.
+        needs_input_gradients: whether a layer before it is trained.
     """
 
     number: int
@@ -59,6 +61,8 @@ class RankLayer:
     run: RunRanks
     scatters_boundary: bool = False
     gathers_boundary: bool = False
+    without_backward: bool = False
+    needs_input_gradients: bool = True
 
     @property
     def is_sequence_parallel(self) -> bool:
@@ -86,7 +90,7 @@ class RankLayer:
 
     @property
     def is_recomputed(self) -> bool:
-        return self.run.run.strategy.recompute
+        return self.run.run.strategy.recompute and not self.without_backward
 
     @property
     def has_sharded_weights(self) -> bool:
@@ -103,6 +107,8 @@ class StageModule:
     """Layers of this rank by run, and their weights.
 
     Attributes:
+        flat_parameters: of weights that are trained.
+        frozen_parameters: flat parameters of weights that are not.
         reductions: in the order that all ranks follow.
         squared_norms: for each flat parameter, the values that this rank counts in the gradient norm.
     """
@@ -111,10 +117,16 @@ class StageModule:
     flat_parameters: tuple[FlatParameter, ...]
     reductions: tuple[Reduction, ...]
     squared_norms: tuple[SquaredNorm, ...]
+    frozen_parameters: tuple[FlatParameter, ...] = ()
 
     @property
     def layers(self) -> tuple[RankLayer, ...]:
         return tuple(layer for run in self.runs for layer in run)
+
+    @property
+    def frozen_tensors(self) -> list[Tensor]:
+        """Weights that are not trained: tensors that persist between iterations."""
+        return [tensor for flat_parameter in self.frozen_parameters for tensor in flat_parameter.resident_tensors]
 
     @property
     def updated_parameters(self) -> int:
@@ -160,12 +172,14 @@ class StageBuilder:
         flat_parameters: list[FlatParameter] = []
         reductions: list[Reduction] = []
         squared_norms: list[SquaredNorm] = []
+        frozen_parameters: list[FlatParameter] = []
         for parameter_group in parameter_groups(self.plan_ranks):
             if not stage.first <= parameter_group.first < stage.end:
                 continue
             run = parameter_group.runs[stage.pipeline]
             made = self._make_layers(parameter_group, run, seed, shared_weights)
             modules |= made
+            frozen_parameters += self._make_frozen(made, run, initial_weights, parameter_uses)
             flat_parameter = self._make_flat_parameter(made, run, initial_weights)
             if flat_parameter is None:
                 continue
@@ -196,14 +210,23 @@ class StageBuilder:
                 flat_parameters += [part.flat_parameter for part in parts.values()]
                 reductions.append(make_tied_reduction(tied_group, tuple(parts.values()), self.rank, self.groups))
         layers = {
-            layer: RankLayer(layer, modules[layer], tuple(parameter_uses[layer]), run)
+            layer: RankLayer(
+                layer,
+                modules[layer],
+                tuple(parameter_uses[layer]),
+                run,
+                without_backward=self.model.kind_of(layer).without_backward,
+                needs_input_gradients=layer > 0 and not self.model.kind_of(layer - 1).without_backward,
+            )
             for run in stage.runs
             for layer in range(run.first, run.end)
         }
         divided_boundaries = self.plan_ranks.divided_boundaries(stage, self.model)
         layers = _with_boundary_collectives(layers, divided_boundaries, last=len(self.model.layers) - 1)
         runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
-        return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
+        return StageModule(
+            runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms), tuple(frozen_parameters)
+        )
 
     def _make_layers(
         self, parameter_group: ParameterGroup, run: RunRanks, seed: int, shared_weights: dict[object, SharedWeights]
@@ -225,15 +248,31 @@ class StageBuilder:
         return modules
 
     def _make_flat_parameter(
-        self, modules: dict[int, Layer], run: RunRanks, initial_weights: DeferredWeights
+        self, modules: dict[int, Layer], run: RunRanks, initial_weights: DeferredWeights, *, is_trained: bool = True
     ) -> FlatParameter | None:
+        """Make the flat parameter of the untied weights that are trained, or of those that are not; None if there are none."""
         weights = [
             self._weight(f"{layer}.{module.state_name(name)}", module, name, initial_weights)
             for layer, module in modules.items()
-            for name, _ in module.named_parameters()
-            if name not in module.shared_weights
+            for name, parameter in module.named_parameters()
+            if name not in module.shared_weights and parameter.requires_grad is is_trained
         ]
-        return self._flatten(weights, run, is_shared=False) if weights else None
+        return self._flatten(weights, run, is_shared=False, is_trained=is_trained) if weights else None
+
+    def _make_frozen(
+        self,
+        modules: dict[int, Layer],
+        run: RunRanks,
+        initial_weights: DeferredWeights,
+        parameter_uses: dict[int, list[ParameterUse]],
+    ) -> list[FlatParameter]:
+        """Make the flat parameter of a group's weights that are not trained, if there are any, and add its uses."""
+        frozen = self._make_flat_parameter(modules, run, initial_weights, is_trained=False)
+        if frozen is None:
+            return []
+        for layer in modules:
+            parameter_uses[layer].append(ParameterUse(frozen))
+        return [frozen]
 
     @staticmethod
     def _weight(name: str, module: Layer, attribute: str, initial_weights: DeferredWeights) -> Weight:
@@ -247,13 +286,24 @@ class StageBuilder:
             initial_weights.get(parameter),
         )
 
-    def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
+    def _flatten(
+        self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool, is_trained: bool = True
+    ) -> FlatParameter:
         shard_group = ShardGroup()
-        if run is not None and run.sharding is not Sharding.NONE:
+        shardings = {Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3} if is_trained else {Sharding.ZERO3}
+        if run is not None and run.sharding in shardings:
             ranks = run.data_group_ranks(run.position_of(self.rank).tensor_rank)
             shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.replicas)
         dtype = TORCH_DTYPES[self.model.dtype]
-        return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared, beat=self.beat)
+        return FlatParameter(
+            weights,
+            shard_group,
+            dtype=dtype,
+            device=self.device,
+            is_shared=is_shared,
+            is_trained=is_trained,
+            beat=self.beat,
+        )
 
     def _squared_norm(self, flat_parameter: FlatParameter, run: RunRanks) -> SquaredNorm:
         position = run.position_of(self.rank)

@@ -150,8 +150,10 @@ class CustomLayers:
 
     Attributes:
         parameters: number of parameter values, by layer.
+        frozen: number of those that are not trained, by layer.
         shared_weights: the weight that a layer shares with others, by layer.
-        weight_shapes: by layer and the user's name.
+        copied_weights: likewise those that are not trained: each of their layers has a copy, which stays equal.
+        weight_shapes, frozen_names: by layer and the user's name.
         weighs_rows: whether the last layer returns weights beside its losses.
     """
 
@@ -169,15 +171,17 @@ class CustomLayers:
         _check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
+        self.frozen: tuple[int, ...] = ()
         self.weighs_rows = False
         self.weight_shapes: list[dict[str, tuple[int, ...]]] = []
+        self.frozen_names: list[set[str]] = []
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
         except (
             ValueError
         ):  # some operations do not support the meta device; what also fails on the CPU is the user's error
             self._boundaries = self._probe(probed, torch.device("cpu"))
-        self.shared_weights = shared_weights_of(self)
+        self.shared_weights, self.copied_weights = shared_weights_of(self)
 
     def __len__(self) -> int:
         return len(self.model.layers)
@@ -197,6 +201,9 @@ class CustomLayers:
                 owner = made if sharing.owner == layer else _drawn(self, sharing.owner, seed)
                 shared[sharing.name] = owner.weights()[sharing.name_in_owner]
             made.share(sharing.own_name, sharing.name, shared[sharing.name])
+        elif (copied := self.copied_weights.get(layer)) is not None and copied.owner != layer:
+            values = _drawn(self, copied.owner, seed).weights()[copied.name_in_owner]
+            replace_weight(made.module, made.weights()[copied.own_name], values)
         for module in made.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
@@ -275,7 +282,7 @@ class CustomLayers:
         """Return the boundary after every layer, by running the layers in sequence; each is then freed."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
-        boundaries, parameters, shapes = [], [], []
+        boundaries, parameters, frozen, shapes, frozen_names = [], [], [], [], []
         with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
                 layer_module = self.make_module(layer)
@@ -297,9 +304,15 @@ class CustomLayers:
                         tuple(None if value.is_floating_point() else value for value in boundary),
                     )
                 )
+                weights = layer_module.weights()
                 parameters.append(sum(parameter.numel() for parameter in layer_module.parameters()))
-                shapes.append({name: tuple(weight.shape) for name, weight in layer_module.weights().items()})
-        self.parameters, self.weight_shapes = tuple(parameters), shapes
+                frozen.append(sum(weight.numel() for weight in layer_module.parameters() if not weight.requires_grad))
+                shapes.append({name: tuple(weight.shape) for name, weight in weights.items()})
+                frozen_names.append({name for name, weight in weights.items() if not weight.requires_grad})
+        self.parameters, self.frozen = tuple(parameters), tuple(frozen)
+        self.weight_shapes, self.frozen_names = shapes, frozen_names
+        if is_without_backward(self, len(self) - 1):
+            raise self.error("no layer has a weight to train; leave requires_grad of some")
         return boundaries
 
     def failure(  # noqa: PLR0913 (what a sentence names)
@@ -368,6 +381,11 @@ def _drawn(layers: CustomLayers, layer: int, seed: int) -> CustomLayer:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         seed_weights(layers, layer, seed)
         return layers.make_module(layer)
+
+
+def is_without_backward(layers: CustomLayers, layer: int) -> bool:
+    """Return whether a layer and all before it have no weights to train."""
+    return layers.parameters[: layer + 1] == layers.frozen[: layer + 1]
 
 
 def _check_makers(layers: CustomLayers) -> None:

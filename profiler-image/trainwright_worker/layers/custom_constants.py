@@ -26,10 +26,10 @@ def plain_attributes(module: nn.Module) -> tuple[tuple[str, str, str], ...]:
 
 
 def constants(module: nn.Module) -> Hashable:
-    """Return the attributes of a module and of its parts, weights and buffers by size; equal ones compute alike."""
+    """Return the attributes of a module and of its parts, weights and buffers by size; equal ones compute and train alike."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return (
-        tuple((name, tuple(value.shape), value.dtype) for name, value in tensors),
+        tuple((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in tensors),
         tuple(
             (path, type_before_parametrizations(part), name, _hooks(value) if name in _HOOKS else _constant(value))
             for path, part in module.named_modules()

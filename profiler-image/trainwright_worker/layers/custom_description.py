@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -18,7 +18,14 @@ from trainwright.quantity import format_bytes
 from trainwright.worker_api import FailureReason
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_memory, custom_layers, made_on
+from trainwright_worker.layers.custom import (
+    CustomLayer,
+    CustomLayers,
+    check_memory,
+    custom_layers,
+    is_without_backward,
+    made_on,
+)
 from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
@@ -40,7 +47,7 @@ def load_described_layers(family: Custom) -> CustomLayers:
         check_memory(layers)
     except ValueError as error:
         raise WorkerError(FailureReason.ORDER_INVALID, str(error)) from error
-    if difference := _find_difference(family, layers):
+    if difference := next(_differences(family, layers), None):
         raise WorkerError(
             FailureReason.ORDER_INVALID,
             f"entry point {family.entrypoint} returns another model than the one described: {difference}; "
@@ -49,35 +56,35 @@ def load_described_layers(family: Custom) -> CustomLayers:
     return layers
 
 
-def _find_difference(family: Custom, layers: CustomLayers) -> str | None:
+def _differences(family: Custom, layers: CustomLayers) -> Iterator[str]:
     if len(layers) != len(family.layers):
-        return f"it has {len(layers)} layers, not {len(family.layers)}"
+        yield f"it has {len(layers)} layers, not {len(family.layers)}"
+        return
     if set(layers.model.keep_float32) != set(family.keep_float32):
         own, described = (
             ", ".join(sorted(names)) or "no field" for names in (layers.model.keep_float32, family.keep_float32)
         )
-        return f"it keeps {own} in float32, not {described}"
+        yield f"it keeps {own} in float32, not {described}"
     kinds = {kind.name: kind for kind in family.kinds}
-    differences = (_find_difference_of_layer(kinds[name], layers, number) for number, name in enumerate(family.layers))
-    return next((difference for difference in differences if difference is not None), None)
+    for number, name in enumerate(family.layers):
+        yield from _differences_of_layer(kinds[name], layers, number)
 
 
-def _find_difference_of_layer(kind: CustomKind, layers: CustomLayers, number: int) -> str | None:
-    where, parameters, shared = (
-        f"layer {number} ({kind.name})",
-        layers.parameters[number],
-        _shared_weight(layers, number),
-    )
+def _differences_of_layer(kind: CustomKind, layers: CustomLayers, number: int) -> Iterator[str]:
+    where, shared = f"layer {number} ({kind.name})", _shared_weight(layers, number)
     elements, integer_bytes = _output_sizes(layers, number)
-    if parameters != kind.parameters:
-        return f"{where} holds {parameters} values, not {kind.parameters}"
+    if layers.parameters[number] != kind.parameters:
+        yield f"{where} holds {layers.parameters[number]} values, not {kind.parameters}"
+    if layers.frozen[number] != kind.frozen_parameters:
+        yield f"{where} holds {layers.frozen[number]} values that are not trained, not {kind.frozen_parameters}"
+    if kind.without_backward and not is_without_backward(layers, number):
+        yield f"{where} needs a backward, since it or a layer before it is trained"
     if shared != (kind.shared_weight, kind.shared_parameters):
-        return f"{where} shares {_named(*shared)}, not {_named(kind.shared_weight, kind.shared_parameters)}"
+        yield f"{where} shares {_named(*shared)}, not {_named(kind.shared_weight, kind.shared_parameters)}"
     if elements != kind.output_elements_per_row:
-        return f"{where} outputs {elements} values per row, not {kind.output_elements_per_row}"
+        yield f"{where} outputs {elements} values per row, not {kind.output_elements_per_row}"
     if integer_bytes != kind.output_bytes_per_row:
-        return f"{where} outputs {integer_bytes} bytes of integers per row, not {kind.output_bytes_per_row}"
-    return None
+        yield f"{where} outputs {integer_bytes} bytes of integers per row, not {kind.output_bytes_per_row}"
 
 
 def _shared_weight(layers: CustomLayers, number: int) -> tuple[str | None, int]:
@@ -222,10 +229,11 @@ class _Counted(NamedTuple):
 
 
 def _key(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
-    """Return what identifies layers that compute and share alike."""
+    """Return what identifies layers that compute, share and train alike."""
+    has_backward = not is_without_backward(layers, number)
     with made_on(layers, number, "meta") as layer:
         made = repr(layer.module), constants(layer.module)
-    return *made, _boundaries(layers, number, half), layer.reads, layers.shared_weights.get(number)
+    return *made, _boundaries(layers, number, half), layer.reads, layers.shared_weights.get(number), has_backward
 
 
 def _boundaries(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
@@ -247,7 +255,10 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
             with torch.device("meta"):
                 arguments = layers.example(number - 1, _FEWER_ROWS)
             raise layers.failure(number, layers.make_module(number), arguments, error) from error
+    without_backward = is_without_backward(layers, number)
     facts = more.per_row(few, _rows_apart(layers))
+    if without_backward:
+        facts = replace(facts, saved_elements=0.0, saved_bytes=0.0)
     elements, integer_bytes = _output_sizes(layers, number)
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
@@ -271,6 +282,8 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
         backward_moved_bytes_per_row=passes.traffic.backward_bytes,
         shared_weight=shared_weight,
         shared_parameters=shared_parameters,
+        frozen_parameters=layers.frozen[number],
+        without_backward=without_backward,
     )
     return _Counted(kind, (repr(layer.module), _boundaries(layers, number, half), layer.reads, kind))
 

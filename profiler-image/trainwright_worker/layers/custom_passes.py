@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_formats import in_format
 from trainwright_worker.layers.layer import to_device
 from trainwright_worker.live_bytes import AllocationTracker
@@ -110,14 +110,17 @@ class _Run:
         )
         fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
         data = to_device(fields, torch.device(device), dtype, layers.model.keep_float32)
+        without_backward = is_without_backward(layers, number)
         for parameter in layer.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         of_weights = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
         existing = [*boundary, *data.values(), *gradients, *of_weights, *layer.parameters(), *layer.buffers()]
         with FusedAttention(), AllocationTracker(existing) as tracker, _Kernels(dtype) as kernels:
-            output = layer(boundary, data)
+            with torch.set_grad_enabled(not without_backward):
+                output = layer(boundary, data)
             forward_kernels = len(kernels.moved)
-            output.backward(gradients)
+            if not without_backward:
+                output.backward(gradients)
         return cls(tracker.peak_bytes, forward_kernels, len(kernels.moved) - forward_kernels, kernels.moved)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -39,10 +40,10 @@ class SharedWeight:
         return self.name.partition(".")[2]
 
 
-def shared_weights_of(layers: CustomLayers) -> dict[int, SharedWeight]:
+def shared_weights_of(layers: CustomLayers) -> tuple[dict[int, SharedWeight], dict[int, SharedWeight]]:
     """Return the weight that each layer shares with others: parts of a whole model, and layers that the user names.
 
-    Raises ValueError that states what to change.
+    The second dict has those that are not trained. Raises ValueError that states what to change.
     """
     given = layers.model.shared_weights
     if given is not None and not isinstance(given, Mapping):
@@ -50,9 +51,10 @@ def shared_weights_of(layers: CustomLayers) -> dict[int, SharedWeight]:
     try:
         shared = _by_layer({**layers.makers.shared_weights(), **(given or {})}, len(layers))
         _check_shapes(shared, layers.weight_shapes)
+        frozen = _frozen(shared, layers.frozen_names)
     except ValueError as error:
         raise layers.error(str(error)) from error
-    return shared
+    return {layer: weight for layer, weight in shared.items() if layer not in frozen}, frozen
 
 
 def _by_layer(owners: Mapping[str, str], layers: int) -> dict[int, SharedWeight]:
@@ -91,6 +93,18 @@ def _check_shapes(by_layer: Mapping[int, SharedWeight], shapes: Sequence[Mapping
                 f"shared_weights says that {layer}.{shared.own_name} is {shared.name}, but the one has shape {own} and the other "
                 f"{owner}; give both the same shape"
             )
+
+
+def _frozen(by_layer: Mapping[int, SharedWeight], names: Sequence[AbstractSet[str]]) -> dict[int, SharedWeight]:
+    frozen = {layer: shared for layer, shared in by_layer.items() if shared.own_name in names[layer]}
+    for layer, shared in by_layer.items():
+        if (layer in frozen) != (shared.owner in frozen):
+            frozen_layer, trained_layer = (layer, shared.owner) if layer in frozen else (shared.owner, layer)
+            raise ValueError(
+                f"layer {frozen_layer} does not train the weight {shared.name} that it shares with layer {trained_layer}, which does; "
+                "call requires_grad_(False) on both or on neither"
+            )
+    return frozen
 
 
 def replace_weight(module: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:

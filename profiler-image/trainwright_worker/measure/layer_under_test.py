@@ -36,6 +36,7 @@ class LayerUnderTest:
 
     Attributes:
         gradients: gradients of the layer's output boundary, as the next layer would return them.
+        frozen: flat parameters of weights that are not trained.
     """
 
     kind: LayerKind
@@ -48,6 +49,7 @@ class LayerUnderTest:
     device: torch.device
     emulation: Emulation | None
     tensor_degree: int
+    frozen: tuple[FlatParameter, ...] = ()
 
     @classmethod
     def of(
@@ -61,27 +63,51 @@ class LayerUnderTest:
         with deferred_weights(device) as initial:
             layer = family.make(number, seed=0, shard=shard, shared={})
         dtype = TORCH_DTYPES[model.dtype]
-        weights = [
-            Weight(name, parameter, initial=initial.get(parameter)) for name, parameter in layer.named_parameters()
-        ]
-        flat_parameters = (
-            [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device, beat=beat)] if weights else []
+        trained, frozen = (
+            [
+                Weight(name, parameter, initial=initial.get(parameter))
+                for name, parameter in layer.named_parameters()
+                if parameter.requires_grad is is_trained
+            ]
+            for is_trained in (True, False)
         )
-        optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
+        flat_parameters = [
+            FlatParameter(weights, ShardGroup(), dtype=dtype, device=device, is_trained=weights is trained, beat=beat)
+            for weights in (trained, frozen)
+            if weights
+        ]
+        optimizer = make_optimizer(task.optimizer, [flat for flat in flat_parameters if flat.is_trained], 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
         data = to_device(data, device, dtype, model.float32_fields)
         boundary = layer.lay_out(_random_boundary(family, number - 1, rows, dtype, device))
-        boundary = tuple(value.requires_grad_(value.is_floating_point()) for value in boundary)
         gradients = layer.lay_out(_random_boundary(family, number, rows, dtype, device))
-        return cls(kind, rows, layer, boundary, data, gradients, optimizer, device, emulation, task.tensor_degree)
+        boundary = tuple(
+            value.requires_grad_(value.is_floating_point() and not kind.without_backward) for value in boundary
+        )
+        return cls(
+            kind,
+            rows,
+            layer,
+            boundary,
+            data,
+            gradients,
+            optimizer,
+            device,
+            emulation,
+            task.tensor_degree,
+            tuple(flat for flat in flat_parameters if not flat.is_trained),
+        )
 
     def forward(self) -> Output:
         for flat_parameter in self.optimizer.flat_parameters:
             flat_parameter.ensure_gradients()
-        output: Output = self.layer(self.boundary, self.data)
+        with torch.set_grad_enabled(not self.kind.without_backward):
+            output: Output = self.layer(self.boundary, self.data)
         return output
 
     def backward(self, output: Output) -> None:
+        if self.kind.without_backward:
+            return
         output.backward(self.gradients)
         for flat_parameter in self.optimizer.flat_parameters:
             flat_parameter.accumulate_gradients()
@@ -123,13 +149,15 @@ class LayerUnderTest:
             return (), (), ()
         pieces = forward_segments(self.emulation, self.kind, rows=self.rows, tensor=self.tensor_degree)
         forward = [piece.seconds for piece in pieces]
-        backward = [piece.seconds for piece in backward_segments(pieces)]
-        values = sum(parameter.numel() for parameter in self.layer.parameters())
+        backward = [piece.seconds for piece in backward_segments(pieces, self.kind.backward_share)]
+        values = sum(parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad)
         return [sum(forward)], [sum(backward)], [self.emulation.update_seconds(values)]
 
     @property
     def activation_bytes(self) -> int:
         """Bytes that a forward stores for its backward, including its input."""
+        if self.kind.without_backward:
+            return 0
         return activation_bytes(self.forward, self.layer, (*self.boundary, *self.data.values()))
 
     @property
@@ -138,7 +166,8 @@ class LayerUnderTest:
 
     def peak_bytes(self) -> int:
         """Return the peak bytes of a whole iteration, by the device's memory counter or by tracking storages."""
-        resident = [*self.optimizer.resident_tensors, *self.boundary, *self.data.values(), *self.gradients]
+        frozen = [tensor for flat_parameter in self.frozen for tensor in flat_parameter.resident_tensors]
+        resident = [*self.optimizer.resident_tensors, *frozen, *self.boundary, *self.data.values(), *self.gradients]
         return measure_peak_bytes(self._run_iteration, resident, self.device)
 
     def _run_iteration(self) -> None:

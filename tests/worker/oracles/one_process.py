@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -31,12 +32,17 @@ class OneProcess:
         ]
 
     def named(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters by their names in the executor's flat parameters."""
-        found = {}
+        """Return the parameters that are trained by their names in the executor's flat parameters."""
+        return {name: parameter for name, parameter in self._named() if parameter.requires_grad}
+
+    def frozen(self) -> dict[str, Tensor]:
+        """Return the parameters that are not, by their names."""
+        return {name: parameter.detach() for name, parameter in self._named() if not parameter.requires_grad}
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for number, layer in enumerate(self.layers):
             for name, parameter in layer.named_parameters():
-                found[layer.shared_weights.get(name, f"{number}.{layer.state_name(name)}")] = parameter
-        return found
+                yield layer.shared_weights.get(name, f"{number}.{layer.state_name(name)}"), parameter
 
     def named_buffers(self) -> dict[str, Tensor]:
         """Return the persistent buffers by their names in checkpoints."""

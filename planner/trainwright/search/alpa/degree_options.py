@@ -15,7 +15,7 @@ import numpy as np
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import InFlightBytes, activation_bytes, shard_values, state_bytes
+from trainwright.cost.memory_terms import InFlightBytes, activation_bytes, frozen_bytes, shard_values, state_bytes
 from trainwright.cost.stage_tables import StageSpans, StageTables, hidden_by_next, hidden_by_previous
 from trainwright.cost.time_terms import (
     DataRing,
@@ -148,6 +148,11 @@ class _MeshCosts:
         return self._context.divided_at(self.group.tensor).parameters_by_kind
 
     @cached_property
+    def _trained(self) -> Array:
+        """`[kind]` trained parameters of one layer on one rank."""
+        return self._context.divided_at(self.group.tensor).trained_by_kind
+
+    @cached_property
     def _resident_values(self) -> Array:
         return self.stages.resident_values(self.group.tensor)
 
@@ -174,7 +179,7 @@ class _MeshCosts:
 
     def _iteration_seconds(self, strategy: Strategy, overlappable: Array) -> Array:
         """Return exposed gradient reduction, optimizer step and all-gather of updated weights."""
-        reductions = self.data_ring.reduce_scatter_seconds(self._parameters * self._context.gradient_dtype.num_bytes)
+        reductions = self.data_ring.reduce_scatter_seconds(self._trained * self._context.gradient_dtype.num_bytes)
         return tail_seconds(
             self._resident_values,
             self._spans.sums(self._by_layer(self._terms.update_seconds)),
@@ -196,11 +201,12 @@ class _MeshCosts:
             strategy.sharding,
             context.value_bytes,
             accumulates=accumulates,
-            largest_layer=0 if accumulates else self._spans.largest(self._parameters),
+            largest_layer=0 if accumulates else self._spans.largest(self._trained),
         )
+        frozen = frozen_bytes(self.stages.frozen_values, strategy.sharding, strategy.data, context.value_bytes)
         if strategy.sharding is not Sharding.ZERO3:
-            return state.total, 0.0
-        return state.total, self._spans.largest_pair(self._parameters) * context.value_bytes.weight
+            return state.total + frozen, 0.0
+        return state.total + frozen, self._spans.largest_pair(self._parameters) * context.value_bytes.weight
 
     @cached_property
     def _activation_bytes(self) -> tuple[InFlightBytes[Array], ...]:

@@ -107,9 +107,11 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
     context = problem.cost_context
-    values = layer_values(problem.model, context.divided_at(tensor).parameters)
+    values = layer_values(problem.model, context.divided_at(tensor).trained_parameters)
+    frozen = layer_values(problem.model, lambda kind: kind.frozen_parameters)
     inputs = context.divided_activations.chosen_input_row_bytes(tensor)
-    return state_bytes(values, values, Sharding.NONE, context.value_bytes).total, inputs
+    state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
+    return state + frozen * context.value_bytes.weight, inputs
 
 
 def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:

@@ -92,9 +92,8 @@ class SearchState:
     def is_short_of_memory(self) -> bool:
         """Return whether the model's training state fills more than `MANY_STAGES_DEVICES` average devices."""
         problem = self.problem
-        model_bytes = problem.model.parameters * problem.cost_context.value_bytes.unsharded
         memory = [problem.cost_context.memory_of_node[device.node] for device in problem.devices]
-        return model_bytes > MANY_STAGES_DEVICES * sum(memory) / len(memory)
+        return problem.cost_context.model_state_bytes > MANY_STAGES_DEVICES * sum(memory) / len(memory)
 
     @contextmanager
     def with_extra_evaluations(self, max_evaluations: int) -> Iterator[None]:

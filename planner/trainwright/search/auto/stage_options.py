@@ -137,7 +137,7 @@ class StageOptions:
 
     @cached_property
     def resident_values(self) -> Array:
-        """Return [option, span] parameters resident on a rank."""
+        """Return [option, span] trained parameters resident on a rank."""
         return np.stack([self._stage_tables.resident_values(option.strategy.tensor) for option in self.options])
 
     @cached_property
@@ -170,7 +170,8 @@ class StageOptions:
         """
         context = self.replica_tables.problem.cost_context
         pieces = self._stage_tables.spans.pieces
-        gather = self._data_ring.all_gather_seconds(self.resident_values[:, pieces] * context.model.dtype.num_bytes)
+        values = self.resident_values[:, pieces] + self._stage_tables.frozen_values[pieces]
+        gather = self._data_ring.all_gather_seconds(values * context.model.dtype.num_bytes)
         backward = self.backward_seconds[:, pieces]
         forward = forward_backward[:, pieces] - backward
         in_forward, in_backward = (
@@ -237,6 +238,9 @@ class StageOptions:
             accumulates = context.keeps_whole_gradients(self.micro_batches)
             state = state_bytes(one_value, one_value / data, sharding, context.value_bytes, accumulates=accumulates)
             np.subtract(free, resident * state.total, out=free_bytes[index])
+            if any(kind.frozen_parameters for kind in context.model.kinds):
+                frozen = self._stage_tables.frozen_values * context.value_bytes.weight
+                free_bytes[index] -= frozen / (data if sharding is Sharding.ZERO3 else 1)
             if sharding is Sharding.ZERO3:
                 free_bytes[index] -= gathered[:, None]
         return free_bytes

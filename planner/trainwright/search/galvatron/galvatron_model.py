@@ -15,7 +15,7 @@ from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, single_ring
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
+from trainwright.cost.memory_terms import activation_bytes, frozen_bytes, shard_values, state_bytes
 from trainwright.cost.time_terms import TensorGroupClass, overlapped_seconds, pipeline_seconds, tensor_sync_seconds
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -174,7 +174,7 @@ class StageGroupCosts:
         parameters = self.context.divided_by(run.strategy).parameters(kind)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
-        gradient_bytes = parameters * self.context.gradient_dtype.num_bytes
+        gradient_bytes = (parameters - kind.frozen_parameters) * self.context.gradient_dtype.num_bytes
         if run.strategy.sharding is Sharding.ZERO3:
             gather = ring.all_gather_seconds(parameters * self.context.model.dtype.num_bytes)
             sync = ring.all_gather_seconds(gradient_bytes)
@@ -349,11 +349,13 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     gathers = run.strategy.sharding is Sharding.ZERO3 and run.strategy.data > 1
     accumulates = context.keeps_whole_gradients(micro_batches)
     scatters = not accumulates and run.strategy.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.strategy.data > 1
-    per_value, shard = context.value_bytes, shard_values(parameters, run.strategy.data)
+    trained, per_value = parameters - kind.frozen_parameters, context.value_bytes
+    shard = shard_values(trained, run.strategy.data)
+    frozen = frozen_bytes(kind.frozen_parameters, run.strategy.sharding, run.strategy.data, per_value)
     saved = activation_bytes(activations, input_bytes, activations, recompute=run.strategy.recompute)
     return LayerBytes(
         saved.per_micro_batch,
-        state_bytes(parameters, shard, run.strategy.sharding, per_value, accumulates=accumulates).total,
+        state_bytes(trained, shard, run.strategy.sharding, per_value, accumulates=accumulates).total + frozen,
         saved.once,
-        parameters * (per_value.weight * gathers + per_value.gradient * scatters),
+        parameters * per_value.weight * gathers + trained * per_value.gradient * scatters,
     )

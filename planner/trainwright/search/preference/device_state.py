@@ -76,7 +76,7 @@ class MigrationCost:
         return sum(count * self._kind_bytes(kind, resident, required) for kind, count in counts)
 
     def _kind_bytes(self, kind: LayerKind, resident: StateShard | None, required: StateShard) -> float:
-        untied = kind.parameters - (kind.shared_parameters if kind.shared_weight else 0)
+        untied = kind.trained_parameters - (kind.shared_parameters if kind.shared_weight else 0)
         parts: list[tuple[int, IsSplit]] = [(untied, self._is_split(kind))]
         if kind.is_tensor_parallel:
             split = min(kind.split_parameters, untied)
@@ -84,7 +84,12 @@ class MigrationCost:
         elif divided := self.context.model.divided_kind(kind):
             split = divided.split_parameters - (kind.shared_parameters if kind.shared_weight else 0)
             parts = [(split, self._is_split(kind)), (untied - split, lambda _: False)]
-        return sum(values * self._missing_bytes_per_value(resident, required, is_split) for values, is_split in parts)
+        total = sum(values * self._missing_bytes_per_value(resident, required, is_split) for values, is_split in parts)
+        if kind.frozen_parameters:
+            total += kind.frozen_parameters * self._missing_bytes_per_value(
+                resident, required, self._is_split(kind), trained=False
+            )
+        return total
 
     def _is_split(self, kind: LayerKind) -> IsSplit:
         return partial(self.context.is_tensor_sharded, kind)
@@ -106,13 +111,23 @@ class MigrationCost:
                     owners.setdefault(kind.shared_weight, (kind, run.shard))
         return owners
 
-    def _missing_bytes_per_value(self, resident: StateShard | None, required: StateShard, is_split: IsSplit) -> float:
-        """Return the bytes that are required but not resident, per parameter of a layer."""
+    def _missing_bytes_per_value(
+        self,
+        resident: StateShard | None,
+        required: StateShard,
+        is_split: IsSplit,
+        *,
+        trained: bool = True,
+    ) -> float:
+        """Return the bytes that are required but not resident, per parameter of a layer; optimizers have those of trained ones."""
         nothing = (0.0, 0.0)
         resident_intervals = (nothing, nothing) if resident is None else _intervals(resident, is_split)
         total, bytes_of = 0.0, self.context.value_bytes
         for size, (low, high), (start, stop) in zip(
-            (bytes_of.weight, bytes_of.optimizer), _intervals(required, is_split), resident_intervals, strict=True
+            (bytes_of.weight, trained * bytes_of.optimizer),
+            _intervals(required, is_split),
+            resident_intervals,
+            strict=True,
         ):
             total += size * (high - low - max(min(high, stop) - max(low, start), 0.0))
         return total

@@ -175,7 +175,7 @@ class CriticalPathBound:
     def _untied_parameters(self, tensor: int) -> Array:
         """Return `[end]` parameters of all layers before `end`, without tied weights."""
         if tensor not in self._parameters:
-            parameters = self.problem.cost_context.divided_at(tensor).parameters
+            parameters = self.problem.cost_context.divided_at(tensor).trained_parameters
             untied = layer_values(self.problem.model, lambda kind: 0 if kind.shared_weight else parameters(kind))
             self._parameters[tensor] = prefix_sums(untied)
         return self._parameters[tensor]

@@ -210,6 +210,7 @@ class PlacementTables:
         context, spans = self.problem.cost_context, self.stages.spans
         values = self.stages.resident_values(tensor)
         state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
+        state = state + self.stages.frozen_values * context.value_bytes.weight
         resident = state + context.runtime.constant_bytes_of(accelerator) + self.stages.workspace_bytes(tensor, rows)
         by_layer = layer_values(
             context.model,

@@ -196,11 +196,7 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
 
 def exceeds_all_memory(problem: Problem) -> bool:
     """Return whether weights, gradients and optimizer alone exceed the memory of all devices, so that no plan can fit."""
-    return _state_bytes(problem) > _memory_bytes(problem)
-
-
-def _state_bytes(problem: Problem) -> int:
-    return round(problem.model.parameters * problem.cost_context.value_bytes.unsharded)
+    return problem.cost_context.model_state_bytes > _memory_bytes(problem)
 
 
 def _memory_bytes(problem: Problem) -> int:
@@ -210,7 +206,7 @@ def _memory_bytes(problem: Problem) -> int:
 def _excess_words(problem: Problem) -> str:
     if not exceeds_all_memory(problem):
         return ""
-    state, memory = _state_bytes(problem), _memory_bytes(problem)
+    state, memory = problem.cost_context.model_state_bytes, _memory_bytes(problem)
     return (
         f". Weights, gradients and optimizer alone take {format_bytes(state)}, and all devices together have "
         f"{format_bytes(memory)}: use more devices or a smaller model"
