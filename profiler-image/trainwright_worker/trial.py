@@ -322,7 +322,7 @@ def _first_loss(
     """Return what all ranks observed of the first loss. Raises WorkerError if it is not finite, or exactly 0.
 
     No family's row losses are all 0; those of a user's model are where rows are compared with others that a plan has put
-    elsewhere, and would train nothing.
+    elsewhere, and would train nothing. Losses that were exactly 0 when the description checked some rows may be so here.
     """
     weight = executor.batch_weight.value if executor else 1.0
     absolute = read_value(observer.absolute_loss) / (weight or 1.0)
@@ -343,7 +343,8 @@ def _first_loss(
             f"the first loss (iteration 0, {model.dtype}) is {loss:g}, so nothing can be trained; layer {layer} "
             f"({model.layers[layer]}) is the first whose output is not finite",
         )
-    if mean_absolute == 0 and isinstance(model.family, Custom):
+    checks = model.family.checks if isinstance(model.family, Custom) else None
+    if mean_absolute == 0 and isinstance(model.family, Custom) and not (checks is not None and checks.zero_loss):
         raise WorkerError(
             FailureReason.LOSS_INVALID,
             f"the first loss (iteration 0, {model.dtype}) is exactly 0 for every row, so nothing is trained; layer "

@@ -17,11 +17,11 @@ from trainwright_worker.layers.custom_description import describe
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 
 
-def model_of(name: str, dtype: Dtype = Dtype.FLOAT32) -> Model:
-    return Model.of(describe(f"loss_habits:{name}", check_seconds=0), dtype)
+def model_of(name: str, dtype: Dtype = Dtype.FLOAT32, check_seconds: float = 0) -> Model:
+    return Model.of(describe(f"loss_habits:{name}", check_seconds=check_seconds), dtype)
 
 
-def tried(worker, make, name: str, *, rows: int = 4, stages: int = 1):
+def tried(worker, make, name: str, *, rows: int = 4, stages: int = 1, check_seconds: float = 0):
     """Try a model of three layers for three iterations of four rows, in micro-batches of `rows`."""
     gang = make.gang(stages)
     devices, cuts = gang_devices(gang), (0, 2, 3) if stages == 2 else (0, 3)
@@ -30,7 +30,9 @@ def tried(worker, make, name: str, *, rows: int = 4, stages: int = 1):
         for place in range(stages)
     )
     plan = Plan(3, 4, (Pipeline(4 // rows, rows, made),))
-    return worker.local(TrialTask(gang, model_of(name), plan, warmup_iterations=1, iterations=2))
+    return worker.local(
+        TrialTask(gang, model_of(name, check_seconds=check_seconds), plan, warmup_iterations=1, iterations=2)
+    )
 
 
 def test_first_loss_that_is_not_finite_ends_the_trial_and_names_the_layer(worker, make) -> None:
@@ -48,6 +50,13 @@ def test_loss_that_is_exactly_0_for_rows_alone_ends_the_trial(worker, make) -> N
     assert outcome.reasons == {"LossInvalid"}
     assert "exactly 0" in outcome.failures[0].message
     assert "layer 2 (Contrast)" in outcome.failures[0].message
+
+
+def test_loss_that_was_exactly_0_when_it_was_checked_is_no_reason_to_end_a_trial(worker, make) -> None:
+    outcome = tried(worker, make, "hinged", check_seconds=60)
+    assert outcome.code == 0, outcome.errors
+    assert set(outcome.reports[0].losses) == {0.0}
+    assert tried(worker, make, "hinged").reasons == {"LossInvalid"}
 
 
 def test_later_loss_that_is_not_finite_is_a_remark(worker, make) -> None:

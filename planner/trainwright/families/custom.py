@@ -201,6 +201,13 @@ class CustomChecks:
         Doc("What differs a little, such as whole numbers that half formats round."),
         OMITTED_DEFAULT,
     ] = ()
+    zero_loss: Annotated[
+        bool,
+        Doc(
+            "Whether the rows that were computed have losses of exactly 0, so that a trial may have such a first loss."
+        ),
+        OMITTED_DEFAULT,
+    ] = False
 
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.checks: {name}")

@@ -150,6 +150,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
             value_findings = ValueCheck(layers, of_layers, check_seconds, dtypes).run(keys)
             findings.left_out += value_findings.left_out
             findings.remarks += value_findings.remarks
+            findings.zero_loss = value_findings.zero_loss
         else:
             findings.left_out.append("values of all layers: no time was given for checks (--check-seconds)")
         if other is not None:
@@ -163,7 +164,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
             other.communicate()
     if missing := [dtype_name(dtype) for dtype in FORMATS if dtype not in dtypes]:
         findings.left_out.insert(0, f"{' and '.join(missing)}, so train it in another format (dtype)")
-    checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks))
+    checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks), findings.zero_loss)
     return Custom(
         entrypoint,
         tuple(kinds.values()),

@@ -48,10 +48,11 @@ _HALF_FLOPS: Final = {torch.bfloat16: 1e10, torch.float16: 5e7}
 
 @dataclass
 class Findings:
-    """Findings that refuse nothing: parts that were left out, and remarks."""
+    """Findings that refuse nothing: parts that were left out, remarks, and whether the losses of all rows are exactly 0."""
 
     left_out: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    zero_loss: bool = False
 
 
 class _Values(NamedTuple):
@@ -267,6 +268,7 @@ class _LayerRuns:
             )
         if self.layer.is_last and not all(bool(value.isfinite().all()) for value in together.results):
             findings.remarks.append(f"the loss of layer {self.number} ({self.layer.class_name}) is not finite at first")
+        findings.zero_loss = self.layer.is_last and not bool(together.results[0].any())
         return together.results
 
     def _together(self, first: _Values | None, findings: Findings, *, scales_loss: bool) -> _Values:

@@ -43,6 +43,13 @@ class Product(nn.Module):
         return (made * targets).mean(1)
 
 
+class Hinge(nn.Module):
+    """Loss of rows beyond a margin, which no row reaches at first."""
+
+    def forward(self, made: Tensor, targets: Tensor) -> Tensor:
+        return ((made - targets).square().mean(1) - 1e3).relu()
+
+
 class Contrast(nn.Module):
     """Loss of each row against the other rows of its micro-batch; of one row alone it is exactly 0."""
 
@@ -197,6 +204,7 @@ def normalising() -> nn.Module:
 plain = partial(CustomModel, [linear, linear, Distance], rows)
 overflowing = partial(CustomModel, [linear, Overflow, Distance], rows)
 contrasting = partial(CustomModel, [linear, linear, Contrast], rows)
+hinged = partial(CustomModel, [linear, linear, Hinge], rows)
 signed = partial(CustomModel, [linear, linear, Product], rows)
 late = partial(CustomModel, [linear, linear, Distance], late_rows)
 random = partial(CustomModel, [linear, dropping, Distance], rows)
