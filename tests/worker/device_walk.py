@@ -33,8 +33,8 @@ from trainwright.plan import Plan
 from trainwright.training import Training
 from trainwright.worker_api import Gang, GangNode, ProfilingTask
 from trainwright_worker import initial_weights
+from trainwright_worker.executor import batch_weight, recomputed_forward
 from trainwright_worker.executor import executor as executor_module
-from trainwright_worker.executor import recomputed_forward
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles, written_tiles
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import publish_updates
@@ -169,7 +169,7 @@ def main(cases_file: str, result: str) -> None:
     initial_weights.make_generator = lambda _device: torch.Generator()
     torch.searchsorted = find_even_ends
     executor_module.make_family_layers = layer_under_test.make_family_layers = family_that_draws_values
-    executor_module.read_value = lambda _tensor: 1.0
+    executor_module.read_value = batch_weight.read_value = lambda _tensor: 1.0
     recomputed_forward._differ = lambda _before, _behind: True  # what a forward changes depends on values
     require_that_mixing_fails()
     answers = []

@@ -58,6 +58,7 @@ def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
                 gathers_boundary="parts" in words and run.first + place == BLOCKS[-1],
                 is_recomputed=run.strategy.recompute,
                 overlaps_reduction="reduces" in words,
+                without_backward=False,
             )
             for place in range(run.count)
         )

@@ -93,8 +93,12 @@ def rows(seed: int, iteration: int, first: int, count: int) -> dict[str, torch.T
 
 
 class Distance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
     def forward(self, made: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (made - targets).square().mean(1)
+        return self.scale * (made - targets).square().mean(1)
 
 
 class ByValue(nn.Module):

@@ -250,7 +250,8 @@ class PlanExecutor:
         needs_norm = self.training.clip_norm is not None or self.loss_scale.active
         if not (needs_norm or self.batch_weight.is_summed):
             return None
-        self.beat("summing the weights of the batch, or taking the norm of the gradients, over all ranks")
+        sums = ["summing the weights of the batch"] * self.batch_weight.is_summed
+        self.beat(" and ".join([*sums, *["taking the norm of the gradients"] * needs_norm]) + " over all ranks")
         with self.recorder.action(Action.GRADIENTS):
             weight_per_row = self.batch_weight.sum(self.passes.weight)
             norm = self.gradient_norm.compute() if needs_norm else torch.zeros_like(self.passes.weight)
