@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -165,6 +166,9 @@ class Trainer:
     def close(self) -> None:
         """Leave the other ranks; all call this at the end."""
         barrier(self.device)  # gloo aborts a process whose peer has gone
+        # The threads of its groups free tensors, for which they need the interpreter: they end before it does.
+        del self._executor
+        gc.collect()
         self._groups.close()
         if self._is_own_group:
             dist.destroy_process_group()

@@ -92,8 +92,12 @@ class Bucketed(nn.Module):
 
 
 class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
     def forward(self, made: Tensor, targets: Tensor) -> Tensor:
-        return (made.sum(1) - targets.sum(1)).square()
+        return self.scale * (made.sum(1) - targets.sum(1)).square()
 
 
 def long_rows(seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
