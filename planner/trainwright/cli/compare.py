@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
@@ -13,13 +12,11 @@ from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, check_writable, show, show_json
-from trainwright.cli.page import PageOption, typed_command, write_page
+from trainwright.cli.page import PageOption, write_page
 from trainwright.cli.plan import note_batch_sizes
 from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import ComparisonRow, comparison_fields, comparison_table, refusal_sentence
-from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
-from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.remark import sentences
 from trainwright.report.worth import heuristic, heuristic_difference
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search
@@ -74,14 +71,8 @@ def compare(  # noqa: PLR0913 - one group of options each
     difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
     reason = why(difference, answer.problem, what=what)
     if report is not None:
-        content = PageContent(
-            answer,
-            tuple(PageCandidate(row.planner, row.answer.best) for row in rows if row.answer is not None),
-            tuple(sentences(expected_range(answer.best, answer.problem), number_format(answer), reason)),
-            difference,
-            commands=(typed_command(sys.argv[1:]),),
-        )
-        write_page(content, report)
+        bests = ((row.planner, row.answer.best) for row in rows if row.answer is not None)
+        write_page(report, answer, bests, difference, reason)
     if output is Output.JSON:
         show_json(
             {

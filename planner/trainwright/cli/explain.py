@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,7 +22,7 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json
-from trainwright.cli.page import PageOption, typed_command, write_page
+from trainwright.cli.page import PageOption, ranked_candidates, write_page
 from trainwright.cli.plan import answered
 from trainwright.report.breakdown import Difference, breakdown_fields, breakdown_table, difference_table, why
 from trainwright.report.comparison import cut_short, runner_up, work_bound
@@ -31,10 +30,9 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
 from trainwright.report.format_sentences import number_format
 from trainwright.report.iteration_chart import timeline
-from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preferred
-from trainwright.report.remark import Remark, sentences
+from trainwright.report.remark import sentences
 from trainwright.report.tables import origin_fields
 from trainwright.report.worth import heuristic_difference, unlimited
 from trainwright.search import Candidate, SearchControl, preload_search
@@ -109,7 +107,8 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     reason = why(difference, problem)
     lines = [*explanation.sentences(), *sentences(reason, expected_range(answer.best, problem), *further)]
     if report is not None:
-        write_page(_page(answer, difference, reason), report)
+        listed = ranked_candidates(answer, difference, "compared with")
+        write_page(report, answer, listed, difference, reason)
     if output is Output.JSON:
         show_json({**_fields(explanation, lines), **number_format(answer).fields, **reason.fields})
     else:
@@ -141,13 +140,6 @@ def _difference(answer: Answer, against: Path, inputs: Inputs) -> Difference:
             "--against heuristic: no plan of Megatron's heuristic fits into memory; give a plan, or leave it out"
         )
     return difference
-
-
-def _page(answer: Answer, difference: Difference | None, reason: Remark) -> PageContent:
-    ranked = [PageCandidate(str(rank), candidate) for rank, candidate in enumerate(answer.candidates, 1)]
-    other = [] if difference is None else [PageCandidate("compared with", difference.other)]
-    lines = sentences(expected_range(answer.best, answer.problem), number_format(answer), reason)
-    return PageContent(answer, (*ranked, *other), tuple(lines), difference, commands=(typed_command(sys.argv[1:]),))
 
 
 def _fields(explanation: Explanation, lines: list[str]) -> dict[str, Any]:

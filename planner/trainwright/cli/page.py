@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from trainwright.answer import Answer
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.report.page.content import PageContent
+from trainwright.report.breakdown import Difference
+from trainwright.report.error_range import expected_range
+from trainwright.report.format_sentences import number_format
+from trainwright.report.remark import Remark, sentences
+from trainwright.search import Candidate
 
 PageOption = Annotated[
     Path | None,
@@ -21,11 +27,31 @@ PageOption = Annotated[
 ]
 
 
-def write_page(content: PageContent, path: Path) -> None:
-    """Write the page into a file."""
+def write_page(
+    path: Path,
+    answer: Answer,
+    candidates: Iterable[tuple[str, Candidate]],
+    difference: Difference | None,
+    reason: Remark,
+) -> None:
+    """Write the answer into a file, with named candidates and the `reason` of the difference to another plan."""
     from trainwright.report.page.composition import html_page  # noqa: PLC0415 - drawings that few answers need
+    from trainwright.report.page.content import PageCandidate, PageContent  # noqa: PLC0415 - likewise
 
+    content = PageContent(
+        answer,
+        tuple(PageCandidate(name, candidate) for name, candidate in candidates),
+        tuple(sentences(expected_range(answer.best, answer.problem), number_format(answer), reason)),
+        difference,
+        commands=(typed_command(sys.argv[1:]),),
+    )
     path.write_text(html_page(content), encoding="utf-8")
+
+
+def ranked_candidates(answer: Answer, difference: Difference | None, other_name: str) -> list[tuple[str, Candidate]]:
+    """Return the answer's candidates by rank, then the plan that they are compared with."""
+    ranked = [(str(rank), candidate) for rank, candidate in enumerate(answer.candidates, 1)]
+    return ranked if difference is None else [*ranked, (other_name, difference.other)]
 
 
 def typed_command(arguments: Sequence[str]) -> str:

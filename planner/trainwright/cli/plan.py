@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +24,16 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.cli.page import PageOption, typed_command, write_page
-from trainwright.report.breakdown import difference_table, why
+from trainwright.cli.page import PageOption, ranked_candidates, write_page
+from trainwright.report.breakdown import Difference, difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
 from trainwright.report.iteration_chart import stage_tracks
 from trainwright.report.measured_timeline import predicted_trace
-from trainwright.report.page.content import PageCandidate, PageContent
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
-from trainwright.report.remark import sentences
+from trainwright.report.remark import Remark, sentences
 from trainwright.report.tables import candidate_table, origin_fields, pareto_plot
 from trainwright.report.unchecked import unchecked
 from trainwright.report.worth import heuristic, heuristic_difference, node_worth, unlimited, worth_table
@@ -90,32 +88,24 @@ def plan(  # noqa: PLR0913 - one group of options each
         problem, planner, shown.top, searches_batch=inputs.searches_batch, node_worth=shown.node_worth
     )
     answer, control = answered(question, search)
+    difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
+    reason = why(difference, answer.problem)
     if shown.write_plan is not None:
         write_document(answer.best.plan, shown.write_plan)
     if shown.report is not None:
-        write_page(_page(answer), shown.report)
+        listed = ranked_candidates(answer, difference, "heuristic")
+        write_page(shown.report, answer, listed, difference, reason)
     if shown.trace is not None:
         trace = predicted_trace(stage_tracks(answer.best.plan, answer.problem.cost_context))
         shown.trace.write_text(json.dumps(trace) + "\n", encoding="utf-8")
     if shown.output is Output.JSON:
-        show_json(_fields(planner, answer))
+        show_json(_fields(planner, answer, reason))
     else:
-        _show(planner, answer, shown)
+        _show(planner, answer, shown, difference, reason)
     end_if_interrupted(control)
 
 
-def _page(answer: Answer) -> PageContent:
-    """Return what the page of an answer shows."""
-    difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
-    ranked = [PageCandidate(str(rank), candidate) for rank, candidate in enumerate(answer.candidates, 1)]
-    baseline = [] if difference is None else [PageCandidate("heuristic", difference.other)]
-    lines = sentences(
-        expected_range(answer.best, answer.problem), number_format(answer), why(difference, answer.problem)
-    )
-    return PageContent(answer, (*ranked, *baseline), tuple(lines), difference, commands=(typed_command(sys.argv[1:]),))
-
-
-def _fields(planner: str, answer: Answer) -> dict[str, Any]:
+def _fields(planner: str, answer: Answer, reason: Remark) -> dict[str, Any]:
     """Return the answer for JSON output."""
     problem, best = answer.problem, answer.best
     return {
@@ -126,20 +116,19 @@ def _fields(planner: str, answer: Answer) -> dict[str, Any]:
         **expected_range(best, problem).fields,
         **number_format(answer).fields,
         **heuristic(best, answer.baselines, problem).fields,
-        **why(heuristic_difference(best, answer.baselines, problem), problem).fields,
+        **reason.fields,
         **unlimited(best).fields,
         **node_worth(answer).fields,
         **candidate_fields(answer.candidates, problem),
     }
 
 
-def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
+def _show(planner: str, answer: Answer, shown: PlanOutput, difference: Difference | None, reason: Remark) -> None:
     """Print the tables, and what there is to say of the best plan."""
     problem, candidates, best = answer.problem, answer.candidates, answer.best
     show(candidate_table(candidates, problem, planner=planner, searched=answer.search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, shown.top))
-    difference = heuristic_difference(best, answer.baselines, problem)
     if difference is not None:
         show("", difference_table(difference))
     if answer.node_worths:
@@ -149,7 +138,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput) -> None:
         number_format(answer),
         slow_layers(best, problem),
         heuristic(best, answer.baselines, problem),
-        why(difference, problem),
+        reason,
         preferred(candidates, problem),
         unlimited(best),
         work_bound(best, problem),
