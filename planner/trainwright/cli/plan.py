@@ -29,8 +29,6 @@ from trainwright.report.breakdown import Difference, difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
-from trainwright.report.iteration_chart import stage_tracks
-from trainwright.report.measured_timeline import predicted_trace
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import Remark, sentences
@@ -96,13 +94,21 @@ def plan(  # noqa: PLR0913 - one group of options each
         listed = ranked_candidates(answer, difference, "heuristic")
         write_page(shown.report, answer, listed, difference, reason)
     if shown.trace is not None:
-        trace = predicted_trace(stage_tracks(answer.best.plan, answer.problem.cost_context))
-        shown.trace.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+        _write_trace(answer, shown.trace)
     if shown.output is Output.JSON:
         show_json(_fields(planner, answer, reason))
     else:
         _show(planner, answer, shown, difference, reason)
     end_if_interrupted(control)
+
+
+def _write_trace(answer: Answer, path: Path) -> None:
+    """Write the best plan's predicted iteration as a Chrome trace."""
+    from trainwright.report.iteration_chart import stage_tracks  # noqa: PLC0415 - few answers are written as traces
+    from trainwright.report.measured_timeline import predicted_trace  # noqa: PLC0415 - likewise
+
+    trace = predicted_trace(stage_tracks(answer.best.plan, answer.problem.cost_context))
+    path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
 
 
 def _fields(planner: str, answer: Answer, reason: Remark) -> dict[str, Any]:
