@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -55,6 +55,13 @@ class StatusModel(ApiModel):
     def says_the_same(self, other: StatusModel) -> bool:
         """Return whether both are stored as the same data; equal values are, which is sooner known."""
         return self == other or self.dump() == other.dump()
+
+
+class Rule(NamedTuple):
+    """CEL rule of a schema with its message to the user."""
+
+    cel: str
+    message: str
 
 
 def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, Any]:

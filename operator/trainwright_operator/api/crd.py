@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from trainwright_operator.api import GROUP, KIND, MAX_NAME_LENGTH, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from trainwright_operator.api import GROUP, KIND, MAX_NAME_LENGTH, NAME_PATTERN, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from trainwright_operator.api.base import rules
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
@@ -22,7 +22,7 @@ _NAME_RULES = rules(
         f"metadata.name may have {MAX_NAME_LENGTH} characters at most, since jobs and pods are named after it; shorten it",
     ),
     (
-        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"self.metadata.name.matches('^{NAME_PATTERN}$')",
         (
             "metadata.name must start with a lower-case letter and hold lower-case letters, digits and hyphens alone, "
             "since jobs and services are named after it; rename it"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, VALIDATIONS, ApiModel, rules, without_default
+from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, VALIDATIONS, ApiModel, Rule, rules, without_default
 from trainwright_operator.api.pods import PodTemplate
 
 _REGEX = Annotated[
@@ -76,21 +76,20 @@ class JobSpec(ApiModel):
     which only the tolerations are kept, since nodes are chosen by them."""
 
 
+ONE_STEP_TIME: Final = Rule(
+    "has(self.stepTimeRegex) != has(self.stepTimeJsonPath)",
+    "framework needs exactly one of stepTimeRegex and stepTimeJsonPath, which find the step times in its log; set one",
+)
+ONE_MEMORY_AT_MOST: Final = Rule(
+    "!has(self.memoryRegex) || !has(self.memoryJsonPath)",
+    "framework takes one of memoryRegex and memoryJsonPath; leave one out",
+)
+
+
 class FrameworkSpec(JobSpec):
     """Training job of yours that a trial runs."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.stepTimeRegex) != has(self.stepTimeJsonPath)",
-                "framework needs exactly one of stepTimeRegex and stepTimeJsonPath, which find the step times in its log; set one",
-            ),
-            (
-                "!has(self.memoryRegex) || !has(self.memoryJsonPath)",
-                "framework takes one of memoryRegex and memoryJsonPath; leave one out",
-            ),
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(ONE_STEP_TIME, ONE_MEMORY_AT_MOST))
 
     step_time_regex: _REGEX | None = None
     """Text right before the step time in a line of the log, for example `elapsed time per iteration \\(ms\\):`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
-from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, ApiModel, opaque, rules
+from trainwright_operator.api.base import PLAIN_LINE, PLAIN_LINES, ApiModel, Rule, opaque, rules
 
 
 class PodMetadata(ApiModel):
@@ -31,27 +31,22 @@ _OWNED = {
     "schedulingGates": {"type": "array", "maxItems": 16, "items": opaque(type="object")},
     "restartPolicy": {"type": "string", "maxLength": 32},
 }
+PLACING_FIELDS: Final = ("nodeName", "nodeSelector", "affinity", "schedulingGates")
+NO_PLACING: Final = Rule(
+    " && ".join(f"!has(self.{field})" for field in PLACING_FIELDS),
+    f"podTemplate.spec cannot place the workers ({', '.join(PLACING_FIELDS)}), since the plan does; choose nodes by "
+    "devices.nodeSelector",
+)
+NO_RESTART_POLICY: Final = Rule(
+    "!has(self.restartPolicy)",
+    "podTemplate.spec.restartPolicy cannot be set, since a worker that restarts would falsify the measurement; remove it",
+)
 _POD_SPEC = opaque(
     properties={
         field: schema | {"description": "Refused: Trainwright sets this field itself."}
         for field, schema in _OWNED.items()
     },
-    **rules(
-        (
-            "!has(self.nodeName) && !has(self.nodeSelector) && !has(self.affinity) && !has(self.schedulingGates)",
-            (
-                "podTemplate.spec cannot place the workers (nodeName, nodeSelector, affinity, schedulingGates), since "
-                "the plan does; choose nodes by devices.nodeSelector"
-            ),
-        ),
-        (
-            "!has(self.restartPolicy)",
-            (
-                "podTemplate.spec.restartPolicy cannot be set, since a worker that restarts would falsify the "
-                "measurement; remove it"
-            ),
-        ),
-    ),
+    **rules(NO_PLACING, NO_RESTART_POLICY),
 )
 
 

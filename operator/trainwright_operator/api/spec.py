@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import PLAIN_LINE, ApiModel, Seconds, immutable, rules, without_default
+from trainwright_operator.api.base import PLAIN_LINE, ApiModel, Rule, Seconds, immutable, rules, without_default
 from trainwright_operator.api.frameworks import Apply, FrameworkSpec, JobSpec
 from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.api.pods import WorkerSpec
@@ -145,18 +145,17 @@ class NetworkDevices(StrEnum):
     NONE = "None"
 
 
+RESOURCE_PATTERN: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+EXTENDED_RESOURCE: Final = Rule(
+    f"self.resourceName.matches('^{RESOURCE_PATTERN}$')",
+    "resourceName must be an extended resource as nodes list it, domain/name, for example nvidia.com/gpu",
+)
+
+
 class DevicesSpec(ApiModel):
     """Devices that may be used."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.resourceName.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",
-                "resourceName must be an extended resource as nodes list it, domain/name, for example nvidia.com/gpu",
-            ),
-            field_path=".resourceName",
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(EXTENDED_RESOURCE, field_path=".resourceName"))
 
     resource_name: Annotated[str, Field(min_length=3, max_length=128)] = "nvidia.com/gpu"
     """The extended resource that nodes offer their devices under."""
@@ -190,21 +189,17 @@ class LimitsSpec(ApiModel):
     """The largest tensor degree that is profiled and tried. Absent: as many as a node has devices and the model heads."""
 
 
-_SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan` does")
+LARGEST_TOLERANCE: Final = Rule(
+    "self.tolerance <= 0.5",
+    "tolerance is a share, 0.5 at most, since plans so far apart are not equally good; lower it",
+)
+LEAST_EFFORT: Final = Rule("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan` does")
 
 
 class SearchSpec(ApiModel):
     """Search for candidates."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.tolerance <= 0.5",
-                "tolerance is a share, 0.5 at most, since plans so far apart are not equally good; lower it",
-            ),
-            field_path=".tolerance",
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(LARGEST_TOLERANCE, field_path=".tolerance"))
 
     planner: Planner = Planner.AUTO
     """The search: Auto (ours, plans of any shape; it begins with the others' answers where devices are few), Amp and
@@ -215,7 +210,7 @@ class SearchSpec(ApiModel):
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
     simplest of them is tried first. 0: the prediction alone decides."""
-    effort: Annotated[float, Field(ge=0, le=100, json_schema_extra=rules(_SOME_EFFORT))] = 3.0
+    effort: Annotated[float, Field(ge=0, le=100, json_schema_extra=rules(LEAST_EFFORT))] = 3.0
     """How many times as many plans the planner Auto looks at as `trainwright plan` does: less than a minute of
     one core on up to 64 devices, minutes on hundreds of several types. Other planners do not hear of it."""
     budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
@@ -227,21 +222,17 @@ class SearchSpec(ApiModel):
     """Bounds of the search."""
 
 
+HOURS_FOR_ONE_RUN: Final = Rule(
+    "self.topK == 0 || double(self.runDeadlineSeconds) <= self.maxDeviceHours * 3600.0",
+    "maxDeviceHours is used up by a single run on one device that lasts runDeadlineSeconds; "
+    "raise maxDeviceHours or lower runDeadlineSeconds",
+)
+
+
 class TrialsSpec(ApiModel):
     """Measuring the best candidates for real."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.topK == 0 || double(self.runDeadlineSeconds) <= self.maxDeviceHours * 3600.0",
-                (
-                    "maxDeviceHours is used up by a single run on one device that lasts runDeadlineSeconds; "
-                    "raise maxDeviceHours or lower runDeadlineSeconds"
-                ),
-            ),
-            field_path=".maxDeviceHours",
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(HOURS_FOR_ONE_RUN, field_path=".maxDeviceHours"))
 
     top_k: Annotated[int, Field(ge=0, le=MAX_TRIALS)] = 3
     """How many of the best candidates are tried. 0: plan only, without any trial, the baseline's included."""
@@ -300,39 +291,47 @@ class Replan(StrEnum):
     ON_CLUSTER_CHANGE = "OnClusterChange"
 
 
+COST_NEEDS_PRICES: Final = Rule(
+    "self.search.objective != 'Cost' || (has(self.devices.pricesPerHour) && self.devices.pricesPerHour.size() > 0)",
+    "search.objective Cost needs the price of every accelerator; set devices.pricesPerHour, or choose Time",
+)
+REGRET_WEIGHS_SECONDS: Final = Rule(
+    "self.search.objective != 'Cost' || !has(self.trials.stopWhenRegretBelow)",
+    "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
+)
+FRAMEWORK_RUNS_ALONE: Final = Rule(
+    "!has(self.trials.framework) || (self.trials.perGang == 1 && !self.trials.timeline)",
+    "trials.framework runs each trial in pods of its own, without a timeline; leave out perGang and timeline",
+)
+APPLY_NEEDS_JOB: Final = Rule(
+    "!has(self.apply) || self.apply == 'Never' || has(self.job)",
+    "apply needs the job that trains by the winner; set job.image and job.command",
+)
+QUEUE_NEEDS_JOB_SET: Final = Rule(
+    "!has(self.queueName) || !has(self.launcher) || self.launcher == 'JobSet'",
+    "Kueue would admit a part of a gang of several PyTorchJobs; with queueName leave launcher out, or set JobSet",
+)
+PRIORITY_CLASS_NEEDS_QUEUE: Final = Rule(
+    "has(self.queueName) || !has(self.queuePriorityClass)",
+    "queuePriorityClass orders the gangs of a queue; set queueName, or leave it out",
+)
+
+
 class TrainingPlanSpec(ApiModel):
     """The question: this model, trained like this, on these devices: which plan is fastest?"""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (
-                "self.search.objective != 'Cost' || (has(self.devices.pricesPerHour) && self.devices.pricesPerHour.size() > 0)",
-                "search.objective Cost needs the price of every accelerator; set devices.pricesPerHour, or choose Time",
-            ),
-            (
-                "self.search.objective != 'Cost' || !has(self.trials.stopWhenRegretBelow)",
-                "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
-            ),
-            (
-                "!has(self.trials.framework) || (self.trials.perGang == 1 && !self.trials.timeline)",
-                "trials.framework runs each trial in pods of its own, without a timeline; leave out perGang and timeline",
-            ),
-            (
-                "!has(self.apply) || self.apply == 'Never' || has(self.job)",
-                "apply needs the job that trains by the winner; set job.image and job.command",
-            ),
+            COST_NEEDS_PRICES,
+            REGRET_WEIGHS_SECONDS,
+            FRAMEWORK_RUNS_ALONE,
+            APPLY_NEEDS_JOB,
             (
                 "has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)",
                 "queueName is immutable; create another TrainingPlan",
             ),
-            (
-                "!has(self.queueName) || !has(self.launcher) || self.launcher == 'JobSet'",
-                "Kueue would admit a part of a gang of several PyTorchJobs; with queueName leave launcher out, or set JobSet",
-            ),
-            (
-                "has(self.queueName) || !has(self.queuePriorityClass)",
-                "queuePriorityClass orders the gangs of a queue; set queueName, or leave it out",
-            ),
+            QUEUE_NEEDS_JOB_SET,
+            PRIORITY_CLASS_NEEDS_QUEUE,
         )
     )
 

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from trainwright_operator.api import MAX_NAME_LENGTH
-from trainwright_operator.api.frameworks import Apply
-from trainwright_operator.api.spec import LauncherKind, Objective, TrainingPlanSpec
-
-_RESOURCE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_PLACING: Final = ("nodeName", "nodeSelector", "affinity", "schedulingGates")
+from trainwright_operator.api import MAX_NAME_LENGTH, NAME_PATTERN
+from trainwright_operator.api.base import Rule
+from trainwright_operator.api.frameworks import ONE_MEMORY_AT_MOST, ONE_STEP_TIME, Apply
+from trainwright_operator.api.pods import NO_PLACING, NO_RESTART_POLICY, PLACING_FIELDS
+from trainwright_operator.api.spec import (
+    APPLY_NEEDS_JOB,
+    COST_NEEDS_PRICES,
+    EXTENDED_RESOURCE,
+    FRAMEWORK_RUNS_ALONE,
+    HOURS_FOR_ONE_RUN,
+    LARGEST_TOLERANCE,
+    LEAST_EFFORT,
+    PRIORITY_CLASS_NEEDS_QUEUE,
+    QUEUE_NEEDS_JOB_SET,
+    REGRET_WEIGHS_SECONDS,
+    RESOURCE_PATTERN,
+    LauncherKind,
+    Objective,
+    TrainingPlanSpec,
+)
 
 
 class SpecRule(NamedTuple):
@@ -23,61 +36,61 @@ class SpecRule(NamedTuple):
 
     Attributes:
         place: path of the part that has it, from `spec`.
-        cel: as the definition states it.
+        stated: as the definition has it.
         holds: the same in Python.
     """
 
     place: str
-    cel: str
+    stated: Rule
     holds: Callable[[TrainingPlanSpec], bool]
 
 
 RULES: Final = (
     SpecRule(
         "",
-        "self.search.objective != 'Cost' || (has(self.devices.pricesPerHour) && self.devices.pricesPerHour.size() > 0)",
+        COST_NEEDS_PRICES,
         lambda spec: spec.search.objective is not Objective.COST or bool(spec.devices.prices_per_hour),
     ),
     SpecRule(
         "",
-        "self.search.objective != 'Cost' || !has(self.trials.stopWhenRegretBelow)",
+        REGRET_WEIGHS_SECONDS,
         lambda spec: spec.search.objective is not Objective.COST or spec.trials.stop_when_regret_below is None,
     ),
     SpecRule(
         "",
-        "!has(self.trials.framework) || (self.trials.perGang == 1 && !self.trials.timeline)",
+        FRAMEWORK_RUNS_ALONE,
         lambda spec: spec.trials.framework is None or (spec.trials.per_gang == 1 and not spec.trials.timeline),
     ),
     SpecRule(
         "",
-        "!has(self.apply) || self.apply == 'Never' || has(self.job)",
+        APPLY_NEEDS_JOB,
         lambda spec: spec.apply is Apply.NEVER or spec.job is not None,
     ),
     SpecRule(
         "",
-        "!has(self.queueName) || !has(self.launcher) || self.launcher == 'JobSet'",
+        QUEUE_NEEDS_JOB_SET,
         lambda spec: spec.queue_name is None or spec.launcher in (None, LauncherKind.JOB_SET),
     ),
     SpecRule(
         "",
-        "has(self.queueName) || !has(self.queuePriorityClass)",
+        PRIORITY_CLASS_NEEDS_QUEUE,
         lambda spec: spec.queue_name is not None or spec.queue_priority_class is None,
     ),
     SpecRule(
         "devices",
-        "self.resourceName.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",
-        lambda spec: _RESOURCE.fullmatch(spec.devices.resource_name) is not None,
+        EXTENDED_RESOURCE,
+        lambda spec: re.fullmatch(RESOURCE_PATTERN, spec.devices.resource_name) is not None,
     ),
-    SpecRule("search", "self.tolerance <= 0.5", lambda spec: spec.search.tolerance <= 0.5),
-    SpecRule("search.effort", "self >= 0.1", lambda spec: spec.search.effort >= 0.1),
+    SpecRule("search", LARGEST_TOLERANCE, lambda spec: spec.search.tolerance <= 0.5),
+    SpecRule("search.effort", LEAST_EFFORT, lambda spec: spec.search.effort >= 0.1),
     SpecRule(
         "trials",
-        "self.topK == 0 || double(self.runDeadlineSeconds) <= self.maxDeviceHours * 3600.0",
+        HOURS_FOR_ONE_RUN,
         lambda spec: spec.trials.top_k == 0 or spec.trials.run_deadline_seconds <= spec.trials.max_device_hours * 3600,
     ),
     SpecRule(
         "trials.framework",
-        "has(self.stepTimeRegex) != has(self.stepTimeJsonPath)",
+        ONE_STEP_TIME,
         lambda spec: (
             spec.trials.framework is None
             or (spec.trials.framework.step_time_regex is None) != (spec.trials.framework.step_time_json_path is None)
@@ -85,7 +98,7 @@ RULES: Final = (
     ),
     SpecRule(
         "trials.framework",
-        "!has(self.memoryRegex) || !has(self.memoryJsonPath)",
+        ONE_MEMORY_AT_MOST,
         lambda spec: (
             spec.trials.framework is None
             or spec.trials.framework.memory_regex is None
@@ -94,35 +107,27 @@ RULES: Final = (
     ),
     SpecRule(
         "worker.podTemplate.spec",
-        "!has(self.nodeName) && !has(self.nodeSelector) && !has(self.affinity) && !has(self.schedulingGates)",
-        lambda spec: not any(field in spec.worker.pod_template.spec for field in _PLACING),
+        NO_PLACING,
+        lambda spec: not any(field in spec.worker.pod_template.spec for field in PLACING_FIELDS),
     ),
     SpecRule(
         "worker.podTemplate.spec",
-        "!has(self.restartPolicy)",
+        NO_RESTART_POLICY,
         lambda spec: "restartPolicy" not in spec.worker.pod_template.spec,
     ),
 )
 
 
-def check_rules(spec: TrainingPlanSpec, schema: dict[str, Any]) -> None:
-    """Raise ValueError, in the definition's words, for the first rule that a spec breaks. `schema`: of the spec."""
+def check_rules(spec: TrainingPlanSpec) -> None:
+    """Raise ValueError, in the definition's words, for the first rule that a spec breaks."""
     for rule in RULES:
         if not rule.holds(spec):
-            raise ValueError(f"spec{'.' * bool(rule.place)}{rule.place}: {message_of(rule, schema)}")
-
-
-def message_of(rule: SpecRule, schema: dict[str, Any]) -> str:
-    """Return the definition's words for a rule. `schema`: of the spec."""
-    part = schema
-    for name in filter(None, rule.place.split(".")):
-        part = part["properties"][name]
-    return next(str(stated["message"]) for stated in part["x-kubernetes-validations"] if stated["rule"] == rule.cel)
+            raise ValueError(f"spec{'.' * bool(rule.place)}{rule.place}: {rule.stated.message}")
 
 
 def check_name(name: object) -> None:
     """Raise ValueError for a name that the definition refuses."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
             f"metadata.name: expected a lower-case letter, then lower-case letters, digits and hyphens, got {name!r}"
         )

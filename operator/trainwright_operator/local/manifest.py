@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from trainwright.layer import Dtype
 from trainwright.outside.plain_text import find_control, plain_line
 from trainwright_operator.api import API_VERSION, KIND
-from trainwright_operator.api.crd import openapi_schema
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.spec import MAX_TRIALS, TrainingPlanSpec
 from trainwright_operator.api.spec_rules import check_name, check_rules
@@ -100,7 +99,7 @@ def _parse_spec(spec: Mapping[str, Any], source: str) -> TrainingPlanSpec:
 def _check_whole(spec: TrainingPlanSpec, source: str) -> None:
     """Raise ValueError for fields that do not go together, which an API server or the first pass would refuse."""
     try:
-        check_rules(spec, openapi_schema()["properties"]["spec"])
+        check_rules(spec)
         model_from_spec(spec, Dtype.FLOAT32)
         check_format(spec)
     except ValueError as error:

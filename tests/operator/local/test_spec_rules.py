@@ -26,4 +26,4 @@ def test_every_rule_of_the_definition_has_its_twin() -> None:
         for place, cel in stated(SPEC)
         if "oldSelf" not in cel and not place.startswith(elsewhere) and "\\p{" not in cel
     }
-    assert {(rule.place, rule.cel) for rule in RULES} == expected
+    assert {(rule.place, rule.stated.cel) for rule in RULES} == expected
