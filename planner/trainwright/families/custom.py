@@ -13,6 +13,8 @@ from trainwright.layer import NO_TRAFFIC, Attention, LayerKind, LayerList, Opera
 
 _Name = Annotated[str, Length(1, 64)]
 _Count = Annotated[float, Bounds(0, 1e18, limit=LARGEST_SIZE)]
+_Size = Annotated[int, Bounds(0, 10**15, limit=LARGEST_SIZE)]
+_Kernels = Annotated[int, Bounds(0, 10**9, limit=LARGEST_SIZE)]
 _ENTRYPOINT: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -21,9 +23,7 @@ class CustomKind:
     """Sizes of a user model's uniform layers."""
 
     name: Annotated[_Name, Doc("Name of the kind, unique in the model.")]
-    parameters: Annotated[
-        int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Values of one layer's weights, frozen ones included.")
-    ]
+    parameters: Annotated[_Size, Doc("Values of one layer's weights, frozen ones included.")]
     forward_flops_per_row: Annotated[_Count, Doc("FLOPs of its products, 2 for each multiply-add.")]
     output_elements_per_row: Annotated[
         int,
@@ -39,16 +39,10 @@ class CustomKind:
         Doc("Bytes that its forward and backward take for a moment, in float32, besides what it keeps."),
         OMITTED_DEFAULT,
     ] = 0.0
-    buffer_bytes: Annotated[
-        int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Bytes of its buffers."), OMITTED_DEFAULT
-    ] = 0
+    buffer_bytes: Annotated[_Size, Doc("Bytes of its buffers."), OMITTED_DEFAULT] = 0
 
-    forward_kernels: Annotated[
-        int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its forward issues."), OMITTED_DEFAULT
-    ] = 0
-    backward_kernels: Annotated[
-        int, Bounds(0, 10**9, limit=LARGEST_SIZE), Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT
-    ] = 0
+    forward_kernels: Annotated[_Kernels, Doc("Operators of torch that its forward issues."), OMITTED_DEFAULT] = 0
+    backward_kernels: Annotated[_Kernels, Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT] = 0
     forward_moved_elements_per_row: Annotated[
         _Count,
         Doc("Values of the number format that its forward's operators besides products read and write."),
@@ -70,14 +64,12 @@ class CustomKind:
         OMITTED_DEFAULT,
     ] = 0.0
     output_bytes_per_row: Annotated[
-        int,
-        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        _Size,
         Doc("Bytes of the integers that it hands on (indices, masks)."),
         OMITTED_DEFAULT,
     ] = 0
     frozen_parameters: Annotated[
-        int,
-        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        _Size,
         Doc("Values of its weights that are not trained (requires_grad_(False))."),
         OMITTED_DEFAULT,
     ] = 0
@@ -88,8 +80,7 @@ class CustomKind:
     ] = False
 
     output_float32_elements_per_row: Annotated[
-        int,
-        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        _Size,
         Doc("Those of the values that it hands on which are float32 in half formats, too."),
         OMITTED_DEFAULT,
     ] = 0
@@ -100,8 +91,7 @@ class CustomKind:
         OMITTED_DEFAULT,
     ] = None
     shared_parameters: Annotated[
-        int,
-        Bounds(0, 10**15, limit=LARGEST_SIZE),
+        _Size,
         Doc("Values of that weight, which its layers' parameters include."),
         OMITTED_DEFAULT,
     ] = 0
