@@ -19,6 +19,11 @@ MAX_DEVICES = 4096
 """Maximum number of devices; a larger cluster is taken for a mistake."""
 
 
+def is_cpu(accelerator: str) -> bool:
+    """Return whether an accelerator is a thread of a machine's CPU, by its name."""
+    return accelerator.startswith(CPU_PREFIX)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
     """Device by its node and slot, counted from 0."""

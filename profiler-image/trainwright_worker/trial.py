@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.bounds import MAX_LOSS
-from trainwright.cluster import CPU_PREFIX, Device
+from trainwright.cluster import Device
 from trainwright.families import Custom
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import (
@@ -188,7 +188,7 @@ def measure_trial(
 
 def _disturbing_cores(task: TrialTask, load: CpuTimes, device: torch.device) -> float | None:
     """Return the cores that other programs took from the plan's devices; None where these are no part of this machine's CPU."""
-    if not all(node.accelerator.startswith(CPU_PREFIX) for node in task.gang.nodes):
+    if not task.gang.is_on_cpu:
         return None
     seconds, own, busy = sum_over_ranks([load.clock, load.own, load.busy], device)
     world = dist.get_world_size()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainwright import documents
-from trainwright.cluster import CPU_PREFIX, EMULATED_PREFIX
+from trainwright.cluster import EMULATED_PREFIX
 from trainwright.families import Custom
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
@@ -114,8 +114,7 @@ def _model_problems(model: Model) -> Iterator[str]:
 
 
 def _profile_problems(task: ProfilingTask) -> Iterator[str]:
-    is_cpu = all(node.accelerator.startswith(CPU_PREFIX) for node in task.gang.nodes)
-    if len(gang_devices(task.gang)) > 1 and not is_cpu:
+    if len(gang_devices(task.gang)) > 1 and not task.gang.is_on_cpu:
         yield f"layers are measured on one device, but the gang has {len(gang_devices(task.gang))}; ask for one slot"
     if not task.rows or min(task.rows) < 1:
         yield f"rows must name one row count or more, each at least 1, got {list(task.rows)}"

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from pydantic.alias_generators import to_camel
 
-from trainwright.cluster import CPU_PREFIX, Node
+from trainwright.cluster import Node, is_cpu
 from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -128,7 +128,7 @@ def _smaller(family: Family) -> Iterator[Family]:
 
 def has_cpu(nodes: tuple[Node, ...]) -> bool:
     """Return whether the nodes are of a CPU."""
-    return all(node.accelerator.startswith(CPU_PREFIX) for node in nodes)
+    return all(is_cpu(node.accelerator) for node in nodes)
 
 
 def describe_seconds(seconds: float) -> str:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from trainwright.cluster import CPU_PREFIX
+from trainwright.cluster import is_cpu
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import decide as flow
 from trainwright_operator.flow.actions import EmitEvent, SetStatus
@@ -168,7 +168,7 @@ class Loop:
         if status.winner is not None:
             write_winner(plan.manifest, status.winner, plan.folder)
         accelerators = status.cluster.accelerators if status.cluster is not None else ()
-        on_cpu = any(accelerator.name.startswith(CPU_PREFIX) for accelerator in accelerators)
+        on_cpu = any(is_cpu(accelerator.name) for accelerator in accelerators)
         self._terminal.text(describe_answer(status, plan.folder, on_cpu=on_cpu))
         succeeded = status.condition(ConditionType.SUCCEEDED)
         if succeeded is not None and succeeded.status == "True":

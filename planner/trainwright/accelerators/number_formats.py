@@ -11,7 +11,7 @@ from typing import Final
 
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.accelerators.roofline import estimate_kind
-from trainwright.cluster import CPU_PREFIX, EMULATED_PREFIX
+from trainwright.cluster import EMULATED_PREFIX, is_cpu
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
@@ -36,7 +36,7 @@ def is_native(accelerator: str, dtype: Dtype) -> bool:
 
     CPUs compute in float32, and emulated ones on a CPU. One without a data sheet may have any format: its profiles decide.
     """
-    if accelerator.startswith((CPU_PREFIX, EMULATED_PREFIX)):
+    if is_cpu(accelerator) or accelerator.startswith(EMULATED_PREFIX):
         return dtype is Dtype.FLOAT32
     return not has_data_sheet(accelerator) or dtype in data_sheet(accelerator).generation_sheet.formats.values
 

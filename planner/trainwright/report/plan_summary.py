@@ -8,7 +8,7 @@ from enum import IntEnum
 from itertools import groupby
 from operator import itemgetter
 
-from trainwright.cluster import CPU_PREFIX, EMULATED_PREFIX, Cluster
+from trainwright.cluster import EMULATED_PREFIX, Cluster, is_cpu
 from trainwright.plan import (
     LayerRun,
     Pipeline,
@@ -125,7 +125,7 @@ def short_names(cluster: Cluster) -> dict[str, str]:
 
 
 def _short(name: str) -> str:
-    if name.startswith(CPU_PREFIX):
+    if is_cpu(name):
         return "CPU"
     words = name.removeprefix(EMULATED_PREFIX).split("-")
     return next((word for word in words if word[-1:].isdigit() and word[:1].isalpha()), words[-1])

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainwright.bounds import OMITTED_DEFAULT, Bytes, Count, IterationSeconds, Loss, Ratio, Rows, Seconds, Slot
-from trainwright.cluster import Device, Emulation, Link
+from trainwright.cluster import Device, Emulation, Link, is_cpu
 from trainwright.document_kind import document
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
@@ -52,6 +52,11 @@ class Gang:
     def is_emulated(self) -> bool:
         """True if devices are emulated; their nodes then share one machine's processors."""
         return bool(self.emulations)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if devices are threads of this machine's CPU."""
+        return all(is_cpu(node.accelerator) for node in self.nodes)
 
     def accelerator_of(self, node: str) -> str:
         return next(gang_node.accelerator for gang_node in self.nodes if gang_node.name == node)

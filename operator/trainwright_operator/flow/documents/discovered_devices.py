@@ -11,7 +11,7 @@ from typing import Annotated
 
 from trainwright.accelerators import FormatChoice
 from trainwright.bounds import OMITTED_DEFAULT
-from trainwright.cluster import CPU_PREFIX, Accelerator, Emulation, Node
+from trainwright.cluster import Accelerator, Emulation, Node, is_cpu
 from trainwright.document_kind import document
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright.measurement.link_sampling import LinkSampling
@@ -121,7 +121,7 @@ class DiscoveredDevices:
         emulations = tuple((name, table) for name, table in self.emulations() if name in used)
         return Gang(
             nodes=tuple(GangNode(node, slots, accelerators[node]) for node, slots in node_slots),
-            backend="gloo" if emulations or all(name.startswith(CPU_PREFIX) for name in used) else "nccl",
+            backend="gloo" if emulations or all(map(is_cpu, used)) else "nccl",
             emulations=emulations,
             collective_timeout_seconds=min(120.0, run_seconds / 2),
             deadline_seconds=run_seconds * 0.9,

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from trainwright import documents
-from trainwright.cluster import CPU_PREFIX
+from trainwright.cluster import is_cpu
 from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.runtime import ProcessBytes
@@ -241,7 +241,7 @@ def _task(context: ReconcileContext, discovery: DiscoveredDevices, run: Profilin
 def _places(discovery: DiscoveredDevices, node: str) -> list[tuple[str, tuple[int, ...]]]:
     """Return the device to profile on; on a CPU also the others, which compute the same, so that it is as busy as in trials."""
     accelerator = next(each.accelerator for each in discovery.nodes if each.name == node)
-    further = [each.name for each in discovery.nodes if each.name != node and accelerator.startswith(CPU_PREFIX)]
+    further = [each.name for each in discovery.nodes if each.name != node and is_cpu(accelerator)]
     return [(name, (0,)) for name in (node, *further)]
 
 
