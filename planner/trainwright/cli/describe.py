@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,19 +10,12 @@ import typer
 
 from trainwright.cli.framework import command, load_module
 from trainwright.cli.overwriting import WRITTEN
+from trainwright.layer import Dtype
 
 WORKER = "trainwright_worker"
 REMEDY = "install `trainwright[worker]`, or run this command in the worker's image"
 
 app = typer.Typer(add_completion=False)
-
-
-class NumberFormat(StrEnum):
-    """Number format of training."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 @app.command()
@@ -54,7 +46,7 @@ def describe(  # noqa: PLR0913 (options)
         ),
     ] = 120.0,
     dtype: Annotated[
-        NumberFormat | None,
+        Dtype | None,
         typer.Option(help="Only number format that the model is trained in; default: all are checked."),
     ] = None,
 ) -> None:
