@@ -19,6 +19,7 @@ from trainwright.cluster import Device
 from trainwright.families import Custom
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import (
+    SERIES_ROUNDS,
     CheckedLayer,
     FailureReason,
     LossDependence,
@@ -54,10 +55,6 @@ from trainwright_worker.measure.layer_bench import profile_if_it_fits
 
 MAX_MOMENTS = 8_000
 """Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""
-
-
-ROUNDS = 3
-"""Rounds of a series: each plan is measured in every round, so that what changes on the machine meanwhile changes them alike."""
 MAX_REPEATS = 2
 """Repeats of a measurement that other programs disturbed."""
 
@@ -67,14 +64,11 @@ def run_trial(
 ) -> TrialReport:
     """Run and measure one plan, again where other programs disturbed it. Every rank returns the same report."""
     groups = ProcessGroups(timeout)
-    report = measure_trial(task, assignment, device, watchdog, groups)
-    for _ in range(MAX_REPEATS):
-        if not report.is_disturbed:
-            break
-        again = measure_trial(_further_round(task, task.iterations), assignment, device, watchdog, groups)
-        report = _merged(report, [min(report, again, key=_disturbance)])
+    rounds = [measure_trial(task, assignment, device, watchdog, groups)]
+    while len(rounds) <= MAX_REPEATS and _best_rounds(rounds, 1).is_disturbed:
+        rounds.append(measure_trial(_further_round(task, task.iterations), assignment, device, watchdog, groups))
     groups.close()
-    return report
+    return _best_rounds(rounds, 1)
 
 
 def run_series(
@@ -87,7 +81,7 @@ def run_series(
     """
     groups = ProcessGroups(timeout)
     plans = range(len(task.plans))
-    shares = _shares(task.iterations, ROUNDS if len(plans) > 1 else 1)
+    shares = _shares(task.iterations, SERIES_ROUNDS if len(plans) > 1 else 1)
     rounds: list[list[TrialReport]] = [[] for _ in plans]
 
     def measure(number: int, iterations: int) -> None:
@@ -136,17 +130,13 @@ def _disturbance(report: TrialReport) -> float:
 
 def _best_rounds(rounds: Sequence[TrialReport], count: int) -> TrialReport:
     """Return the report of the rounds that other programs disturbed least, with what the first one found besides."""
-    return _merged(rounds[0], sorted(rounds, key=_disturbance)[:count])
-
-
-def _merged(first: TrialReport, rounds: Sequence[TrialReport]) -> TrialReport:
-    """Return the first report with the times of these rounds in its place."""
-    taken = [report.disturbing_cores for report in rounds if report.disturbing_cores is not None]
+    best = sorted(rounds, key=_disturbance)[:count]
+    taken = [report.disturbing_cores for report in best if report.disturbing_cores is not None]
     return replace(
-        first,
-        iteration_seconds=tuple(seconds for report in rounds for seconds in report.iteration_seconds),
-        paced_segments=sum(report.paced_segments for report in rounds),
-        late_segments=sum(report.late_segments for report in rounds),
+        rounds[0],
+        iteration_seconds=tuple(seconds for report in best for seconds in report.iteration_seconds),
+        paced_segments=sum(report.paced_segments for report in best),
+        late_segments=sum(report.late_segments for report in best),
         disturbing_cores=sum(taken) / len(taken) if taken else None,
     )
 
@@ -343,8 +333,8 @@ def _first_loss(
             f"the first loss (iteration 0, {model.dtype}) is {loss:g}, so nothing can be trained; layer {layer} "
             f"({model.layers[layer]}) is the first whose output is not finite",
         )
-    checks = model.family.checks if isinstance(model.family, Custom) else None
-    if mean_absolute == 0 and isinstance(model.family, Custom) and not (checks is not None and checks.zero_loss):
+    family = model.family
+    if mean_absolute == 0 and isinstance(family, Custom) and not (family.checks and family.checks.zero_loss):
         raise WorkerError(
             FailureReason.LOSS_INVALID,
             f"the first loss (iteration 0, {model.dtype}) is exactly 0 for every row, so nothing is trained; layer "

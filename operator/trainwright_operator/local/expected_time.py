@@ -16,6 +16,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import required_profiles
 from trainwright.throughput import flops_per_row
+from trainwright.worker_api import SERIES_ROUNDS
 from trainwright_operator.api.spec import Baseline, TrainingPlanSpec
 from trainwright_operator.flow.documents.number_formats import model_from_spec
 
@@ -44,8 +45,6 @@ _LINK_SECONDS: Final = 6.0
 _SEARCH_SECONDS: Final = 8.0
 _ROUND_SECONDS: Final = 1.0
 """Time that a profile is given; a slower layer takes its iterations."""
-_ROUNDS: Final = 3
-"""Rounds of a series, each with its warm-up."""
 _HALVED: Final = ("layers", "sequence_length", "vocabulary_size", "hidden_size")
 _LEAST: Final = {"layers": 4, "sequence_length": 128, "vocabulary_size": 1024, "hidden_size": 128}
 
@@ -92,7 +91,7 @@ class ExpectedTime:
         )
         trials = spec.trials.top_k + 2 * (spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0)
         iteration = flops_per_row(model) * batch / rate / sum(node.devices for node in self.nodes)
-        measured = trials * iteration * (spec.trials.iterations + _ROUNDS * spec.trials.warmup_iterations)
+        measured = trials * iteration * (spec.trials.iterations + SERIES_ROUNDS * spec.trials.warmup_iterations)
         gangs = 1 + len(runs) + (trials > 0)
         return gangs * _START_SECONDS + _LINK_SECONDS + _SEARCH_SECONDS + profiles + measured
 

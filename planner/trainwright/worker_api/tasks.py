@@ -348,10 +348,14 @@ class TrialReport:
         return self.late_segments > MAX_LATE_RATIO * self.paced_segments
 
 
+SERIES_ROUNDS = 3
+"""Rounds of a series: each plan is measured in every round, so that what changes on the machine meanwhile changes them alike."""
+
+
 @document("SeriesOrder")
 @dataclass(frozen=True, slots=True)
 class TrialSeriesTask:
-    """Task of several trials, one after another in one gang, since starting a gang takes longer than most trials.
+    """Task of several trials in one gang, since starting a gang takes longer than most trials, in SERIES_ROUNDS rounds.
 
     Attributes:
         plans: each uses some of the gang's devices, in any order; the others wait.
