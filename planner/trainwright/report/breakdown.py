@@ -76,7 +76,8 @@ class Difference:
     Attributes:
         own, other: the plans, of one batch; `other` is the one that is compared with.
         other_name: of the other plan, for a sentence: `the heuristic's plan`.
-        saved_seconds: by field of the breakdown; they add up to what `own` takes less than `other`, below 0 where it takes more.
+        saved_seconds: by field of the breakdown; they add up to what `own` takes less than `other`, below 0 where it takes more,
+            0 where only rounding is left.
     """
 
     own: Candidate
@@ -87,7 +88,9 @@ class Difference:
     @classmethod
     def of(cls, own: Candidate, other: Candidate, other_name: str) -> Difference:
         spent, instead = breakdown_fields(own.estimate), breakdown_fields(other.estimate)
-        return cls(own, other, other_name, {part: instead[part] - spent[part] for part in spent})
+        least = _ROUNDING * max(own.estimate.iteration_seconds, other.estimate.iteration_seconds)
+        saved = {part: instead[part] - spent[part] for part in spent}
+        return cls(own, other, other_name, {part: gap if abs(gap) > least else 0.0 for part, gap in saved.items()})
 
     @property
     def whole_seconds(self) -> float:
@@ -209,15 +212,15 @@ def difference_table(difference: Difference) -> Group:
     table = new_table([("part", "left"), ("this plan", "right"), ("other", "right"), ("saved", "right")])
     spent, instead = breakdown_fields(difference.own.estimate), breakdown_fields(difference.other.estimate)
     for part in difference.parts:
-        saved = signed(difference.saved_seconds[part])
+        saved = _signed(difference.saved_seconds[part])
         add_row(table, _heading(part), seconds(spent[part]), seconds(instead[part]), saved)
     table.add_section()
     whole = (difference.own.estimate.iteration_seconds, difference.other.estimate.iteration_seconds)
-    add_row(table, "iteration", *map(seconds, whole), signed(difference.whole_seconds), style="bold")
+    add_row(table, "iteration", *map(seconds, whole), _signed(difference.whole_seconds), style="bold")
     caption = "time of the device that ends last in each plan; its parts add up to the iteration"
     return titled(f"Difference to {difference.other_name}", table, caption)
 
 
-def signed(value: float) -> str:
+def _signed(value: float) -> str:
     """Format seconds with a minus sign below 0."""
     return f"−{seconds(-value)}" if value < 0 else seconds(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from trainwright import documents
 from trainwright.accelerators import cluster_of
 from trainwright.cli import app
 from trainwright.report.breakdown import Difference, why
+from trainwright.report.page.bar_figures import difference_figure
+from trainwright.report.page.markup import markup
 from trainwright.report.units import SAME
 from trainwright.search.candidates import candidate_of
 
@@ -46,6 +50,20 @@ def test_a_plan_takes_as_long_as_itself() -> None:
     remark = why(Difference.of(own, own, "the other plan"), problem)
     assert remark.sentences == ("This plan takes as long as the other plan.",)
     assert not any(remark.fields["difference"]["saved_seconds_by_part"].values())
+
+
+def test_rounding_is_no_difference() -> None:
+    pick = random.Random(1)
+    problem = drawn_problem(pick)
+    plan = next(plan for plan in (drawn_plan(problem, pick) for _ in range(50)) if plan is not None)
+    own = candidate_of(problem, plan)
+    parts = own.estimate.breakdown
+    rounded = replace(parts, compute_seconds=math.nextafter(parts.compute_seconds, math.inf))
+    difference = Difference.of(own, replace(own, estimate=replace(own.estimate, breakdown=rounded)), "the other plan")
+    assert not any(difference.saved_seconds.values())
+    drawn = markup(difference_figure(difference))
+    assert ">0 s<" in drawn
+    assert "-0 s" not in drawn
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from trainwright.cost.memory import MemoryParts
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
-from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields, signed
+from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields
 from trainwright.report.page.content import PageCandidate
 from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
 from trainwright.report.units import SAME, money, seconds, share
@@ -85,9 +85,8 @@ def difference_figure(difference: Difference) -> Element:
     for part, start, saved in steps:
         name = "update" if saved > 0 else "message"
         drawing = _step(name, min(start, start - saved), abs(saved), highest)
-        rows.append(
-            [PART_WORDS[part], drawing, f"{'' if saved > 0 else '+'}{signed(-saved)}", _instead(difference, part)]
-        )
+        sign = "−" if saved > 0 else "+" if saved < 0 else ""
+        rows.append([PART_WORDS[part], drawing, f"{sign}{seconds(abs(saved))}", _instead(difference, part)])
     rows.append(["this plan", _step("forward", 0, own, highest), seconds(own), ""])
     headings = ["", "", "time", "this plan / the other"]
     return figure(
