@@ -132,7 +132,7 @@ def _difference(answer: Answer, against: Path, inputs: Inputs) -> Difference:
     problem, best = answer.problem, answer.best
     if str(against) != HEURISTIC_WORD:
         other = estimated_plan(against, problem, inputs).best
-        return Difference.of(best, other, f"{against} ({other.plan.summary()})")
+        return Difference(best, other, f"{against} ({other.plan.summary()})")
     compared = with_baselines(Question((problem,), HEURISTIC, baselines=1), answer)
     difference = heuristic_difference(best, compared.baselines, problem)
     if difference is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -76,34 +77,45 @@ class Difference:
     Attributes:
         own, other: the plans, of one batch; `other` is the one that is compared with.
         other_name: of the other plan, for a sentence: `the heuristic's plan`.
-        saved_seconds: by field of the breakdown; they add up to what `own` takes less than `other`, below 0 where it takes more,
-            0 where only rounding is left.
     """
 
     own: Candidate
     other: Candidate
     other_name: str
-    saved_seconds: dict[str, float]
 
-    @classmethod
-    def of(cls, own: Candidate, other: Candidate, other_name: str) -> Difference:
-        spent, instead = breakdown_fields(own.estimate), breakdown_fields(other.estimate)
-        least = _ROUNDING * max(own.estimate.iteration_seconds, other.estimate.iteration_seconds)
-        saved = {part: instead[part] - spent[part] for part in spent}
-        return cls(own, other, other_name, {part: gap if abs(gap) > least else 0.0 for part, gap in saved.items()})
+    @cached_property
+    def own_seconds(self) -> dict[str, float]:
+        """Seconds of `own` by field of the breakdown."""
+        return breakdown_fields(self.own.estimate)
+
+    @cached_property
+    def other_seconds(self) -> dict[str, float]:
+        """Seconds of `other` by field of the breakdown."""
+        return breakdown_fields(self.other.estimate)
+
+    @cached_property
+    def saved_seconds(self) -> dict[str, float]:
+        """Seconds that `own` takes less than `other`, by part: below 0 where it takes more, 0 where only rounding is left."""
+        least = _ROUNDING * max(self.own.estimate.iteration_seconds, self.other.estimate.iteration_seconds)
+        saved = {part: spent - self.own_seconds[part] for part, spent in self.other_seconds.items()}
+        return {part: gap if abs(gap) > least else 0.0 for part, gap in saved.items()}
 
     @property
     def whole_seconds(self) -> float:
-        """Return the seconds that the other plan takes longer, below 0 where it takes less."""
+        """Seconds that `own` takes less than `other`, to which the parts add up."""
         return self.other.estimate.iteration_seconds - self.own.estimate.iteration_seconds
 
     @property
+    def speedup(self) -> float | None:
+        """Speed of `own` over that of `other`; None if it takes no time."""
+        own_seconds = self.own.estimate.iteration_seconds
+        return self.other.estimate.iteration_seconds / own_seconds if own_seconds > 0 else None
+
+    @property
     def parts(self) -> list[str]:
-        """Return the parts that take time in a plan, the greatest difference first."""
-        spent, instead = breakdown_fields(self.own.estimate), breakdown_fields(self.other.estimate)
-        return sorted(
-            (part for part in spent if spent[part] or instead[part]), key=lambda p: -abs(self.saved_seconds[p])
-        )
+        """Parts that take time in a plan, the greatest difference first."""
+        taken = (part for part, spent in self.own_seconds.items() if spent or self.other_seconds[part])
+        return sorted(taken, key=lambda part: -abs(self.saved_seconds[part]))
 
 
 def why(difference: Difference | None, problem: Problem, *, what: str = "this plan") -> Remark:
@@ -210,10 +222,9 @@ class _Traits:
 def difference_table(difference: Difference) -> Group:
     """Return both plans' time by part, and the difference, the greatest first."""
     table = new_table([("part", "left"), ("this plan", "right"), ("other", "right"), ("saved", "right")])
-    spent, instead = breakdown_fields(difference.own.estimate), breakdown_fields(difference.other.estimate)
     for part in difference.parts:
-        saved = _signed(difference.saved_seconds[part])
-        add_row(table, _heading(part), seconds(spent[part]), seconds(instead[part]), saved)
+        spent, instead = difference.own_seconds[part], difference.other_seconds[part]
+        add_row(table, _heading(part), seconds(spent), seconds(instead), _signed(difference.saved_seconds[part]))
     table.add_section()
     whole = (difference.own.estimate.iteration_seconds, difference.other.estimate.iteration_seconds)
     add_row(table, "iteration", *map(seconds, whole), _signed(difference.whole_seconds), style="bold")

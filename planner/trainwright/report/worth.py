@@ -54,7 +54,7 @@ def heuristic_difference(candidate: Candidate, baselines: Baselines | None, prob
     where = ""
     if better is baselines.of_equal and baselines.accelerator is not None:
         where = f" on the {short_names(problem.cluster)[baselines.accelerator]} alone"
-    return Difference.of(candidate, better, f"the heuristic's plan{where}")
+    return Difference(candidate, better, f"the heuristic's plan{where}")
 
 
 def worth_table(worths: Sequence[NodeWorth], problem: Problem) -> Group:

@@ -30,7 +30,7 @@ def test_parts_add_up_to_the_difference(pick: random.Random) -> None:
     plans = [drawn_plan(problem, pick) for _ in range(2)]
     assume(None not in plans)
     own, other = (candidate_of(problem, plan) for plan in plans if plan is not None)
-    there, back = Difference.of(own, other, "the other plan"), Difference.of(other, own, "the other plan")
+    there, back = Difference(own, other, "the other plan"), Difference(other, own, "the other plan")
     rounding = 1e-9 * max(candidate.estimate.iteration_seconds for candidate in (own, other))
     whole = other.estimate.iteration_seconds - own.estimate.iteration_seconds
     assert sum(there.saved_seconds.values()) == pytest.approx(whole, abs=rounding)
@@ -47,7 +47,7 @@ def test_a_plan_takes_as_long_as_itself() -> None:
     problem = drawn_problem(pick)
     plan = next(plan for plan in (drawn_plan(problem, pick) for _ in range(50)) if plan is not None)
     own = candidate_of(problem, plan)
-    remark = why(Difference.of(own, own, "the other plan"), problem)
+    remark = why(Difference(own, own, "the other plan"), problem)
     assert remark.sentences == ("This plan takes as long as the other plan.",)
     assert not any(remark.fields["difference"]["saved_seconds_by_part"].values())
 
@@ -59,7 +59,7 @@ def test_rounding_is_no_difference() -> None:
     own = candidate_of(problem, plan)
     parts = own.estimate.breakdown
     rounded = replace(parts, compute_seconds=math.nextafter(parts.compute_seconds, math.inf))
-    difference = Difference.of(own, replace(own, estimate=replace(own.estimate, breakdown=rounded)), "the other plan")
+    difference = Difference(own, replace(own, estimate=replace(own.estimate, breakdown=rounded)), "the other plan")
     assert not any(difference.saved_seconds.values())
     drawn = markup(difference_figure(difference))
     assert ">0 s<" in drawn

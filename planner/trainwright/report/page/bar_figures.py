@@ -86,7 +86,8 @@ def difference_figure(difference: Difference) -> Element:
         name = "update" if saved > 0 else "message"
         drawing = _step(name, min(start, start - saved), abs(saved), highest)
         sign = "−" if saved > 0 else "+" if saved < 0 else ""
-        rows.append([PART_WORDS[part], drawing, f"{sign}{seconds(abs(saved))}", _instead(difference, part)])
+        both = f"{seconds(difference.own_seconds[part])} / {seconds(difference.other_seconds[part])}"
+        rows.append([PART_WORDS[part], drawing, f"{sign}{seconds(abs(saved))}", both])
     rows.append(["this plan", _step("forward", 0, own, highest), seconds(own), ""])
     headings = ["", "", "time", "this plan / the other"]
     return figure(
@@ -99,11 +100,6 @@ def _step(name: str, start: float, length: float, whole: float) -> Element:
     drawing = bar(_rectangle(name, start, length, whole), label=seconds(length))
     drawing.set("class", "line plain")
     return drawing
-
-
-def _instead(difference: Difference, part: str) -> str:
-    own, other = (breakdown_fields(each.estimate)[part] for each in (difference.own, difference.other))
-    return f"{seconds(own)} / {seconds(other)}"
 
 
 def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: Problem) -> Element:

@@ -88,9 +88,8 @@ def _lead(content: PageContent) -> Sequence[str]:
     if "least_seconds" in band:
         expected += f", {seconds(band['least_seconds'])} to {seconds(band['greatest_seconds'])} expected"
     gain = ""
-    if (difference := content.difference) is not None and best.estimate.iteration_seconds > 0:
-        times = difference.other.estimate.iteration_seconds / best.estimate.iteration_seconds
-        gain = f": {times:.2f} times as fast as {difference.other_name}"
+    if (difference := content.difference) is not None and difference.speedup is not None:
+        gain = f": {difference.speedup:.2f} times as fast as {difference.other_name}"
     first = f"An iteration of {best.plan.global_batch_size} rows takes {seconds(best.estimate.iteration_seconds)}{expected}{gain}."
     return (first, *content.sentences)
 
@@ -98,9 +97,8 @@ def _lead(content: PageContent) -> Sequence[str]:
 def _tiles(best: Candidate, problem: Problem, difference: Difference | None) -> Element:
     figures = PlanFigures.of(best, problem)
     entries = [(cell(figures), heading) for heading, cell in figure_columns(problem)]
-    if difference is not None and best.estimate.iteration_seconds > 0:
-        times = difference.other.estimate.iteration_seconds / best.estimate.iteration_seconds
-        entries.insert(1, (f"{times:.2f} ×", f"as fast as {difference.other_name}"))
+    if difference is not None and difference.speedup is not None:
+        entries.insert(1, (f"{difference.speedup:.2f} ×", f"as fast as {difference.other_name}"))
     meanings = {
         "memory": "GiB of the limit, on the fullest device",
         "MFU": "of the GPUs' peak (MFU)",
