@@ -144,7 +144,7 @@ MIN_SHARE = 0.01
 def timeline(tracks: Sequence[Track], iteration_seconds: float, width: int) -> Text:
     """Draw the tracks over time, `width` characters wide: each letter is the stage's longest activity in its interval."""
     drawn = [track for track in tracks if track.spans][:MAX_STAGES]
-    labels = [_label(track, tracks) for track in drawn]
+    labels = track_labels(drawn, tracks)
     margin = max((len(label) for label in labels), default=0)
     cells = max(width - margin - 3, MIN_CELLS)
     picture = Text()
@@ -185,6 +185,9 @@ def _most(cell: dict[str, float], cell_seconds: float) -> str:
     return letter if sum(cell.values()) >= cell_seconds / 2 else letter.lower()
 
 
-def _label(track: Track, tracks: Sequence[Track]) -> str:
-    has_several = len({each.pipeline for each in tracks}) > 1
-    return f"pipeline {track.pipeline} stage {track.stage}" if has_several else f"stage {track.stage}"
+def track_labels(drawn: Sequence[Track], tracks: Sequence[Track]) -> list[str]:
+    """Return a label for each drawn track, with its pipeline where the tracks are of several."""
+    has_several = len({track.pipeline for track in tracks}) > 1
+    return [
+        f"pipeline {track.pipeline} stage {track.stage}" if has_several else f"stage {track.stage}" for track in drawn
+    ]

@@ -104,15 +104,14 @@ def _step(name: str, start: float, length: float, whole: float) -> Element:
 
 def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: Problem) -> Element:
     """Draw the memory of the devices of each stage and accelerator, by part, against the limit."""
-    place, cluster = 0, problem.cluster
+    cluster, parts_of = problem.cluster, dict(zip(plan.devices, parts_by_device, strict=True))
     fullest: dict[tuple[int, str], tuple[MemoryParts, int, int]] = {}
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:
-            accelerator, parts = cluster.accelerator_of(device), parts_by_device[place]
+            accelerator, parts = cluster.accelerator_of(device), parts_of[device]
             key = number, accelerator.name
             largest, limit, count = fullest.get(key, (parts, accelerator.memory_bytes, 0))
             fullest[key] = (max(largest, parts, key=lambda each: each.total_bytes), limit, count + 1)
-            place += 1
     whole = max(max(parts.total_bytes, limit) for parts, limit, _ in fullest.values())
     names = plan_summary.short_names(cluster)
     shown = sorted(fullest.items(), key=lambda item: -item[1][0].total_bytes / item[1][1])[:MAX_ROWS]

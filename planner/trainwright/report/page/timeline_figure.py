@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from trainwright.report.iteration_chart import LETTERS, Activity, Span, Track, letters
+from trainwright.report.iteration_chart import LETTERS, Activity, Span, Track, letters, track_labels
 from trainwright.report.measured_timeline import spans as measured_spans
 from trainwright.report.page.markup import Row, bar, element, figure, legend, table
 from trainwright.report.units import seconds, share
@@ -29,17 +29,15 @@ def timeline_figure(tracks: Sequence[Track], iteration_seconds: float, measured:
     """Draw a row for each stage, as its devices that end last spend the iteration, and a row for each measured device."""
     whole = max(iteration_seconds, 0.0 if measured is None else measured.iteration_seconds)
     drawn = [track for track in tracks if track.spans][:MAX_ROWS]
-    waits = message_waits(drawn)
-    has_several = len({track.pipeline for track in tracks}) > 1
     rows: list[Row] = [
         [
-            f"pipeline {track.pipeline} stage {track.stage}" if has_several else f"stage {track.stage}",
-            _drawing(track.spans, waits[number], whole, len(drawn), f"busy {seconds(track.busy_seconds)}"),
+            label,
+            _drawing(track.spans, own_waits, whole, len(drawn), f"busy {seconds(track.busy_seconds)}"),
             share(track.busy_seconds, iteration_seconds),
             share(track.idle_seconds, iteration_seconds),
             share(track.transit_seconds, iteration_seconds),
         ]
-        for number, track in enumerate(drawn)
+        for label, track, own_waits in zip(track_labels(drawn, tracks), drawn, message_waits(drawn), strict=True)
     ]
     missing = len(tracks) - len(drawn)
     too_many = "" if all(track.spans for track in tracks) else ", which have too many micro-batches to draw"
