@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, fields
 
 from rich.console import Group
@@ -102,7 +101,9 @@ class Explanation:
     def _pace(self) -> str:
         track, stage = self.tracks[self.bottleneck], self.plan.stages[self.bottleneck]
         whole = self.estimate.iteration_seconds
-        where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.format_accelerators(stage)})"
+        where = (
+            f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self._accelerators(stage)})"
+        )
         busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
         if len(self.tracks) == 1:
             return f"There is one stage and so no bubble: {where} is busy for {busy}."
@@ -161,18 +162,13 @@ class Explanation:
         unused = set(self.problem.cluster.devices) - set(self.plan.devices)
         if not unused:
             return []
-        counts = Counter(self.problem.cluster.accelerator_of(device).name for device in sorted(unused))
-        device_count, unused_types = (
-            len(self.problem.cluster.devices),
-            " and ".join(f"{n} × {name}" for name, n in counts.items()),
-        )
+        cluster = self.problem.cluster
+        types = plan_summary.count_accelerators(sorted(unused), cluster)
         are = "is" if len(unused) == 1 else "are"
-        return [f"Of the cluster's {device_count} devices, {len(unused)} {are} not used: {unused_types}."]
+        return [f"Of the cluster's {len(cluster.devices)} devices, {len(unused)} {are} not used: {types}."]
 
-    def format_accelerators(self, stage: Stage) -> str:
-        """Format the stage's devices by accelerator: `4 × Tesla-T4`, joined by `and`."""
-        counts = Counter(self.problem.cluster.accelerator_of(device).name for device in stage.devices)
-        return " and ".join(f"{count} × {name}" for name, count in counts.items())
+    def _accelerators(self, stage: Stage) -> str:
+        return plan_summary.count_accelerators(stage.devices, self.problem.cluster)
 
     def stage_table(self) -> Group:
         """Return the stages as a table of their figures and one of their degrees and devices."""
@@ -201,7 +197,7 @@ class Explanation:
                 tables.share(memory.spare_bytes, memory.memory_bytes),
                 style=style,
             )
-            add_row(plans, name, plan_summary.strategies(stage), self.format_accelerators(stage), style=style)
+            add_row(plans, name, plan_summary.strategies(stage), self._accelerators(stage), style=style)
         return Group(titled("Stages", figures), plans, Text())
 
 
@@ -215,8 +211,11 @@ def _place(track: Track, plan: Plan) -> str:
 
 def _largest_parts(parts: MemoryParts) -> str:
     """Name the two largest parts with their bytes."""
-    named = {field.name.removesuffix("_bytes"): getattr(parts, field.name) for field in fields(MemoryParts)}
-    largest = sorted(named, key=lambda name: -named[name])[:2]
-    return " and ".join(
-        f"{name.replace('optimizer', 'optimizer state')} ({tables.format_bytes(named[name])})" for name in largest
-    )
+    part_bytes = {field.name: getattr(parts, field.name) for field in fields(MemoryParts)}
+    largest = sorted(part_bytes, key=lambda part: -part_bytes[part])[:2]
+    return " and ".join(f"{memory_words(part)} ({tables.format_bytes(part_bytes[part])})" for part in largest)
+
+
+def memory_words(part: str) -> str:
+    """Name a field of MemoryParts: `weights`, `optimizer state`."""
+    return part.removesuffix("_bytes").replace("optimizer", "optimizer state")

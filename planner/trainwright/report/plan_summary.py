@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import groupby
 from operator import itemgetter
 
-from trainwright.cluster import EMULATED_PREFIX, Cluster, is_cpu
+from trainwright.cluster import EMULATED_PREFIX, Cluster, Device, is_cpu
 from trainwright.plan import (
     LayerRun,
     Pipeline,
@@ -111,6 +111,12 @@ def _rows(runs: Sequence[LayerRun]) -> str:
 
 def _format_accelerators(stage: Stage, cluster: Cluster, names: Mapping[str, str]) -> str:
     return "+".join(dict.fromkeys(names[cluster.node(device.node).accelerator] for device in stage.devices))
+
+
+def count_accelerators(devices: Iterable[Device], cluster: Cluster, names: Mapping[str, str] | None = None) -> str:
+    """Format devices by accelerator: `4 × Tesla-T4`, joined by `and`; under other names where these are given."""
+    counts = Counter(cluster.node(device.node).accelerator for device in devices)
+    return " and ".join(f"{count} × {names[name] if names else name}" for name, count in counts.items())
 
 
 def _layers(stages: Sequence[Stage]) -> str:

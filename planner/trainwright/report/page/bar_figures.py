@@ -12,6 +12,7 @@ from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
 from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields
+from trainwright.report.explanation import memory_words
 from trainwright.report.page.content import PageCandidate
 from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
 from trainwright.report.units import SAME, money, seconds, share
@@ -134,10 +135,7 @@ def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: P
     missing = len(fullest) - len(shown)
     left_out = f"{missing} of {len(fullest)} groups of devices are left out, the emptiest." if missing else ""
     held_parts = [part for part in MEMORY_COLOURS if any(getattr(group[0], part) for group in fullest.values())]
-    named = [
-        (MEMORY_COLOURS[part], part.removesuffix("_bytes").replace("optimizer", "optimizer state"))
-        for part in held_parts
-    ]
+    named = [(MEMORY_COLOURS[part], memory_words(part)) for part in held_parts]
     headroom = f"; plans leave {100 * problem.limits.headroom:.3g}% of it free" if problem.limits.headroom else ""
     return figure(
         f"The fullest device of each group; the line is its limit{headroom}.",

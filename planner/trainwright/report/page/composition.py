@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -11,7 +10,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from trainwright import documents
-from trainwright.plan import Plan, Stage
+from trainwright.plan import Plan
 from trainwright.report import plan_summary
 from trainwright.report.breakdown import Difference
 from trainwright.report.error_range import expected_range
@@ -129,13 +128,14 @@ def _model(problem: Problem) -> Element:
 
 
 def _stages(explanation: Explanation) -> Element:
-    stages = explanation.plan.stages
+    stages, cluster = explanation.plan.stages, explanation.problem.cluster
+    names = plan_summary.short_names(cluster)
     shown = list(zip(stages, explanation.memory, strict=True))[:MAX_STAGES]
     rows: list[Row] = [
         [
             f"S{number}",
             f"{stage.end - stage.first}",
-            words(_accelerators(stage, explanation.problem)),
+            words(plan_summary.count_accelerators(stage.devices, cluster, names)),
             plan_summary.strategies(stage).replace("\n", "; "),
             share(memory.spare_bytes, memory.memory_bytes),
         ]
@@ -152,12 +152,6 @@ def _stages(explanation: Explanation) -> Element:
             left_out=f"{missing} of {len(stages)} stages are left out." if missing else "",
         ),
     )
-
-
-def _accelerators(stage: Stage, problem: Problem) -> str:
-    names = plan_summary.short_names(problem.cluster)
-    counts = Counter(problem.cluster.node(device.node).accelerator for device in stage.devices)
-    return " and ".join(f"{count} × {names[name]}" for name, count in counts.items())
 
 
 def _levers(best: Candidate, problem: Problem) -> Element:
