@@ -177,9 +177,7 @@ class CustomLayers:
         self.frozen_names: list[set[str]] = []
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
-        except (
-            ValueError
-        ):  # some operations do not support the meta device; what also fails on the CPU is the user's error
+        except ValueError:  # deliberate: what the meta device lacks runs on the CPU; a user's error fails there, too
             self._boundaries = self._probe(probed, torch.device("cpu"))
         self.shared_weights, self.copied_weights = shared_weights_of(self)
 

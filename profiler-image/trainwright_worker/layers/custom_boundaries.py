@@ -48,7 +48,7 @@ class Float32Outputs:
         for device in ("meta", "cpu"):
             try:
                 formats = self._formats(number, torch.device(device))
-            except Exception:  # noqa: BLE001, S112 - of the user's code, which describe refuses in a sentence
+            except Exception:  # noqa: BLE001, S112 - deliberate: describe refuses it in a sentence
                 continue
             if len(formats) == len(expected):
                 return tuple(dtype is torch.float32 for dtype in formats)

@@ -120,9 +120,9 @@ def _made(make: Callable[[], Any]) -> Any:
     device = torch.get_default_device()
     try:
         return make()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # deliberate: on the meta device, what reads values as it is made is made on the CPU
         if device.type != "meta":
             raise
-    with torch.device("cpu"):  # it reads values as it is made, such as the edges of a graph
+    with torch.device("cpu"):  # such as the edges of a graph
         made = make()
     return made.to(device)

@@ -138,7 +138,7 @@ class ValueCheck:
                 results = layer.check(self.findings, scales_loss=torch.float16 in self._halves)
                 self._check_halves(number, layer, results)
                 refuse_tensors_left_behind(self._layers, number, layer.layer, [*layer.boundary, *layer.data.values()])
-            except (RuntimeError, NotImplementedError, AssertionError) as error:
+            except (RuntimeError, AssertionError) as error:
                 if "allocate memory" in str(error):
                     reason = "the memory here is too small"
                 elif needs_gpu(error) or lacks_format(error):
@@ -203,9 +203,9 @@ class ValueCheck:
                 continue
             try:
                 values = layer.forward_in(dtype)
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:
                 if lacks_format(error):
-                    continue
+                    continue  # deliberate: GPUs have the kernels that the CPU lacks
                 raise self._layers.error(
                     f"{name} fails in {words}: {type(error).__name__}: {' '.join(str(error).split())}; {CAST}"
                 ) from error

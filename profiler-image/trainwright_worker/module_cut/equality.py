@@ -61,7 +61,7 @@ def differences(
             rows = model.rows(seed=0, iteration=0, first=0, count=count)
             try:
                 expected = _trained(whole, partial(whole_losses, whole, rows))
-            except Exception as error:  # noqa: BLE001 - of the user's code
+            except Exception as error:  # noqa: BLE001 - deliberate: of the user's code, told as a refusal
                 yield Difference(count, refusal=describe_error(error, otherwise="it needs more"))
                 continue
             layers = [make(other) for make in model.layers]

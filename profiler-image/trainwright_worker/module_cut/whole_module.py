@@ -71,13 +71,13 @@ class WholeModule:
         """Return the layers as Python. Raises ValueError that names the line of what cannot be cut."""
         try:
             return self._source(command, FakeTensorMode(allow_non_fake_inputs=True))
-        except (CutError, RuntimeError, NotImplementedError) as error:
+        except (CutError, RuntimeError) as error:  # deliberate: some modules read values
             without_values = error
         try:
-            return self._source(command, nullcontext())  # some modules read values
+            return self._source(command, nullcontext())
         except CutError as error:
             raise self.error(str(error)) from error
-        except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+        except (RuntimeError, TypeError, AttributeError) as error:
             raise self.error(f"{line_of_error(error)}: {describe_error(error)}") from without_values
 
     def _source(self, command: str, mode: AbstractContextManager[Any]) -> LayerSource:
@@ -97,11 +97,7 @@ class WholeModule:
                 try:
                     _replace_tensors(whole, lambda value: value.to(torch.bfloat16), buffers=False)
                     in_half = self._record(whole, opened, self._fields(fewer, torch.bfloat16))
-                except (
-                    RuntimeError,
-                    NotImplementedError,
-                    ValueError,
-                ):  # it computes in float32 alone, as its checks say
+                except (RuntimeError, ValueError):  # deliberate: it computes in float32 alone, as its checks say
                     in_half = None
         return Traces(first, other, in_half)
 
@@ -110,8 +106,8 @@ class WholeModule:
         try:
             with mode:
                 whole = self.build()
-        except (RuntimeError, NotImplementedError):
-            whole = self.build()  # it reads values as it is made
+        except RuntimeError:  # deliberate: it reads values as it is made
+            whole = self.build()
             if isinstance(mode, FakeTensorMode):
                 _replace_tensors(whole, mode.from_tensor)
         if not isinstance(whole, nn.Module):

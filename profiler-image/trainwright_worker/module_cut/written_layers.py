@@ -65,7 +65,7 @@ def _compare(whole: WholeModule, model: CustomModel, note: Callable[[str], objec
 def _bytes(model: CustomModel) -> int:
     try:
         return LayerMakers(model).whole_bytes()
-    except Exception:  # noqa: BLE001 - a module that needs values while it is made, and is small
+    except Exception:  # noqa: BLE001 - deliberate: a module that needs values while it is made is small
         return 0
 
 
