@@ -104,14 +104,16 @@ class CustomLayer(Layer):
     """User module, replicated on every rank of a tensor group.
 
     Attributes:
+        number: its place in the model.
         reads: fields passed to the module after the boundary.
     """
 
     draws_random_numbers = True
     has_pure_forward = False
 
-    def __init__(self, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
+    def __init__(self, number: int, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
         super().__init__()
+        self.number = number
         self.module = module
         self.reads = reads  # type: ignore[misc] # known when the user's model is built
         self.is_last = is_last
@@ -134,6 +136,11 @@ class CustomLayer(Layer):
     def class_name(self) -> str:
         """Name of the user's class."""
         return type(self.module).__name__
+
+    @property
+    def label(self) -> str:
+        """Place and class, as sentences name it."""
+        return f"layer {self.number} ({self.class_name})"
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         made = self.module(*boundary, *(data[field] for field in self.reads))
@@ -274,7 +281,7 @@ class CustomLayers:
         _check_parameters(self, layer, module)
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
-        return CustomLayer(module, reads, is_last=is_last)
+        return CustomLayer(layer, module, reads, is_last=is_last)
 
     def _probe(self, rows: Mapping[str, Tensor], device: torch.device) -> list[_ProbedBoundary]:
         """Return the boundary after every layer, by running the layers in sequence; each is then freed."""
@@ -284,12 +291,12 @@ class CustomLayers:
         with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
                 layer_module = self.make_module(layer)
-                _check_weights_are_new(self, layer, layer_module)
+                _check_weights_are_new(self, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
                     result = layer_module.module(*arguments)
                 except Exception as error:
-                    raise self.failure(layer, layer_module, arguments, error) from error
+                    raise self.failure(layer_module, arguments, error) from error
                 if layer_module.is_last:
                     _check_losses(self, result)
                     self.weighs_rows = isinstance(result, tuple)
@@ -313,10 +320,9 @@ class CustomLayers:
             raise self.error("no layer has a weight to train; leave requires_grad of some")
         return boundaries
 
-    def failure(  # noqa: PLR0913 (what a sentence names)
+    def failure(
         self,
-        layer: int,
-        module: CustomLayer,
+        layer: CustomLayer,
         arguments: Sequence[Tensor],
         error: Exception,
         *,
@@ -326,7 +332,7 @@ class CustomLayers:
         """Return the error of a layer whose forward fails on these arguments."""
         given = ", ".join(format_value(argument) for argument in arguments)
         way = describe_error(error, otherwise=otherwise)
-        return self.error(f"layer {layer} ({module.class_name}) fails{when} on {given}: {way}")
+        return self.error(f"{layer.label} fails{when} on {given}: {way}")
 
 
 def seed_weights(layers: CustomLayers, layer: int, seed: int = 0) -> None:
@@ -447,12 +453,12 @@ def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> No
             raise layers.error(f"{where} is {kind}, but weights are trained in float32; {way}")
 
 
-def _check_weights_are_new(layers: CustomLayers, layer: int, made: CustomLayer) -> None:
+def _check_weights_are_new(layers: CustomLayers, made: CustomLayer) -> None:
     """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
     parameter_ids = {id(parameter) for parameter in made.parameters()}
-    if any(id(parameter) in parameter_ids for parameter in layers.make_module(layer).parameters()):
+    if any(id(parameter) in parameter_ids for parameter in layers.make_module(made.number).parameters()):
         raise layers.error(
-            f"layer {layer} gives the same weights whenever it is made; make its modules inside its function, and name weights "
+            f"layer {made.number} gives the same weights whenever it is made; make its modules inside its function, and name weights "
             f"that layers share, such as {EXAMPLE}"
         )
 

@@ -192,9 +192,9 @@ def _check_other_process(layers: CustomLayers, numbers: list[int], other: subpro
             f"field {name!r} of rows() has other values in another process for the same seed, iteration and rows (hash() "
             "of a text, numpy without a seed, or the time); make them from numbers alone"
         )
-    made = layers.make_module(int(name)).class_name
+    label = layers.make_module(int(name)).label
     raise layers.error(
-        f"layer {name} ({made}) starts with other weights in another process for the same seed (numpy, Python's random, a "
+        f"{label} starts with other weights in another process for the same seed (numpy, Python's random, a "
         "hash or the time), so that replicas would differ; draw them from torch's default generator"
     )
 
@@ -255,7 +255,7 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
         except RuntimeError as error:
             with torch.device("meta"):
                 arguments = layers.example(number - 1, _FEWER_ROWS)
-            raise layers.failure(number, layers.make_module(number), arguments, error) from error
+            raise layers.failure(layers.make_module(number), arguments, error) from error
     without_backward = is_without_backward(layers, number)
     facts = more.per_row(few, _rows_apart(layers))
     if without_backward:

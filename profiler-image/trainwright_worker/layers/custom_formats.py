@@ -92,18 +92,18 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
     with _OneFormat(), made_on(layers, number, device) as layer:
         in_format(layer, dtype)
         arguments = _arguments(layers, number, layer, dtype, device)
-        with watching(layers, number, layer):
+        with watching(layers, layer):
             results = outputs(layer, arguments)
         if not layer.is_last:
             for value, expected in zip(results, layers.formats(number, dtype), strict=False):
                 if value.is_floating_point() and value.dtype is not expected:
                     raise layers.error(
-                        f"layer {number} ({layer.class_name}) hands on {dtype_name(value.dtype)} where the plan computes in "
+                        f"{layer.label} hands on {dtype_name(value.dtype)} where the plan computes in "
                         f"{dtype_name(dtype)}; end it with .to of its input's dtype, and leave the format to the plan (no autocast)"
                     )
         elif len(results) > 1 and results[1].requires_grad:
             raise layers.error(
-                f"layer {number} ({layer.class_name}) returns weights of rows with a gradient, by which plans do not train; "
+                f"{layer.label} returns weights of rows with a gradient, by which plans do not train; "
                 "count them from the targets, or detach them"
             )
         tracked = [value for value in results if value.requires_grad]
@@ -132,21 +132,19 @@ def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: tor
 
 
 @contextmanager
-def watching(layers: CustomLayers, number: int, layer: CustomLayer) -> Iterator[None]:
+def watching(layers: CustomLayers, layer: CustomLayer) -> Iterator[None]:
     """Raise ValueError if the body changes a weight of the layer in place."""
     before = {name: value._version for name, value in layer.module.named_parameters()}  # noqa: SLF001 - it has no public name
     yield
     for name, value in layer.module.named_parameters():
         if value._version != before[name]:  # noqa: SLF001
             raise layers.error(
-                f"layer {number} ({layer.class_name}) changes its weight {name} in its forward, which ZeRO and half formats "
+                f"{layer.label} changes its weight {name} in its forward, which ZeRO and half formats "
                 f"undo; compute with a bounded copy instead (torch.clamp(self.{name}, …))"
             )
 
 
-def refuse_tensors_left_behind(
-    layers: CustomLayers, number: int, layer: CustomLayer, arguments: Sequence[Tensor]
-) -> None:
+def refuse_tensors_left_behind(layers: CustomLayers, layer: CustomLayer, arguments: Sequence[Tensor]) -> None:
     """Raise ValueError if the layer needs a tensor that stays on the CPU when its weights and buffers move, which they do here."""
     layer.to("meta")
     try:
@@ -155,7 +153,7 @@ def refuse_tensors_left_behind(
     except Exception as error:  # deliberate: what needs values does not run there
         if "is not on the expected device" in str(error):
             raise layers.error(
-                f"layer {number} ({layer.class_name}) computes with a tensor that stays on the CPU when weights and buffers "
+                f"{layer.label} computes with a tensor that stays on the CPU when weights and buffers "
                 "move to a GPU; register it as a buffer (self.register_buffer), or move it in the forward"
             ) from error
 
@@ -165,4 +163,4 @@ def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Excep
     arguments = _arguments(layers, number, layer, dtype, "meta")
     when = "" if dtype is torch.float32 else f" in {dtype_name(dtype)}"
     way = CAST if isinstance(error, MixedFormatsError) or "dtype" in str(error) else "correct it or the one before it"
-    return layers.failure(number, layer, arguments, error, when=when, otherwise=way)
+    return layers.failure(layer, arguments, error, when=when, otherwise=way)

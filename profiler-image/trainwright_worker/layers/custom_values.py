@@ -137,7 +137,7 @@ class ValueCheck:
             try:
                 results = layer.check(self.findings, scales_loss=torch.float16 in self._halves)
                 self._check_halves(number, layer, results)
-                refuse_tensors_left_behind(self._layers, number, layer.layer, [*layer.boundary, *layer.data.values()])
+                refuse_tensors_left_behind(self._layers, layer.layer, [*layer.boundary, *layer.data.values()])
             except (RuntimeError, AssertionError) as error:
                 if "allocate memory" in str(error):
                     reason = "the memory here is too small"
@@ -198,7 +198,6 @@ class ValueCheck:
         flops = self._layers.probed_rows * self._kinds[number].forward_flops_per_row
         for dtype in self._halves:
             words = dtype_name(dtype)
-            name = f"layer {number} ({layer.layer.class_name})"
             if flops > _HALF_FLOPS[dtype] or self._seconds_left <= 0:
                 continue
             try:
@@ -207,18 +206,18 @@ class ValueCheck:
                 if lacks_format(error):
                     continue  # deliberate: GPUs have the kernels that the CPU lacks
                 raise self._layers.error(
-                    f"{name} fails in {words}: {type(error).__name__}: {' '.join(str(error).split())}; {CAST}"
+                    f"{layer.layer.label} fails in {words}: {type(error).__name__}: {' '.join(str(error).split())}; {CAST}"
                 ) from error
             pairs = list(zip(values, results, strict=True))
             if number == len(self._kinds) - 1 and any(
                 bool((other.isfinite() & ~value.isfinite()).any()) for value, other in pairs
             ):
                 raise self._layers.error(
-                    f"{name} gives a loss that is not finite in {words}; compute it in float32 (logits.float())"
+                    f"{layer.layer.label} gives a loss that is not finite in {words}; compute it in float32 (logits.float())"
                 )
             difference = _difference(values, results)
             if difference > HALF_TOLERANCE:
-                self.findings.remarks.append(f"{name} in {words} differs from float32 by {difference:.0%}")
+                self.findings.remarks.append(f"{layer.layer.label} in {words} differs from float32 by {difference:.0%}")
 
 
 def _rounds_whole_numbers(value: Tensor, rounded: Tensor) -> bool:
@@ -239,7 +238,7 @@ class _LayerRuns:
         self.gradients: list[Tensor] = []
 
     def failure(self, error: Exception) -> ValueError:
-        return self.layers.failure(self.number, self.layer, [*self.boundary, *self.data.values()], error)
+        return self.layers.failure(self.layer, [*self.boundary, *self.data.values()], error)
 
     def check(self, findings: Findings, *, scales_loss: bool) -> list[Tensor]:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
@@ -254,7 +253,7 @@ class _LayerRuns:
         difference = together.difference(expected)
         if TOLERANCE < difference <= _ROUNDED and _multiplies_in_halves(self, every):
             findings.remarks.append(
-                f"layer {self.number} ({self.layer.class_name}) multiplies in a half format (autocast), in which rows together "
+                f"{self.layer.label} multiplies in a half format (autocast), in which rows together "
                 f"differ from rows alone by {difference:.2g}"
             )
         elif difference > TOLERANCE:
@@ -263,11 +262,11 @@ class _LayerRuns:
             if again > TOLERANCE:
                 raise _rows_error(self, difference)
             findings.remarks.append(
-                f"rows of layer {self.number} ({self.layer.class_name}) together differ from rows alone by "
+                f"rows of {self.layer.label} together differ from rows alone by "
                 f"{difference:.2g} for some values and not for others, as a choice by value does"
             )
         if self.layer.is_last and not all(bool(value.isfinite().all()) for value in together.results):
-            findings.remarks.append(f"the loss of layer {self.number} ({self.layer.class_name}) is not finite at first")
+            findings.remarks.append(f"the loss of {self.layer.label} is not finite at first")
         findings.zero_loss = self.layer.is_last and not bool(together.results[0].any())
         return together.results
 
@@ -283,17 +282,16 @@ class _LayerRuns:
         before = plain_attributes(self.layer.module)
         few, unscaled = (every, together) if first is None else ([0], first)
         scaled = self.compute(few, gradient_factor=_GRADIENT_FACTOR)
-        where = f"layer {self.number} ({self.layer.class_name})"
         if changed := sorted(set(plain_attributes(self.layer.module)) - set(before)):
             name = ".".join(part for part in changed[0][:2] if part)
             raise self.layers.error(
-                f"{where} changes its attribute {name} in every forward, and plans run other numbers of forwards "
+                f"{self.layer.label} changes its attribute {name} in every forward, and plans run other numbers of forwards "
                 "(micro-batches, replicas, recompute); leave it out, or give what it counts as a field of rows()"
             )
         difference = scaled.gradient_difference(unscaled, _GRADIENT_FACTOR)
         if scales_loss and difference > TOLERANCE and self.compute(few).difference(unscaled) <= TOLERANCE:
             raise self.layers.error(
-                f"{where} hands back gradients that do not grow with those that it is given (they differ by {difference:.1%}), "
+                f"{self.layer.label} hands back gradients that do not grow with those that it is given (they differ by {difference:.1%}), "
                 "as a hook that clips or an autograd.Function with a loss of its own does, and float16 scales the loss; hand "
                 "that loss by row on to the last layer, which adds it, or train in another format (describe --dtype bfloat16)"
             )
@@ -302,7 +300,7 @@ class _LayerRuns:
     def _check_weights(self, together: _Values) -> None:
         if self.layer.is_last and any(not bool((weights >= 0).all()) for weights in together.results[1:]):
             raise self.layers.error(
-                f"layer {self.number} ({self.layer.class_name}) returns weights of rows below 0 or NaN; the loss is the sum of "
+                f"{self.layer.label} returns weights of rows below 0 or NaN; the loss is the sum of "
                 "losses divided by that of weights, so count what takes part (targets.ne(-100).sum(1))"
             )
 
@@ -320,23 +318,22 @@ class _LayerRuns:
                 raise error from None
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise self.layers.error(
-                f"layer {self.number} ({self.layer.class_name}) fails for one row alone ({words}), but a plan may compute "
+                f"{self.layer.label} fails for one row alone ({words}), but a plan may compute "
                 f"single rows; give CustomModel min_rows={self.rows} or more"
             ) from error
 
     def _refuse_other_values(self, every: Sequence[int], together: _Values) -> None:
         """Raise ValueError if the layer repeats itself not at all, or not when it is recomputed."""
-        where = f"layer {self.number} ({self.layer.class_name})"
         if (difference := self.compute(every).difference(together)) > TOLERANCE:
             raise self.layers.error(
-                f"{where} differs by {difference:.1%} between two forwards of the same rows, seed and weights; keep nothing of "
+                f"{self.layer.label} differs by {difference:.1%} between two forwards of the same rows, seed and weights; keep nothing of "
                 "earlier forwards (counters, memories) outside of registered buffers, and draw random numbers from torch's "
                 "default generator, which a recomputed forward repeats, not from one of its own"
             )
         difference = self.compute(every, recompute=True).difference(together)
         if difference > TOLERANCE:
             raise self.layers.error(
-                f"{where} differs by {difference:.1%} with recompute, whose first forward takes no gradients and whose second "
+                f"{self.layer.label} differs by {difference:.1%} with recompute, whose first forward takes no gradients and whose second "
                 "repeats it; compute the same with and without gradients (torch.is_grad_enabled), and keep what it changes in "
                 "registered buffers"
             )
@@ -355,12 +352,12 @@ class _LayerRuns:
         name = changed[0].removeprefix("module.")
         if _difference(*states) <= TOLERANCE:  # such as those of spectral normalisation, which follow from the weights
             findings.remarks.append(
-                f"layer {self.number} ({self.layer.class_name}) computes with buffer {name}, which each forward changes: "
+                f"{self.layer.label} computes with buffer {name}, which each forward changes: "
                 "plans with more micro-batches change it more often"
             )
             return
         raise self.layers.error(
-            f"layer {self.number} ({self.layer.class_name}) changes buffer {name} by the rows that it computes and also "
+            f"{self.layer.label} changes buffer {name} by the rows that it computes and also "
             "reads it, so that replicas differ and plans train different models; give CustomModel whole_batch=True"
         )
 
@@ -407,7 +404,7 @@ class _LayerRuns:
         with (
             torch.random.fork_rng(devices=[]),
             _python_draws_nothing(self),
-            watching(self.layers, self.number, self.layer),
+            watching(self.layers, self.layer),
         ):
             if recompute:  # as the executor does it
                 with torch.no_grad(), RowRandomNumbers(chosen, self.drawn):
@@ -468,7 +465,6 @@ def _multiplies_in_halves(runs: _LayerRuns, rows: Sequence[int]) -> bool:
 
 
 def _rows_error(runs: _LayerRuns, difference: float) -> ValueError:
-    where = f"layer {runs.number} ({runs.layer.class_name})"
     norm = runs.batch_norm()
     what = f"its {type(norm).__name__} normalises over them" if norm is not None else "it mixes them"
     way = (
@@ -479,7 +475,7 @@ def _rows_error(runs: _LayerRuns, difference: float) -> ValueError:
     )
     size = "100% or more" if difference >= 1 else f"{difference:.1%}"
     return runs.layers.error(
-        f"{where} gives rows together other {'losses' if runs.layer.is_last else 'values'} or gradients than each alone "
+        f"{runs.layer.label} gives rows together other {'losses' if runs.layer.is_last else 'values'} or gradients than each alone "
         f"(by {size}): {what}, and plans split batches in many ways; {way}"
     )
 
@@ -502,7 +498,7 @@ def _python_draws_nothing(runs: _LayerRuns) -> Iterator[None]:
         source = "numpy.random"
     if source is not None:
         raise runs.layers.error(
-            f"layer {runs.number} ({runs.layer.class_name}) draws from {source} in its forward, which follows no seed and "
+            f"{runs.layer.label} draws from {source} in its forward, which follows no seed and "
             "which recompute does not repeat; draw from torch's default generator"
         )
 
