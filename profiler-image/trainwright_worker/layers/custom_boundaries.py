@@ -1,4 +1,4 @@
-"""Number formats of what a user's layers hand on."""
+"""Inputs of a user's layers, and number formats of what they hand on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from trainwright_worker.layers.custom_constants import constants
-from trainwright_worker.layers.layer import to_device
+from trainwright_worker.layers.layer import Boundary, to_device
 
 if TYPE_CHECKING:
-    from trainwright_worker.layers.custom import CustomLayers
+    from trainwright_worker.layers.custom import CustomLayer, CustomLayers
+
+
+def example_inputs(
+    layers: CustomLayers, layer: CustomLayer, rows: int, dtype: torch.dtype
+) -> tuple[Boundary, dict[str, Tensor]]:
+    """Return a boundary and the fields of the first rows on torch's current device, as a plan in `dtype` gives them to a layer."""
+    boundary = layers.example(layer.number - 1, rows, dtype)
+    fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
+    return boundary, to_device(fields, torch.get_default_device(), dtype, layers.model.keep_float32)
 
 
 class Float32Outputs:
@@ -60,7 +70,5 @@ class Float32Outputs:
             layer = layers.make_module(number)
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
-            boundary = layers.example(number - 1, layers.probed_rows, torch.bfloat16)
-            fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=layers.probed_rows)
-            data = to_device(fields, device, torch.bfloat16, layers.model.keep_float32)
-            return [value.dtype for value in layer(boundary, data).boundary]
+            output = layer(*example_inputs(layers, layer, layers.probed_rows, torch.bfloat16))
+            return [value.dtype for value in output.boundary]

@@ -298,14 +298,14 @@ def _count_forwards(
 ) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
     fewer = _rows_apart(layers)
     with made_on(layers, number, device) as layer:
-        few, more = (_count_forward(layers, number, layer, rows, device) for rows in (fewer, 2 * fewer))
+        few, more = (_count_forward(layers, layer, rows) for rows in (fewer, 2 * fewer))
     return layer, few, more
 
 
-def _count_forward(layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str) -> _ForwardCounts:
-    boundary = layers.example(number - 1, rows)
+def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int) -> _ForwardCounts:
+    boundary = layers.example(layer.number - 1, rows)
     rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
-    data: Mapping[str, Tensor] = {field: value.to(device) for field, value in rows_by_field.items()}
+    data: Mapping[str, Tensor] = {field: value.to(torch.get_default_device()) for field, value in rows_by_field.items()}
     weights = {_storage_id(parameter) for parameter in layer.parameters()}
     stored = {_storage_id(value): value for value in (*boundary, *data.values())}
 

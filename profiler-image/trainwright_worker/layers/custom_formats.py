@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_errors import lacks_format
-from trainwright_worker.layers.layer import dtype_name, to_device
+from trainwright_worker.layers.layer import dtype_name
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _PRODUCTS: Final = frozenset(
@@ -91,7 +92,7 @@ def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtyp
 def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -> None:
     with _OneFormat(), made_on(layers, number, device) as layer:
         in_format(layer, dtype)
-        arguments = _arguments(layers, number, layer, dtype, device)
+        arguments = _arguments(layers, layer, dtype)
         with watching(layers, layer):
             results = outputs(layer, arguments)
         if not layer.is_last:
@@ -123,12 +124,9 @@ def outputs(layer: CustomLayer, arguments: Sequence[Tensor]) -> tuple[Tensor, ..
     return made if isinstance(made, tuple) else (made,)
 
 
-def _arguments(layers: CustomLayers, number: int, layer: CustomLayer, dtype: torch.dtype, device: str) -> list[Tensor]:
-    rows = layers.probed_rows
-    with torch.device(device):
-        boundary = layers.example(number - 1, rows, dtype)
-    data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
-    return [*boundary, *to_device(data, torch.device(device), dtype, layers.model.keep_float32).values()]
+def _arguments(layers: CustomLayers, layer: CustomLayer, dtype: torch.dtype) -> list[Tensor]:
+    boundary, data = example_inputs(layers, layer, layers.probed_rows, dtype)
+    return [*boundary, *data.values()]
 
 
 @contextmanager
@@ -160,7 +158,8 @@ def refuse_tensors_left_behind(layers: CustomLayers, layer: CustomLayer, argumen
 
 def _failure(layers: CustomLayers, number: int, dtype: torch.dtype, error: Exception) -> ValueError:
     layer = layers.make_module(number)
-    arguments = _arguments(layers, number, layer, dtype, "meta")
+    with torch.device("meta"):
+        arguments = _arguments(layers, layer, dtype)
     when = "" if dtype is torch.float32 else f" in {dtype_name(dtype)}"
     way = CAST if isinstance(error, MixedFormatsError) or "dtype" in str(error) else "correct it or the one before it"
     return layers.failure(layer, arguments, error, when=when, otherwise=way)

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
+from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_formats import in_format
-from trainwright_worker.layers.layer import to_device
 from trainwright_worker.live_bytes import AllocationTracker
 
 _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
@@ -51,14 +51,14 @@ def count_passes(layers: CustomLayers, number: int, device: str, kept_bytes_per_
     low, high = _ROWS[device]
     try:
         with made_on(layers, number, device) as layer:
-            fewer, more = (_Run.of(layers, number, layer, rows, device, torch.float32) for rows in (low, high))
+            fewer, more = (_Run.of(layers, layer, rows, torch.float32) for rows in (low, high))
     except RuntimeError:  # deliberate: profiles measure it
         return PassCounts()
     workspace = max((more.peak_bytes - fewer.peak_bytes) / (high - low) - kept_bytes_per_row, 0.0)
     try:
         with made_on(layers, number, device) as layer:
             in_format(layer, torch.bfloat16)
-            runs = [_Run.of(layers, number, layer, rows, device, torch.bfloat16) for rows in (low, high)]
+            runs = [_Run.of(layers, layer, rows, torch.bfloat16) for rows in (low, high)]
     except RuntimeError:  # deliberate: it needs float32
         runs = [fewer, more]
     return PassCounts(workspace, fewer.forward_kernels, fewer.backward_kernels, _traffic(runs[0], runs[1], high - low))
@@ -100,17 +100,14 @@ class _Run:
     moved: list[_Moved]
 
     @classmethod
-    def of(  # noqa: PLR0913, PLR0917 (what a run depends on)
-        cls, layers: CustomLayers, number: int, layer: CustomLayer, rows: int, device: str, dtype: torch.dtype
-    ) -> _Run:
-        boundary = layers.example(number - 1, rows, dtype)
-        formats = layers.formats(number, dtype)
+    def of(cls, layers: CustomLayers, layer: CustomLayer, rows: int, dtype: torch.dtype) -> _Run:
+        boundary, data = example_inputs(layers, layer, rows, dtype)
+        formats = layers.formats(layer.number, dtype)
         gradients = tuple(
-            torch.zeros(rows, *shape, dtype=own) for shape, own in zip(layers.boundary(number), formats, strict=True)
+            torch.zeros(rows, *shape, dtype=own)
+            for shape, own in zip(layers.boundary(layer.number), formats, strict=True)
         )
-        fields = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
-        data = to_device(fields, torch.device(device), dtype, layers.model.keep_float32)
-        without_backward = is_without_backward(layers, number)
+        without_backward = is_without_backward(layers, layer.number)
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         of_weights = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
