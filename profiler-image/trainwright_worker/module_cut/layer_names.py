@@ -5,7 +5,8 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Final
 
 import torch
@@ -13,6 +14,18 @@ import torch
 from trainwright_worker.module_cut.forward_calls import Value
 
 _RESERVED: Final = ("self", "rows", "torch", "nn", "functional", "build", "loss", *keyword.kwlist)
+
+
+def last_name(path: str) -> str:
+    """Return the last part of a path that is no number."""
+    parts = [part for part in path.split(".") if not part.isdigit()]
+    return parts[-1] if parts else "module"
+
+
+def numbered_names(name: str, separator: str = "") -> Iterator[str]:
+    """Yield the name, and then with the numbers from 2 on."""
+    yield name
+    yield from (f"{name}{separator}{number}" for number in count(2))
 
 
 class LayerNames:
@@ -44,23 +57,21 @@ class LayerNames:
         if self._numbered:
             name = f"value_{len(self.holder)}"
         name = re.sub(r"\W", "_", name) or "value"
-        candidates = (name, *(f"{name}_{number}" for number in range(2, 10_000)))
-        return next(name for name in candidates if name not in self.holder or self._is_over(self.holder[name]))
+        return next(free for free in numbered_names(name, "_") if self._is_free(free))
 
-    def _is_over(self, value: Value | None) -> bool:
-        return value is not None and self.uses[value] == 0
+    def _is_free(self, name: str) -> bool:
+        value = self.holder.get(name)
+        return name not in self.holder or (value is not None and self.uses[value] == 0)
 
     def part(self, kind: str, path: str) -> str:
         """Return the attribute for a part of the whole module."""
         if path not in self._part_names:
-            words = [part for part in path.split(".") if not part.isdigit()]
-            name = words[-1] if words else "module"
+            name = last_name(path)
             if self._numbered:
                 name = f"part_{len(self.parts)}"
             elif path.rpartition(".")[2].isdigit() and name.endswith("s") and len(name) > 1:
                 name = name.removesuffix("s")  # one of several
             taken = {*self.parts, *dir(torch.nn.Module)}
-            candidates = (name, *(f"{name}_{number}" for number in range(2, 10_000)))
-            self._part_names[path] = next(name for name in candidates if name not in taken)
+            self._part_names[path] = next(free for free in numbered_names(name, "_") if free not in taken)
             self.parts[self._part_names[path]] = kind, path
         return self._part_names[path]

@@ -13,7 +13,7 @@ import torch
 from trainwright_worker.layers.custom import TARGETS
 from trainwright_worker.module_cut.forward_calls import Call, Opaque, Recording, Value, refuse
 from trainwright_worker.module_cut.layer_cut import Cut, CutLayer
-from trainwright_worker.module_cut.layer_names import LayerNames
+from trainwright_worker.module_cut.layer_names import LayerNames, numbered_names
 
 _INFIX: Final = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "true_divide": "{} / {}", "matmul": "{} @ {}",
@@ -418,7 +418,7 @@ def _class_name(layer: CutLayer, place: int, count: int, taken: set[str]) -> str
         name = "Last"
     else:
         name = "Between"
-    return next(name for name in (name, *(f"{name}{number}" for number in range(2, 10_000))) if name not in taken)
+    return next(free for free in numbered_names(name) if free not in taken)
 
 
 def _class(layer_class: _Written, paths: Sequence[Sequence[str]]) -> str:

@@ -30,6 +30,7 @@ from trainwright_worker.module_cut.forward_calls import (
     map_nested,
     refuse,
 )
+from trainwright_worker.module_cut.layer_names import last_name
 
 _READS: Final = {
     "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__", "is_nonzero",
@@ -161,7 +162,7 @@ class Recorder(TorchFunctionMode):
         finally:
             self._depth -= 1
         self.calls.append(call)
-        self._add_results(call, result, _last_name(call.target))
+        self._add_results(call, result, last_name(call.target))
         return result
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -204,7 +205,7 @@ class Recorder(TorchFunctionMode):
 
     def _add_attribute(self, path: str, tensor: Tensor, *, is_weight: bool) -> None:
         shape = tuple(tensor.shape)
-        self._add(tensor, Value(_last_name(path), shape, tensor.dtype, source=path, is_weight=is_weight))
+        self._add(tensor, Value(last_name(path), shape, tensor.dtype, source=path, is_weight=is_weight))
 
     def _add(self, tensor: Tensor, value: Value) -> None:
         self._kept.append(tensor)
@@ -284,12 +285,6 @@ def _without_defaults(func: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 def _name_of(func: Any) -> str:
     name = str(getattr(func, "__name__", func))
     return str(func.__self__.__name__) if name == "__get__" else name
-
-
-def _last_name(path: str) -> str:
-    """Return the last part of a path that is no number."""
-    parts = [part for part in path.split(".") if not part.isdigit()]
-    return parts[-1] if parts else "module"
 
 
 def _kind_and_target(func: Any, name: str, line: str) -> tuple[str, str]:
