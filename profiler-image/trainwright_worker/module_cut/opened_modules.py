@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainwright_worker.module_cut.recorder import Forward, module_calls
+from trainwright_worker.module_cut.recorder import Forward, module_calls, tensors_in
 
 _MANY_BLOCKS = 8
 """Blocks in a row that are enough to plan with; fewer ones of different sizes are stages, which are cut into their own."""
@@ -42,12 +42,12 @@ class _Ancestors(TorchFunctionMode):
 
     def _of(self, nested: Any) -> int:
         bits = 0
-        for tensor in _tensors(nested):
+        for _, tensor in tensors_in(nested):
             bits |= self._bits.get(id(tensor), 0)
         return bits
 
     def _add(self, result: Any, bits: int) -> None:
-        for tensor in _tensors(result):
+        for _, tensor in tensors_in(result):
             self._kept.append(tensor)
             self._bits[id(tensor)] = self._bits.get(id(tensor), 0) | bits
 
@@ -122,14 +122,3 @@ def _is_chain(container: nn.Module, ancestors: _Ancestors) -> bool:
 
 def _size(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, tuple | list):
-        for item in nested:
-            yield from _tensors(item)
-    elif isinstance(nested, Mapping):
-        for item in nested.values():
-            yield from _tensors(item)

@@ -182,7 +182,7 @@ class Recorder(TorchFunctionMode):
             result = func(*args, **keywords)
         finally:
             self._depth -= 1
-        if not any(True for _ in _tensors(result)) and name != "__setitem__":
+        if not any(True for _ in tensors_in(result)) and name != "__setitem__":
             return result
         kind, target = _kind_and_target(func, name, line.place)
         frozen_arguments, frozen_keywords = self._freeze((args, _without_defaults(func, keywords)), line.place)
@@ -198,7 +198,7 @@ class Recorder(TorchFunctionMode):
     def _add_results(self, call: Call, result: Any, name: str) -> None:
         if isinstance(result, Tensor):
             name = call.assigned or name
-        for access, value in _tensors(result):
+        for access, value in tensors_in(result):
             made = Value(name, tuple(value.shape), value.dtype, call, access, has_gradient=value.requires_grad)
             call.results.append(made)
             self._add(value, made)
@@ -240,19 +240,19 @@ def _call(  # noqa: PLR0913, PLR0917 (what a call is)
     )
 
 
-def _tensors(result: Any, access: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors_in(result: Any, access: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in a result, with the expressions that lead to them."""
     if isinstance(result, Tensor):
         yield access, result
     elif isinstance(result, tuple | list):
         for place, item in enumerate(result):
-            yield from _tensors(item, f"{access}[{place}]")
+            yield from tensors_in(item, f"{access}[{place}]")
     elif isinstance(result, Mapping):
         for key, item in result.items():
-            yield from _tensors(item, f"{access}[{key!r}]")
+            yield from tensors_in(item, f"{access}[{key!r}]")
     elif is_dataclass(result) and not isinstance(result, type):
         for item in dataclass_fields(result):
-            yield from _tensors(getattr(result, item.name), f"{access}.{item.name}")
+            yield from tensors_in(getattr(result, item.name), f"{access}.{item.name}")
 
 
 def _plain_tensors(whole: nn.Module) -> Iterator[tuple[str, Tensor]]:
