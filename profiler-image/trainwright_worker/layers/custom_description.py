@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from trainwright_worker.layers.custom import (
     made_on,
 )
 from trainwright_worker.layers.custom_constants import constants
-from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, start_other_process
+from trainwright_worker.layers.custom_fingerprint import SECONDS, digests, first_difference, other_process
 from trainwright_worker.layers.custom_formats import FORMATS, check_formats
 from trainwright_worker.layers.custom_passes import buffer_bytes, count_passes
 from trainwright_worker.layers.custom_values import MAX_BYTES, Findings, ValueCheck
@@ -135,7 +136,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
             counted[key] = _count_kind(layers, number, half)
             if (left_out := check_formats(layers, number, dtypes)) is not None:
                 findings.left_out.append(left_out)
-        name = _with_free_name(counted[key].kind, [one.name for one in kinds.values()])
+        name = _with_free_name(counted[key].kind, [kind.name for kind in kinds.values()])
         of_layers.append(kinds.setdefault(counted[key].key, name))
         keys.append(key)
     of_keys = [keys.index(key) for key in dict.fromkeys(keys)]
@@ -144,24 +145,14 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
         findings.left_out.append(
             f"weights and rows of another process: the whole model takes {format_bytes(whole_bytes)}"
         )
-    other = start_other_process(entrypoint, of_keys) if check_seconds > 0 and whole_bytes <= MAX_BYTES else None
-    try:
+    starts_other = check_seconds > 0 and whole_bytes <= MAX_BYTES
+    with other_process(entrypoint, of_keys) if starts_other else nullcontext() as other:
         if check_seconds > 0:
-            value_findings = ValueCheck(layers, of_layers, check_seconds, dtypes).run(keys)
-            findings.left_out += value_findings.left_out
-            findings.remarks += value_findings.remarks
-            findings.zero_loss = value_findings.zero_loss
+            ValueCheck(layers, of_layers, check_seconds, dtypes, findings).run(keys)
         else:
             findings.left_out.append("values of all layers: no time was given for checks (--check-seconds)")
         if other is not None:
-            try:
-                _check_other_process(layers, of_keys, other)
-            except subprocess.TimeoutExpired:
-                findings.left_out.append(f"weights and rows of another process: it took more than {SECONDS:.0f} s")
-    finally:
-        if other is not None:
-            other.kill()
-            other.communicate()
+            _check_other_process(layers, of_keys, other, findings)
     if missing := [dtype_name(dtype) for dtype in FORMATS if dtype not in dtypes]:
         findings.left_out.insert(0, f"{' and '.join(missing)}, so train it in another format (dtype)")
     checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks), findings.zero_loss)
@@ -176,10 +167,16 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
     )
 
 
-def _check_other_process(layers: CustomLayers, numbers: list[int], other: subprocess.Popen[str]) -> None:
+def _check_other_process(
+    layers: CustomLayers, numbers: list[int], other: subprocess.Popen[str], findings: Findings
+) -> None:
     """Check that a process with other hashes starts with the same weights and rows. Raises ValueError if it does not."""
     own = digests(layers.model, numbers)
-    written, error_output = other.communicate(timeout=SECONDS)
+    try:
+        written, error_output = other.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        findings.left_out.append(f"weights and rows of another process: it took more than {SECONDS:.0f} s")
+        return
     if other.returncode != 0:
         last = (error_output.strip().splitlines() or ["it wrote nothing"])[-1]
         raise layers.error(f"it cannot be made in another process: {last}; correct it")

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -36,8 +37,9 @@ def digests(model: CustomModel, layers: Sequence[int]) -> dict[str, str]:
     return digest_of
 
 
-def start_other_process(entrypoint: str, layers: Sequence[int]) -> subprocess.Popen[str]:
-    """Start a process with another seed of Python's hashes that writes the same digests."""
+@contextmanager
+def other_process(entrypoint: str, layers: Sequence[int]) -> Iterator[subprocess.Popen[str]]:
+    """Run a process with another seed of Python's hashes, which writes the same digests, until the body ends."""
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {
         **os.environ,
@@ -45,13 +47,18 @@ def start_other_process(entrypoint: str, layers: Sequence[int]) -> subprocess.Po
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", __name__, entrypoint, *map(str, layers)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def first_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:

@@ -109,15 +109,19 @@ class ValueCheck:
     """Check of the layers of one model within a budget."""
 
     def __init__(
-        self, layers: CustomLayers, kinds: Sequence[CustomKind], seconds: float, dtypes: Sequence[torch.dtype]
+        self,
+        layers: CustomLayers,
+        kinds: Sequence[CustomKind],
+        seconds: float,
+        dtypes: Sequence[torch.dtype],
+        findings: Findings,
     ) -> None:
-        self._layers, self._kinds = layers, kinds
+        self._layers, self._kinds, self.findings = layers, kinds, findings
         self._halves = [dtype for dtype in dtypes if dtype is not torch.float32]
         self._seconds, self._start = seconds, _computed_seconds()
         self._rate = _flops_per_second() if seconds > 0 else 1.0
-        self.findings = Findings()
 
-    def run(self, keys: Sequence[Hashable]) -> Findings:
+    def run(self, keys: Sequence[Hashable]) -> None:
         """Check one layer of each key, in order, on what the one before it handed on. Raises ValueError for what differs."""
         self._check_fields()
         outputs_of: dict[Hashable, list[Tensor] | None] = {}
@@ -126,7 +130,6 @@ class ValueCheck:
             if key not in outputs_of:
                 outputs_of[key] = self._check(number, boundary)
             boundary = outputs_of[key]
-        return self.findings
 
     def _check(self, number: int, boundary: list[Tensor] | None) -> list[Tensor] | None:
         """Return what the layer hands on; None if it was left out."""
