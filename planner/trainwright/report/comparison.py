@@ -19,10 +19,8 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.remark import Remark, sentences
 from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
+from trainwright.report.units import SAME
 from trainwright.search import Candidate, Problem
-
-ALIKE = 0.0005
-"""Relative difference below which a percentage prints as 0.0%."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def runner_up(candidates: Sequence[Candidate]) -> Remark:
         what = f"with {other[2]} (rows × micro-batches) in place of {words[2]}"
     else:
         what = f"{other[0]} with layers {other[1]}"
-    slower = "takes about as long" if abs(later) < ALIKE else f"takes {later:.1%} longer"
+    slower = "takes about as long" if abs(later) < SAME else f"takes {later:.1%} longer"
     return Remark((f"The next best plan, {what}, {slower}.",))
 
 

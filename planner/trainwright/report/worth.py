@@ -66,14 +66,23 @@ def worth_table(worths: Sequence[NodeWorth], problem: Problem) -> Group:
             table,
             f"{worth.devices} {names[worth.accelerator]}",
             "" if worth.without_seconds is None else seconds(worth.without_seconds),
-            "no plan fits"
-            if worth.slowdown is None
-            else f"{worth.slowdown if abs(worth.slowdown) >= SAME else 0.0:.1%}",
-            "?" if worth.price_per_hour is None else money(worth.price_per_hour),
+            slowdown_words(worth),
+            price_words(worth),
         )
     return titled(
         "What each type of node is worth", table, "predicted, not measured; price of the nodes that are left out"
     )
+
+
+def slowdown_words(worth: NodeWorth) -> str:
+    """Format how much longer an iteration takes without the nodes."""
+    slowdown = worth.slowdown
+    return "no plan fits" if slowdown is None else f"{slowdown if abs(slowdown) >= SAME else 0.0:.1%}"
+
+
+def price_words(worth: NodeWorth) -> str:
+    """Format the nodes' price per hour, `?` where it is not known."""
+    return "?" if worth.price_per_hour is None else money(worth.price_per_hour)
 
 
 def node_worth(answer: Answer) -> Remark:

@@ -15,7 +15,8 @@ from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_field
 from trainwright.report.explanation import memory_words
 from trainwright.report.page.content import PageCandidate
 from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
-from trainwright.report.units import SAME, money, seconds, share
+from trainwright.report.units import seconds, share
+from trainwright.report.worth import price_words, slowdown_words
 from trainwright.search import Candidate, Problem
 from trainwright.search.candidates import band_of_estimates
 
@@ -207,12 +208,10 @@ def worth_figure(worths: Sequence[NodeWorth], problem: Problem) -> Element:
     longest = max((worth.slowdown or 0.0 for worth in worths), default=0.0)
     rows: list[Row] = []
     for worth in worths:
-        slowdown = worth.slowdown
-        longer = "no plan fits" if slowdown is None else f"{slowdown if abs(slowdown) >= SAME else 0.0:.1%}"
-        length = longest if slowdown is None else max(slowdown, 0.0)
-        price = "?" if worth.price_per_hour is None else money(worth.price_per_hour)
-        label = f"{worth.devices} × {names[worth.accelerator]}"
-        rows.append([label, bar(_rectangle("forward", 0, length, longest or 1.0), label=longer), longer, price])
+        longer = slowdown_words(worth)
+        length = longest if worth.slowdown is None else max(worth.slowdown, 0.0)
+        drawing = bar(_rectangle("forward", 0, length, longest or 1.0), label=longer)
+        rows.append([f"{worth.devices} × {names[worth.accelerator]}", drawing, longer, price_words(worth)])
     return figure(
         "How much longer an iteration of the best plan takes without these nodes, and their price per hour.",
         table(["without", "", "longer by", "price/h"], rows, label="Worth of each type of node"),
