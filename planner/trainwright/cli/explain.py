@@ -34,7 +34,7 @@ from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preferred
 from trainwright.report.remark import sentences
 from trainwright.report.tables import origin_fields
-from trainwright.report.worth import heuristic_difference, unlimited
+from trainwright.report.worth import heuristic_difference, no_heuristic, unlimited
 from trainwright.search import Candidate, SearchControl, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -136,9 +136,7 @@ def _difference(answer: Answer, against: Path, inputs: Inputs) -> Difference:
     compared = with_baselines(Question((problem,), HEURISTIC, baselines=1), answer)
     difference = heuristic_difference(best, compared.baselines, problem)
     if difference is None:
-        raise ValueError(
-            "--against heuristic: no plan of Megatron's heuristic fits into memory; give a plan, or leave it out"
-        )
+        raise ValueError(f"--against heuristic: {no_heuristic(problem)}; give a plan, or leave it out")
     return difference
 
 

@@ -25,10 +25,8 @@ def heuristic(
         return Remark()
     better = baselines.better
     if better is None:
-        limit = "" if problem.capabilities is None else " and is supported by the trainer"
-        return Remark(
-            (f"No plan of Megatron's heuristic fits into memory{limit}.",), {"heuristic": {"planner": HEURISTIC}}
-        )
+        reason = no_heuristic(problem)
+        return Remark((f"{reason[0].upper()}{reason[1:]}.",), {"heuristic": {"planner": HEURISTIC}})
     parts, fields = list[str](), dict[str, Any](planner=HEURISTIC)
     if baselines.of_all is not None:
         fields["seconds_on_all"] = baselines.of_all.estimate.iteration_seconds
@@ -45,6 +43,12 @@ def heuristic(
     compared = "it" if len(parts) == 1 else "the faster of them"
     sentence = f"Megatron's heuristic takes {' and '.join(parts)}; {what} is {fields['speedup']:.2f} times as fast as {compared}."
     return Remark((sentence,), {"heuristic": fields})
+
+
+def no_heuristic(problem: Problem) -> str:
+    """Return why there is no plan of the heuristic to compare with."""
+    limit = "" if problem.capabilities is None else " and is supported by the trainer"
+    return f"no plan of Megatron's heuristic fits into memory{limit}"
 
 
 def heuristic_difference(candidate: Candidate, baselines: Baselines | None, problem: Problem) -> Difference | None:

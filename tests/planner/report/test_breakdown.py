@@ -115,3 +115,12 @@ def test_explain_against_the_heuristic_and_refusals(folder: Path) -> None:
     refused = call(folder, "explain", "--plan=pp2 dp4 mb1", "--against=nothing.json")
     assert refused.exit_code == 2
     assert "nothing.json" in refused.output
+
+
+def test_explain_says_that_the_trainer_supports_no_plan_of_the_heuristic(folder: Path) -> None:
+    model = folder / "model.yaml"
+    model.write_text(model.read_text().replace("hidden_size: 1024", "hidden_size: 2048"))
+    limit = ("--planner=amp", "--expressible-by=accelerate")  # the heuristic needs stages, which Accelerate has not
+    refused = call(folder, "explain", *limit, "--against=heuristic")
+    assert refused.exit_code == 2
+    assert "no plan of Megatron's heuristic fits into memory and is supported by the trainer" in refused.output
