@@ -49,11 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> dict[str, dict]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "2")
-        return answers_of(
-            GANG, folder, [{"name": name, "folder": str(folder / name), **case} for name, case in CASES.items()]
-        )
+    asked = [{"name": name, "folder": str(folder / name), **case} for name, case in CASES.items()]
+    return answers_of(GANG, folder, asked, processes=2)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -72,13 +72,6 @@ def model(name: str) -> dict:
     }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_processes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "2")
-        yield
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     cases = [
@@ -86,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         for name in MODELS
         for plan in PLANS
     ]  # fmt: skip
-    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases)
+    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases, processes=2)
 
 
 @pytest.mark.parametrize("plan", ["stages", "recompute"])
@@ -127,7 +120,7 @@ def saved(folder: Path) -> dict[str, dict]:
         }
         for name, (first, second) in CHANGES.items()
     ]  # fmt: skip
-    return answers_of(CHECKPOINT, folder, cases)
+    return answers_of(CHECKPOINT, folder, cases, processes=2)
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if "stages" in name])

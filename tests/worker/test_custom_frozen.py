@@ -85,13 +85,6 @@ def document(name: str, **fields) -> dict:
     return {"custom": documents.dump(Training(1, custom=described(name)))["custom"], **fields}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_processes():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "2")
-        yield
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     models = {name: document(name) for name in MODELS}
@@ -110,7 +103,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     cases.append(
         {"name": "clipped", "model": models["low_rank"], "plan": documents.dump(PLANS["zero3"]), "clip_norm": 0.1}
     )
-    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases)
+    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases, processes=2)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -214,7 +207,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
         }
         for name, (first, second, *dtypes) in changes.items()
     ]  # fmt: skip
-    return folder, answers_of(CHECKPOINT, folder, cases)
+    return folder, answers_of(CHECKPOINT, folder, cases, processes=2)
 
 
 @pytest.mark.parametrize("name", ["low_rank", "encoder", "middle"])

@@ -86,9 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         {"name": "bfloat16", "model": document("tokens", dtype="bfloat16"), "plan": zero3, "steps": 3},
         {"name": "float16", "model": document("tokens", dtype="float16"), "plan": zero3, "steps": 3},
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "2")
-        return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases)
+    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases, processes=2)
 
 
 @pytest.mark.parametrize("plan", [*PLANS, "clipped", "adam"])

@@ -168,9 +168,8 @@ def trained(written: dict[str, Written], folder: Path, tmp_path_factory: pytest.
         model = {"custom": documents.dump(Training(1, custom=family))["custom"]}
         cases.append({"name": name, "model": model, "plan": documents.dump(plan), "steps": 3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "3")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-        return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases)
+        return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("trained"), cases, processes=3)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -71,14 +71,13 @@ def test_plans_have_both_ends_in_one_stage_and_in_several_with_uneven_replicas_s
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(300)
-def test_plans_train_shared_weights_as_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GANG_WORLD", "4")
+def test_plans_train_shared_weights_as_one_process_does(tmp_path: Path) -> None:
     cases = [
         {"name": f"{name} {seed}", "plan": documents.dump(plan(name, seed)), "model": model(name), "steps": 3}
         for name in MODELS
         for seed in SEEDS[name]
     ]
-    for name, answer in answers_of(EQUIVALENCE, tmp_path, cases).items():
+    for name, answer in answers_of(EQUIVALENCE, tmp_path, cases, processes=4).items():
         assert answer["missing"] == [], name
         assert answer["loss_error"] < 1e-5, name
         assert answer["gradient_error"] < 1e-4, name
@@ -87,8 +86,7 @@ def test_plans_train_shared_weights_as_one_process_does(tmp_path: Path, monkeypa
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(300)
-def test_training_continues_under_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GANG_WORLD", "4")
+def test_training_continues_under_another_plan(tmp_path: Path) -> None:
     cases = [
         {
             "name": name, "model": model(name), "folder": str(tmp_path / name), "optimizer": "adam", "learning_rate": 0.01,
@@ -96,7 +94,7 @@ def test_training_continues_under_another_plan(tmp_path: Path, monkeypatch: pyte
         }
         for name, first, second in (("tied", 17, 36), ("two_tables", 36, 25))
     ]  # fmt: skip
-    for name, answer in answers_of(CHECKPOINT, tmp_path, cases).items():
+    for name, answer in answers_of(CHECKPOINT, tmp_path, cases, processes=4).items():
         assert answer["missing"] == [], name
         assert answer["difference"] == 0.0, name
         assert answer["loss_error"] < 1e-5, name

@@ -133,9 +133,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, trainings: dict[str, Training
                 "folder": str(folder / f"checkpoints-{number}"),
             }
         )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GANG_WORLD", "2")
-        answers = answers_of(GANG, folder, cases)
+    answers = answers_of(GANG, folder, cases, processes=2)
     return {case["name"]: run_of(answers[case["name"]], Path(case["folder"])) for case in cases}
 
 
