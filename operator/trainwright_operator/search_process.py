@@ -22,6 +22,7 @@ from trainwright.answer.question import sparing_small
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS
 from trainwright.model import Model
+from trainwright.outside.plain_text import plain_line
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -31,6 +32,7 @@ from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
+from trainwright_operator.flow.snapshot import PlannerState
 from trainwright_operator.memory_limit import allowed_bytes, limit_memory
 
 MAX_PLANS_BYTES: Final = 900_000
@@ -211,12 +213,24 @@ def fit_into_config_map(trials: Sequence[PlannedTrial]) -> tuple[PlannedTrial, .
 
 EXIT_INFEASIBLE: Final = 3
 EXIT_OUT_OF_MEMORY: Final = 4
+MAX_WORDS: Final = 500
+"""Length of the words on a failure."""
 _SHARE: Final = 0.6
 """Share of the container's memory for all searches; the rest is for the operator and the processes' start."""
 USUAL_PRIORITY: Final = "usual-priority"
 """Second argument of a process that does not give way."""
 _NICENESS = 10
 """Low priority: a search occupies a whole core, and measurements on the same machine go first."""
+
+
+def read_end(code: int, output: str, errors: str) -> tuple[PlannerState, str]:
+    """Return the state in which a search process ended, with its answer or why it has none."""
+    if code == 0:
+        return PlannerState.DONE, output
+    if code == EXIT_INFEASIBLE:
+        return PlannerState.INFEASIBLE, plain_line(output)
+    last = errors.strip().rpartition("\n")[2]
+    return PlannerState.FAILED, plain_line(f"exit code {code}: {last}")[:MAX_WORDS]
 
 
 def main(concurrent: int, *, gives_way: bool = True) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -356,6 +356,11 @@ class PlannerFacts:
     answer: str = ""
     message: str = ""
     ahead: int = 0
+
+    def ended(self, state: PlannerState, text: str) -> PlannerFacts:
+        """Return the search as it ended. `text`: its answer, or why it has none."""
+        answer, message = (text, "") if state is PlannerState.DONE else ("", text)
+        return replace(self, state=state, answer=answer, message=message)
 
 
 @dataclass(frozen=True, slots=True)

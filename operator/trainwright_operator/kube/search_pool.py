@@ -14,10 +14,9 @@ from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.phases.planning import SEARCH_DEADLINE_SECONDS
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.kube.child_process import start_module
-from trainwright_operator.search_process import EXIT_INFEASIBLE
+from trainwright_operator.search_process import MAX_WORDS, read_end
 
 logger = logging.getLogger(__name__)
-_MAX_WORDS = 500
 
 
 class SearchPool:
@@ -75,8 +74,7 @@ class SearchPool:
             self._on_change(uid)
             state, text = await _run_in_time(request, self._concurrent)
         if self._facts.get(uid) is started:
-            answer, words = (text, "") if state is PlannerState.DONE else ("", text)
-            self._facts[uid] = replace(started, state=state, answer=answer, message=words)
+            self._facts[uid] = started.ended(state, text)
             self._on_change(uid)
 
 
@@ -89,7 +87,7 @@ async def _run_in_time(request: PlanningRequest, concurrent: int) -> tuple[Plann
         return PlannerState.TIMED_OUT, ""
     except Exception as error:
         logger.exception("the search could not be run")
-        return PlannerState.FAILED, plain_line(f"{type(error).__name__}: {error}")[:_MAX_WORDS]
+        return PlannerState.FAILED, plain_line(f"{type(error).__name__}: {error}")[:MAX_WORDS]
 
 
 async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
@@ -101,10 +99,9 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode == 0:
-        return PlannerState.DONE, output.decode()
-    if process.returncode == EXIT_INFEASIBLE:
-        return PlannerState.INFEASIBLE, plain_line(output.decode())
-    logger.error("the search exited with code %s:\n%s", process.returncode, errors.decode(errors="replace"))
-    last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
-    return PlannerState.FAILED, plain_line(f"exit code {process.returncode}: {last}")[:_MAX_WORDS]
+    assert process.returncode is not None
+    words = errors.decode(errors="replace")
+    state, text = read_end(process.returncode, output.decode(), words)
+    if state is PlannerState.FAILED:
+        logger.error("the search exited with code %s:\n%s", process.returncode, words)
+    return state, text

@@ -6,19 +6,17 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
-from trainwright.outside.plain_text import plain_line
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.phases.planning import SEARCH_DEADLINE_SECONDS
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.local.gang_process import end_with_parent
-from trainwright_operator.search_process import EXIT_INFEASIBLE, USUAL_PRIORITY
+from trainwright_operator.search_process import USUAL_PRIORITY, read_end
 
 _MODULE: Final = "trainwright_operator.search_process"
-_MAX_WORDS: Final = 500
 
 
 class SearchProcess:
@@ -27,10 +25,6 @@ class SearchProcess:
     def __init__(self) -> None:
         self.facts = PlannerFacts()
         self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.facts.state is PlannerState.RUNNING
 
     def start(self, request: PlanningRequest) -> None:
         """Start a search, unless one with the same request runs or has its answer."""
@@ -45,6 +39,7 @@ class SearchProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
         )
@@ -61,20 +56,9 @@ class SearchProcess:
     def _wait(self, process: subprocess.Popen[str], request: PlanningRequest) -> None:
         try:
             output, errors = process.communicate(json.dumps(asdict(request)), timeout=SEARCH_DEADLINE_SECONDS)
+            state, text = read_end(process.returncode, output, errors)
         except subprocess.TimeoutExpired:
             process.kill()
-            self._end(process, replace(self.facts, state=PlannerState.TIMED_OUT))
-            return
-        if process.returncode == 0:
-            ended = replace(self.facts, state=PlannerState.DONE, answer=output)
-        elif process.returncode == EXIT_INFEASIBLE:
-            ended = replace(self.facts, state=PlannerState.INFEASIBLE, message=plain_line(output))
-        else:
-            last = errors.strip().rpartition("\n")[2]
-            words = plain_line(f"exit code {process.returncode}: {last}")[:_MAX_WORDS]
-            ended = replace(self.facts, state=PlannerState.FAILED, message=words)
-        self._end(process, ended)
-
-    def _end(self, process: subprocess.Popen[str], ended: PlannerFacts) -> None:
+            state, text = PlannerState.TIMED_OUT, ""
         if self._process is process:
-            self.facts = ended
+            self.facts = self.facts.ended(state, text)
