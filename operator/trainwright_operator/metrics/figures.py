@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -246,13 +246,10 @@ def _waits(plan: PlanFacts, status: TrainingPlanStatus) -> WaitFigures:
     waiting = status.waiting
     if waiting is None or status.observed_generation != plan.generation:
         return WaitFigures()  # an edit of the spec begins another account
-    is_present = waiting.reason is not None and waiting.since is not None
-    return WaitFigures(
-        reason=waiting.reason or "" if is_present else "",
-        since=waiting.since if is_present else None,
-        earlier_seconds=waiting.earlier_seconds,
-        earlier_phases_seconds=waiting.earlier_phases_seconds,
-    )
+    before = WaitFigures(earlier_seconds=waiting.earlier_seconds, earlier_phases_seconds=waiting.earlier_phases_seconds)
+    if waiting.reason is None or waiting.since is None:
+        return before
+    return replace(before, reason=waiting.reason, since=waiting.since)
 
 
 def _traits(spec: TrainingPlanSpec | None, status: TrainingPlanStatus) -> PlanTraits:
