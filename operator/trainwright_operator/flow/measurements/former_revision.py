@@ -6,6 +6,7 @@ revision's other ConfigMaps are deleted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Final
@@ -82,10 +83,9 @@ class FormerRevision:
             if (profile.dtype, _unpriced(profile.accelerator), profile.run) == target
         )
 
-    @property
-    def speed_ratios(self) -> dict[str, float]:
-        """Return the speeds by the name of the node."""
-        return {speed.node: speed.ratio for speed in self.speeds}
+    def speeds_with(self, checked: Mapping[str, float]) -> dict[str, float]:
+        """Return the speeds by the name of the node, those of the present revision's checks in the place of former ones."""
+        return {speed.node: speed.ratio for speed in self.speeds} | dict(checked)
 
     def refuted_status(self) -> RefutedStatus | None:
         """Return the entry in the plan's status, or None where all holds that was reused."""

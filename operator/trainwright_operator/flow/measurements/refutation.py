@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, LayerCheck, ProfilingReport, TrialReport
@@ -48,13 +49,24 @@ class ReuseCheck:
     speeds: Mapping[str, float] = field(default_factory=dict)
 
 
+class _Drift(NamedTuple):
+    """Seconds of a node for a layer over those that were kept of it."""
+
+    ratio: float
+    kind: str
+
+    @property
+    def size(self) -> float:
+        return abs(self.ratio - 1.0)
+
+
 def check_reuse(context: ReconcileContext, discovery: DiscoveredDevices) -> ReuseCheck:
     """Return what pods of the plan have shown. Raise DocumentError if a result was modified."""
     reused = list(_reused(context))
     if not reused:
         return ReuseCheck()
     drifts = _find_drifts(context, discovery, reused)
-    speeds = {node: drift for node, (drift, _) in drifts.items()}
+    speeds = {node: drift.ratio for node, drift in drifts.items()}
     changed = next(_changed_images(context), None)
     if changed is not None:
         return ReuseCheck(Refutation(changed, frozenset(stored.name for stored, _ in reused)), speeds)
@@ -92,38 +104,33 @@ def _changed_images(context: ReconcileContext) -> Iterator[str]:
 
 def _find_drifts(
     context: ReconcileContext, discovery: DiscoveredDevices, reused: Sequence[tuple[StoredConfigMap, Reuse]]
-) -> dict[str, tuple[float, str]]:
-    """Return seconds over kept ones of each checked node, with the kind of the layer."""
+) -> dict[str, _Drift]:
+    """Return the largest drift of each checked node."""
     accelerators = {node.name: node.accelerator for node in discovery.nodes}
     checks = (reuse.check for _, reuse in reused)
     expected = {(check.accelerator, check.dtype): check for check in checks if check is not None}
-    drifts: dict[str, tuple[float, str]] = {}
+    drifts: dict[str, _Drift] = {}
     for stored in context.snapshot.stored:
         is_result = expected and stored.role == StoredRole.RESULT and context.names.owns(stored.name)
         report = result_in(stored).report if is_result else None
         for layer in report.checked if isinstance(report, TrialReport) else ():
-            expected_seconds = expected.get((accelerators.get(layer.node, ""), layer.dtype))
-            if expected_seconds is not None and (expected_seconds.kind, expected_seconds.rows) == (
-                layer.kind,
-                layer.rows,
-            ):
-                drift = expected_seconds.drift(layer), layer.kind
-                drifts[layer.node] = max(
-                    drifts.get(layer.node, drift), drift, key=lambda checked: abs(checked[0] - 1.0)
-                )
+            kept = expected.get((accelerators.get(layer.node, ""), layer.dtype))
+            if kept is not None and (kept.kind, kept.rows) == (layer.kind, layer.rows):
+                drift = _Drift(kept.drift(layer), layer.kind)
+                drifts[layer.node] = max(drifts.get(layer.node, drift), drift, key=lambda each: each.size)
     return drifts
 
 
 def _refute_by_speed(
     discovery: DiscoveredDevices,
     reused: Sequence[tuple[StoredConfigMap, Reuse]],
-    drifts: Mapping[str, tuple[float, str]],
+    drifts: Mapping[str, _Drift],
 ) -> Refutation | None:
     """Return that nodes were of another speed in a trial than when they were profiled, or None."""
     drifted = {
-        node: f"{node} takes {drift:.2f} times as long for {kind} as was kept"
-        for node, (drift, kind) in drifts.items()
-        if abs(drift - 1.0) > MAX_DRIFT
+        node: f"{node} takes {drift.ratio:.2f} times as long for {drift.kind} as was kept"
+        for node, drift in drifts.items()
+        if drift.size > MAX_DRIFT
     }
     if not drifted:
         return None

@@ -48,13 +48,12 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
     before = findings.discovery
     change = _find_change(context, before, _nodes_of_trials(context))
-    reused = check_reuse(context, before)
-    refuted, former = reused.refutation, former_revision(context)
+    reused, former = check_reuse(context, before), former_revision(context)
+    refuted = reused.refutation
     if refuted is not None:
         revised = _next_discovery(context, before, before, refuted.what, trial_device_seconds(context))
         return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=refuted.what), actions=(revised,))
-    speeds = {**former.speed_ratios, **reused.speeds}
-    cluster = before.status(speeds).model_copy(
+    cluster = before.status(former.speeds_with(reused.speeds)).model_copy(
         update={"revision": context.names.revision, "change": change, "refuted": former.refuted_status()}
     )
     status = TrainingPlanStatus(cluster=cluster)
@@ -184,7 +183,7 @@ def _next_discovery(
         drifted=refuted.nodes if refuted is not None else former.drifted,
         refuted_images=former.refuted_images + (refuted is not None and not refuted.nodes),
         refuted_speeds=former.refuted_speeds + (refuted is not None and bool(refuted.nodes)),
-        speeds=tuple(NodeSpeed(name, ratio) for name, ratio in ({**former.speed_ratios, **reused.speeds}).items()),
+        speeds=tuple(NodeSpeed(name, ratio) for name, ratio in former.speeds_with(reused.speeds).items()),
     )
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
