@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from pydantic.alias_generators import to_camel
 
-from trainwright.cluster import Node, is_cpu
+from trainwright.cluster import Node
 from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -123,11 +123,6 @@ def _smaller(family: Family) -> Iterator[Family]:
             except (TypeError, ValueError):  # it has no such field, or sizes that do not go together
                 break
             yield family
-
-
-def has_cpu(nodes: tuple[Node, ...]) -> bool:
-    """Return whether the nodes are of a CPU."""
-    return all(is_cpu(node.accelerator) for node in nodes)
 
 
 def describe_seconds(seconds: float) -> str:

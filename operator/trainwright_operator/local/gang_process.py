@@ -33,7 +33,6 @@ class GangProcess:
     def __init__(self, manifest: Mapping[str, Any], folder: Path, now: datetime) -> None:
         metadata = manifest["metadata"]
         self.name, gang = metadata["name"], metadata["labels"][GANG_LABEL]
-        self.gang = gang
         self.job = JobFacts(self.name, gang, now, uid=self.name)
         self.pods = [
             PodFacts(
@@ -50,7 +49,6 @@ class GangProcess:
             )
             for index in range(manifest["nodes"])
         ]
-        self.slots: dict[str, int] = {}
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -78,7 +76,6 @@ class GangProcess:
         order, cause = self._folder / "order.json", self._folder / "cause"
         order.write_text(task, encoding="utf-8")
         cause.write_text("", encoding="utf-8")
-        self.slots = {node["name"]: len(node["slots"]) for node in json.loads(task)["gang"]["nodes"]}
         command = [sys.executable, "-m", WORKER, "local", "--order", str(order), "--termination-log", str(cause)]
         if devices:
             command += ["--visible-devices", json.dumps(devices)]
@@ -147,7 +144,10 @@ def kill_group(group: int) -> None:
     """Kill a process group; one that is gone is no error."""
     try:
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
+    except (
+        ProcessLookupError,
+        PermissionError,
+    ):  # deliberate: no right to it means that the id was given to another user
         return
 
 

@@ -8,14 +8,12 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
 
-from trainwright.cluster import is_cpu
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import decide as flow
 from trainwright_operator.flow.actions import EmitEvent, SetStatus
@@ -29,7 +27,6 @@ from trainwright_operator.local.expected_time import (
     ExpectedTime,
     describe_seconds,
     flops_per_second,
-    has_cpu,
 )
 from trainwright_operator.local.file_lock import FileLock
 from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
@@ -74,7 +71,7 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
         for sentence in machine.left_out:
             terminal.line(f"left out: {sentence}")
         terminal.line(f"{manifest.name}: {describe_devices(devices)} of this machine")
-        if has_cpu(devices.nodes) and not plan.status.is_answered:
+        if not machine.has_gpus and not plan.status.is_answered:
             _tell_expected_time(manifest, devices, terminal)
         return Loop(plan, lock, machine_lock, terminal).run()
 
@@ -104,32 +101,29 @@ class Loop:
     def run(self) -> int:
         """Return the exit status."""
         with self._signals_handled():
-            while not flow.is_finished(self._observe(datetime.now(UTC))):
+            while not flow.is_finished(snapshot := self._observe()):
                 if self._signals:
                     return self._interrupt()
-                if not self._pass():
+                if not self._pass(snapshot):
                     self._wait()
                 problem = self._find_dead_end()
                 if problem:
                     self._plan.stop()
                     self._terminal.line(problem)
                     return FAILED
-            self._pass()
+            self._pass(snapshot)
             self._plan.stop()
         return self._answer()
 
-    def _observe(self, now: datetime) -> Snapshot:
-        # Only a plan that starts something next needs the machine; one that has its answer reads it beside another.
-        return observe(self._plan, now, is_machine_taken=self._is_machine_taken())
+    def _observe(self) -> Snapshot:
+        # Only a plan with work that waits tries for the machine; one that has its answer needs no turn beside another.
+        is_machine_taken = bool(self._plan.gangs) and not self._machine_lock.take()
+        return observe(self._plan, datetime.now(UTC), is_machine_taken=is_machine_taken)
 
-    def _is_machine_taken(self) -> bool:
-        """Return whether another plan measures here: the lock is tried where this plan has work that waits."""
-        return bool(self._plan.gangs) and not self._machine_lock.take()
-
-    def _pass(self) -> bool:
-        """Decide and apply once. Return whether anything was done besides telling of it."""
+    def _pass(self, snapshot: Snapshot) -> bool:
+        """Decide by what is observed, and apply once. Return whether anything was done besides telling of it."""
         now = datetime.now(UTC)
-        todo = flow.decide(self._observe(now), now)
+        todo = flow.decide(snapshot, now)
         for action in todo:
             self._applier.apply(action, now)
         self._lock.write(" ".join(str(gang.process_id) for gang in self._plan.running))
@@ -156,7 +150,7 @@ class Loop:
     def _interrupt(self) -> int:
         """Store what is measured, end all processes, and return the exit status: a suspension, as in a cluster."""
         self._plan.is_suspended = True
-        self._pass()
+        self._pass(self._observe())
         self._plan.stop()
         self._lock.write("")
         self._terminal.line("interrupted; the same command goes on from here")
@@ -167,8 +161,7 @@ class Loop:
         self._lock.write("")
         if status.winner is not None:
             write_winner(plan.manifest, status.winner, plan.folder)
-        accelerators = status.cluster.accelerators if status.cluster is not None else ()
-        on_cpu = any(is_cpu(accelerator.name) for accelerator in accelerators)
+        on_cpu = status.cluster is not None and not plan.machine.has_gpus
         self._terminal.text(describe_answer(status, plan.folder, on_cpu=on_cpu))
         succeeded = status.condition(ConditionType.SUCCEEDED)
         if succeeded is not None and succeeded.status == "True":
@@ -203,10 +196,7 @@ def cache_folder() -> Path:
 
 def describe_devices(devices: DiscoveredDevices) -> str:
     """Return the number of devices of each type."""
-    counts = Counter({accelerator.name: 0 for accelerator in devices.accelerators})
-    for node in devices.nodes:
-        counts[node.accelerator] += node.devices
-    return " and ".join(f"{count} × {name}" for name, count in counts.items())
+    return " and ".join(f"{each.devices} × {each.name}" for each in devices.status().accelerators)
 
 
 def _check_platform() -> None:

@@ -47,13 +47,11 @@ class Machine:
     Attributes:
         uuids: GPUs of each node by slot; empty on CPUs.
         left_out: sentences on devices that are not used.
-        cores: number of CPU cores that this process may use.
     """
 
     nodes: tuple[NodeFacts, ...]
     uuids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    cores: int = 1
 
     @property
     def has_gpus(self) -> bool:
@@ -144,7 +142,7 @@ def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Colle
         NodeFacts(f"{host}-{number}", labels, {}, {resource_name: "1"}, uid=f"{identity}-{number}")
         for number in range(devices)
     )
-    return Machine(nodes, left_out=left_out, cores=cores)
+    return Machine(nodes, left_out=left_out)
 
 
 def _of_gpus(gpus: Sequence[Gpu], resource_name: str, left_out: tuple[str, ...]) -> Machine:
@@ -162,7 +160,7 @@ def _of_gpus(gpus: Sequence[Gpu], resource_name: str, left_out: tuple[str, ...])
         }
         nodes.append(NodeFacts(node, labels, {}, {resource_name: str(len(alike))}, uid=f"{machine_id()}-{number}"))
         uuids[node] = tuple(gpu.uuid for gpu in alike)
-    return Machine(tuple(nodes), uuids, left_out, cores=len(os.sched_getaffinity(0)))
+    return Machine(tuple(nodes), uuids, left_out)
 
 
 def read_gpus() -> tuple[Gpu, ...]:

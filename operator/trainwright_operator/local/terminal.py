@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ _WIDTH: Final = 118
 class Terminal:
     """Lines on standard output, each with the seconds since the start; `folder` gets the Events, too."""
 
-    def __init__(self, folder: Path, stream: TextIO = sys.stdout) -> None:
+    def __init__(self, folder: Path, stream: TextIO) -> None:
         self._begin, self._folder, self._stream = time.monotonic(), folder, stream
         self._is_live, self._progress = stream.isatty(), ""
 
