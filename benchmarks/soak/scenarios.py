@@ -61,7 +61,7 @@ def many_plans(count: int) -> Iterator[Figure]:
         yield Figure(
             f"{what}: wait of a pass, p99", running.quantile("trainwright_reconcile_wait_seconds", 0.99), "s", "5 s"
         )
-        time.sleep(30)
+        time.sleep(30)  # deliberate: the plans' waits grow until looks at them are rare, as they are measured
         cores, requests = rates(api, running)
         yield Figure(f"{count} plans waiting for pods", cores, "cores", "0.2 cores", "0.6 cores")
         yield Figure("requests of a waiting plan", requests / count, "a minute", "15 a minute")
@@ -71,7 +71,7 @@ def many_plans(count: int) -> Iterator[Figure]:
             merge = ["--type=merge", "--patch", '{"spec":{"suspend":true}}']
             api.kubectl("patch", "--namespace", NAMESPACE, *names[first : first + CHUNK], *merge)
         until("no job", 1200, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") == 0)
-        time.sleep(30)
+        time.sleep(30)  # deliberate: what the suspensions caused ends before the rest is measured
         cores, requests = rates(api, running)
         yield Figure(f"{count} plans at rest", cores, "cores", "0.02 cores")
         yield Figure("largest memory at the end", running.peak_bytes / 1e6, "MB", "250 MB")
@@ -91,7 +91,7 @@ def one_running_plan() -> Iterator[Figure]:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for pod in pods:
             patch_status(api, "pod", pod["metadata"]["name"], running_status(now))
-        time.sleep(15)
+        time.sleep(15)  # deliberate: the start of the gang is over before its running is measured
         cores, requests = rates(api, running)
         yield Figure("requests of a plan whose gang runs", requests, "a minute", "15 a minute", "121 a minute")
         yield Figure("a plan whose gang runs", cores, "cores", "")
@@ -157,7 +157,7 @@ def many_changes(minutes: float) -> Iterator[Figure]:
         yield Figure(f"{what}: plans without an answer", answers.total() - answers["True"], "", "0")
         yield Figure(f"{what}: jobs after all answers", objects(api, "kubeflow.org/v1", "pytorchjobs"), "", "0")
         users.delete_all()
-        time.sleep(30)
+        time.sleep(30)  # deliberate: garbage collection gets its time before what is left counts as left
         kinds = ("configmaps", "networkpolicies", "pods", "pytorchjobs", "trainingplans")
         left = [one for kind in kinds for one in api.get(kind, "--namespace", NAMESPACE)["items"]]
         yield Figure(f"{what}: objects left after all plans were deleted", len(left), "", "0")

@@ -42,9 +42,9 @@ Object = dict[str, Any]
 Gang = tuple[str, str]
 """Uid of the plan and name of the gang."""
 RunSeconds = float | Callable[[str], float]
-"""For how long a gang runs, of all gangs or by its name."""
+"""Seconds that every gang runs, or a function that returns those of a gang by its name."""
 Report = Callable[[WorkerTask], Any]
-"""What the workers of a task report; a Failure where all of them fail."""
+"""Returns the report of a task's workers, or the Failure with which all of them end."""
 
 
 class Requests:

@@ -14,9 +14,7 @@ from trainwright_operator.flow.actions import PinPod
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 GANGS = ["links", "profile-1", "candidate-1"]
-
 EVERYWHERE = {"n1": 2, "n2": 2, "n3": 2}
-
 CONDITIONS = {"links": "LinksMeasured", "profile-1": "Profiled", "candidate-1": "TrialsCompleted"}
 
 
