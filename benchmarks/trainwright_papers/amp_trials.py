@@ -8,7 +8,7 @@ from statistics import fmean
 
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.plan import Plan
-from trainwright.report import tables
+from trainwright.quantity import format_bytes
 from trainwright.search.uniform import amp_model
 from trainwright_papers.amp_settings import EXPERIMENTS, amp_plan, amp_problem
 from trainwright_papers.comparison import (
@@ -54,7 +54,7 @@ class _PlanPrediction:
             format_figure(seconds),
             format_figure(self.amp_seconds),
             format_figure(seconds / self.measured.seconds),
-            tables.format_bytes(self.estimate.peak_memory_bytes) + ("" if self.estimate.feasible else " !"),
+            format_bytes(self.estimate.peak_memory_bytes) + ("" if self.estimate.feasible else " !"),
         )
 
 

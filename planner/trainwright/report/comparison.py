@@ -14,7 +14,7 @@ from trainwright import documents
 from trainwright.answer import Answer, Stop
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
-from trainwright.report import plan_summary, tables
+from trainwright.report import plan_summary, units
 from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.remark import Remark, sentences
@@ -52,7 +52,7 @@ def work_bound(candidate: Candidate, problem: Problem, *, which: str = "this pla
     if bound <= 0:
         return Remark(fields=fields)
     times = candidate.estimate.iteration_seconds / bound
-    least = f"If every device computed all the time, an iteration would take {tables.seconds(bound)}"
+    least = f"If every device computed all the time, an iteration would take {units.seconds(bound)}"
     return Remark((f"{least}; {which} takes {times:.2f} times that.",), fields)
 
 
@@ -169,7 +169,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
             row.planner,
             f"{_relative(row, baseline):.1%}",
             *([str(best.plan.global_batch_size)] if batch_differs else []),
-            *([tables.money(1000 * (best.price_per_row or 0.0))] if priced else []),
+            *([units.money(1000 * (best.price_per_row or 0.0))] if priced else []),
             _searched(row),
             SHORT_FORMATS[of_plan.dtype],
         )
@@ -208,7 +208,7 @@ def _sentences(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def _searched(row: ComparisonRow) -> str:
-    return tables.seconds(row.search_seconds) + ("" if row.stopped is None else " (stopped)")
+    return units.seconds(row.search_seconds) + ("" if row.stopped is None else " (stopped)")
 
 
 def refusal_sentence(rows: Sequence[ComparisonRow]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainwright.error_bands import MEAN_MEASURED_ERROR, scarce_runs
 from trainwright.report.plan_summary import short_names
 from trainwright.report.remark import Remark
-from trainwright.report.tables import seconds
+from trainwright.report.units import seconds
 from trainwright.search import Candidate, Problem
 from trainwright.search.candidates import band_of_estimates, is_without_published_runs
 

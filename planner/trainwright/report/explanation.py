@@ -10,7 +10,8 @@ from rich.text import Text
 from trainwright.cost.estimate import Estimate
 from trainwright.cost.memory import MemoryParts
 from trainwright.plan import Plan, Stage
-from trainwright.report import plan_summary, tables
+from trainwright.quantity import format_bytes
+from trainwright.report import plan_summary, units
 from trainwright.report.breakdown import COMMUNICATION, PART_WORDS
 from trainwright.report.iteration_chart import Track, stage_tracks
 from trainwright.report.tables import add_row, new_table, origin_words, rows_per_second, titled
@@ -79,11 +80,11 @@ class Explanation:
 
     def _whole(self) -> str:
         seconds = self.estimate.iteration_seconds
-        rate = tables.rate(rows_per_second(self.plan, self.estimate))
+        rate = units.rate(rows_per_second(self.plan, self.estimate))
         saved = plan_summary.savings(self.plan)
         return (
             f"{plan_summary.degrees(self.plan)}: an iteration of {self.plan.global_batch_size} rows takes "
-            f"{tables.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
+            f"{units.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
             + (f" It saves memory by {saved}." if saved else "")
         )
 
@@ -92,7 +93,7 @@ class Explanation:
             return []
         rows = [pipeline.micro_batches * pipeline.micro_batch_size for pipeline in self.plan.pipelines]
         parts = [
-            f"{count} rows ({tables.share(count, sum(rows))}) on {_counted(len(pipeline.devices), 'device')}"
+            f"{count} rows ({units.share(count, sum(rows))}) on {_counted(len(pipeline.devices), 'device')}"
             for count, pipeline in zip(rows, self.plan.pipelines, strict=True)
         ]
         shares = ", ".join(parts[:MAX_PIPELINES]) + (", …" if len(parts) > MAX_PIPELINES else "")
@@ -104,11 +105,11 @@ class Explanation:
         where = (
             f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self._accelerators(stage)})"
         )
-        busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
+        busy = f"{units.seconds(track.busy_seconds)}, {units.share(track.busy_seconds, whole)} of the iteration"
         if len(self.tracks) == 1:
             return f"There is one stage and so no bubble: {where} is busy for {busy}."
         others = [track.busy_seconds for number, track in enumerate(self.tracks) if number != self.bottleneck]
-        shares = dict.fromkeys(tables.share(pace, whole) for pace in (min(others), max(others)))
+        shares = dict.fromkeys(units.share(pace, whole) for pace in (min(others), max(others)))
         return (
             f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the "
             f"{'other' if len(others) == 1 else 'others'} for {' to '.join(shares)}."
@@ -126,10 +127,10 @@ class Explanation:
         )
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         sentence = (
-            f"Bubble: a stage waits {tables.share(idle + transit, whole)} of the iteration, on average: "
-            f"{tables.share(idle, whole)} for work and {tables.share(transit, whole)} for messages in transit. Filling and "
+            f"Bubble: a stage waits {units.share(idle + transit, whole)} of the iteration, on average: "
+            f"{units.share(idle, whole)} for work and {units.share(transit, whole)} for messages in transit. Filling and "
             f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
-            f"{tables.share(stages - 1, batches + stages - 1)}; the difference comes from unequal stages, messages in "
+            f"{units.share(stages - 1, batches + stages - 1)}; the difference comes from unequal stages, messages in "
             "transit and work after the last backward."
         )
         return [sentence]
@@ -137,9 +138,7 @@ class Explanation:
     def _communication(self) -> str:
         parts, whole = self.estimate.breakdown, self.estimate.iteration_seconds
         spent = {part: getattr(parts, part) for part in COMMUNICATION}
-        shares = [
-            f"{tables.share(seconds, whole)} {PART_WORDS[part]}" for part, seconds in spent.items() if seconds > 0
-        ]
+        shares = [f"{units.share(seconds, whole)} {PART_WORDS[part]}" for part, seconds in spent.items() if seconds > 0]
         device = self.estimate.critical_device
         if not shares:
             return f"Communication takes no time on {device}, the last device to finish."
@@ -153,8 +152,8 @@ class Explanation:
         parts = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(fullest.device)]
         sentence = (
             f"Memory: {fullest.device} in {_place(self.tracks[number], self.plan)} is the fullest: it holds "
-            f"{tables.format_bytes(fullest.held_bytes)} of {tables.format_bytes(fullest.memory_bytes)}, "
-            f"{tables.share(fullest.spare_bytes, fullest.memory_bytes)} is free; most of it is {_largest_parts(parts)}."
+            f"{format_bytes(fullest.held_bytes)} of {format_bytes(fullest.memory_bytes)}, "
+            f"{units.share(fullest.spare_bytes, fullest.memory_bytes)} is free; most of it is {_largest_parts(parts)}."
         )
         return [sentence]
 
@@ -191,10 +190,10 @@ class Explanation:
                 figures,
                 name,
                 str(stage.end - stage.first),
-                tables.share(track.busy_seconds, whole),
-                tables.share(track.idle_seconds + track.transit_seconds, whole),
-                tables.format_bytes(memory.held_bytes),
-                tables.share(memory.spare_bytes, memory.memory_bytes),
+                units.share(track.busy_seconds, whole),
+                units.share(track.idle_seconds + track.transit_seconds, whole),
+                format_bytes(memory.held_bytes),
+                units.share(memory.spare_bytes, memory.memory_bytes),
                 style=style,
             )
             add_row(plans, name, plan_summary.strategies(stage), self._accelerators(stage), style=style)
@@ -213,7 +212,7 @@ def _largest_parts(parts: MemoryParts) -> str:
     """Name the two largest parts with their bytes."""
     part_bytes = {field.name: getattr(parts, field.name) for field in fields(MemoryParts)}
     largest = sorted(part_bytes, key=lambda part: -part_bytes[part])[:2]
-    return " and ".join(f"{memory_words(part)} ({tables.format_bytes(part_bytes[part])})" for part in largest)
+    return " and ".join(f"{memory_words(part)} ({format_bytes(part_bytes[part])})" for part in largest)
 
 
 def memory_words(part: str) -> str:

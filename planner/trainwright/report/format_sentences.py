@@ -10,7 +10,7 @@ from trainwright.cluster import Cluster
 from trainwright.layer import Dtype
 from trainwright.report.plan_summary import short_names
 from trainwright.report.remark import Remark
-from trainwright.report.tables import seconds
+from trainwright.report.units import seconds
 from trainwright.search import Candidate, Problem
 
 

@@ -16,7 +16,7 @@ from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.schedule_replay import FORWARD, BlockingReplay, Replay
 from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.plan import Plan
-from trainwright.report import tables
+from trainwright.report import units
 
 MAX_OPERATIONS = 200_000
 """Maximum number of forwards and backwards drawn; with more, micro-batches would not be distinguishable."""
@@ -155,7 +155,7 @@ def timeline(tracks: Sequence[Track], iteration_seconds: float, width: int) -> T
         picture.append("|\n")
     if len(drawn) < len(tracks):
         picture.append(f"and {len(tracks) - len(drawn)} stages more, which are not drawn\n", style="dim")
-    end = tables.seconds(iteration_seconds)
+    end = units.seconds(iteration_seconds)
     picture.append(f"{'':>{margin}} 0{end:>{cells}}\n", style="dim")
     picture.append(LEGEND, style="dim")
     return picture

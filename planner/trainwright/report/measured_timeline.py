@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from trainwright.report import tables
+from trainwright.report import units
 from trainwright.report.iteration_chart import LEGEND, MIN_CELLS, STYLES, Activity, Span, Track, letters
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 
@@ -41,7 +41,7 @@ def measured_timeline(timeline: Timeline, width: int) -> Text:
     omitted = sum(rank.omitted for rank in timeline.ranks)
     if omitted:
         picture.append(f"{omitted} moments were too many to report: gaps may be work\n", style="dim")
-    end = tables.seconds(timeline.iteration_seconds)
+    end = units.seconds(timeline.iteration_seconds)
     picture.append(f"{'':>{margin}} 0{end:>{cells}}\n", style="dim")
     picture.append(LEGEND, style="dim")
     return picture

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainwright.report import tables
+from trainwright.quantity import format_bytes
+from trainwright.report import units
 from trainwright.report.remark import Remark
 from trainwright.search import Candidate, Problem
 from trainwright.search.preference.running_plan import PlanChange, RunningPlan
@@ -32,11 +33,11 @@ def _change_to(first: Candidate, running: RunningPlan, problem: Problem) -> str:
     change = PlanChange.of(running, first, problem)
     moves = "changing to the first moves no state"
     if change.moved_bytes:
-        size = tables.format_bytes(change.moved_bytes)
-        moves = f"changing to the first moves {size} of state, which takes {tables.seconds(change.seconds)}"
+        size = format_bytes(change.moved_bytes)
+        moves = f"changing to the first moves {size} of state, which takes {units.seconds(change.seconds)}"
     if running.seconds is None or running.reason is not None:
         return f"The plan that runs now cannot stay: {running.reason}; {moves}."
-    takes = f"The plan that runs now takes {tables.seconds(running.seconds)} an iteration"
+    takes = f"The plan that runs now takes {units.seconds(running.seconds)} an iteration"
     return f"{takes}; {moves}{_pay_off(change, running, first)}."
 
 

@@ -11,11 +11,10 @@ from rich.text import Text
 
 from trainwright.cost.estimate import Estimate
 from trainwright.plan import Plan
-from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
 from trainwright.report.divided_table import DividedTable
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
-from trainwright.report.units import money, rate, seconds, share
+from trainwright.report.units import money, seconds
 from trainwright.search import Candidate, Objective, Problem
 
 
@@ -31,9 +30,6 @@ def origin_words(problem: Problem) -> str:
 def origin_fields(problem: Problem) -> dict[str, str]:
     """Return the origin of the profiles for JSON output; empty unless they are estimated."""
     return {"profiles": problem.profiles.origin} if problem.profiles.origin == "estimated" else {}
-
-
-__all__ = ["format_bytes", "money", "rate", "seconds", "share"]
 
 
 HEIGHT, WIDEST, NARROWEST = 10, 60, 20

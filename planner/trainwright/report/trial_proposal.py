@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from trainwright import documents
-from trainwright.report import plan_summary, tables
+from trainwright.report import plan_summary, units
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, plans_table, titled
 from trainwright.search import Candidate, Problem
@@ -65,9 +65,9 @@ def proposal_report(proposal: Proposal, study: TrialHistory, problem: Problem, r
         add_row(
             trials,
             str(rank),
-            tables.seconds(posterior.seconds.expected[plan]),
+            units.seconds(posterior.seconds.expected[plan]),
             f"{posterior.seconds.deviations[plan]:.1%}",
-            "failed" if plan in posterior.failed else "" if measured is None else tables.seconds(measured),
+            "failed" if plan in posterior.failed else "" if measured is None else units.seconds(measured),
             "" if tried else f"{posterior.fit_probability[plan]:.0%}",
             "" if tried or not posterior.measured else f"{posterior.expected_gain(plan):.2%}",
             "next" if plan == proposal.trial else "best" if plan == proposal.best else "",
@@ -111,7 +111,7 @@ def _verdict(proposal: Proposal, study: TrialHistory) -> str:
     posterior = study.posterior
     if proposal.trial is not None:
         name, fits = plan_summary.name(study.plans[proposal.trial]), float(posterior.fit_probability[proposal.trial])
-        expected = tables.seconds(posterior.seconds.expected[proposal.trial])
+        expected = units.seconds(posterior.seconds.expected[proposal.trial])
         first = (
             f"Try {name} next: it is expected to take {expected} ± {posterior.seconds.deviations[proposal.trial]:.1%}"
         )

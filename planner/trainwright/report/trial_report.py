@@ -12,7 +12,7 @@ from rich.text import Text
 from trainwright.calibration import Errors, Fit, FittedTrial, Quantity
 from trainwright.cluster import Device
 from trainwright.plan import Plan
-from trainwright.report import tables
+from trainwright.report import units
 from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
@@ -45,7 +45,7 @@ def _trials(fit: Fit) -> Group:
         add_row(
             table,
             trial.name,
-            tables.seconds(time.measured),
+            units.seconds(time.measured),
             *(f"{value / time.measured - 1:+.1%}" for value in (time.before, time.after, time.left_out)),
             ", ".join(_outlying(trial)),
         )
@@ -150,7 +150,7 @@ def trial_table(throughput: Throughput, measured: TrialReport, predicted: Candid
         style = "bold" if heading == "iteration" else ""
         add_row(table, heading, shown, cell(expected), off.get(heading, ""), style=style)
     table.add_section()
-    spread = f"{tables.seconds(throughput.spread_seconds)} ({throughput.relative_spread:.1%})"
+    spread = f"{units.seconds(throughput.spread_seconds)} ({throughput.relative_spread:.1%})"
     add_row(table, f"spread of {len(measured.iteration_seconds)}", spread, "", "")
     scale = throughput.iteration_seconds / expected.iteration_seconds if expected.iteration_seconds else 0.0
     for name, rate in (
@@ -158,7 +158,7 @@ def trial_table(throughput: Throughput, measured: TrialReport, predicted: Candid
         ("tokens a second", throughput.tokens_per_second),
     ):
         if rate is not None:
-            add_row(table, name, tables.rate(rate), tables.rate(rate * scale), "")
+            add_row(table, name, units.rate(rate), units.rate(rate * scale), "")
     caption = " ".join(
         [f"iteration: median; spread: from the shortest to the longest; {FIGURES}", measured.remark]
     ).strip()
