@@ -23,7 +23,7 @@ from trainwright.strategy import Strategy
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers.custom import CustomModel
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 WIDTH, ROWS, MICRO_BATCHES, ITERATIONS = 64, 4, 2, 3
 MODULE = "gpu_checks_dropping_model"

@@ -72,9 +72,9 @@ def description(entrypoint: str, *, training_plan: bool, check_seconds: float, d
     Raises ValueError that says what to change, ModuleNotFoundError without torch.
     """
     # torch may be missing, which is reported
-    from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415
-    from trainwright_worker.layers.custom_formats import FORMATS  # noqa: PLC0415
     from trainwright_worker.layers.layer import dtype_name  # noqa: PLC0415
+    from trainwright_worker.model_description.description import describe  # noqa: PLC0415
+    from trainwright_worker.model_description.formats import FORMATS  # noqa: PLC0415
 
     formats = [choice for choice in FORMATS if dtype in {None, dtype_name(choice)}]
     described = describe(entrypoint, check_seconds, formats)

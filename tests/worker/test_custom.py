@@ -31,10 +31,10 @@ from trainwright.worker_api import FailureReason, ProfilingTask, TrialTask
 from trainwright_operator.api.model import ModelSpec
 from trainwright_worker import describe as command
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.measure.layer_under_test import activation_bytes
+from trainwright_worker.model_description.description import describe
 
 ORACLES = Path(__file__).with_name("oracles")
 GANG = Path(__file__).with_name("equivalence_gang.py")
@@ -130,7 +130,7 @@ def test_describe_names_the_missing_extra_when_only_the_planner_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["describe", BERT, "--check-seconds", "0"])
-    monkeypatch.delitem(sys.modules, "trainwright_worker.layers.custom_description")
+    monkeypatch.delitem(sys.modules, "trainwright_worker.model_description.description")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert command.main() == 2
     told = capsys.readouterr()

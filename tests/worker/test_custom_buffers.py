@@ -26,7 +26,7 @@ from trainwright_worker.checkpoint_conversion import to_torch
 from trainwright_worker.executor.checkpoint import STATE_FILE, load, save
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles
 from trainwright_worker.layers.custom import custom_layers
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [
     pytest.mark.torch_processes,

@@ -9,7 +9,7 @@ import torch
 
 from trainwright.families import Custom
 from trainwright_worker import describe as command
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = pytest.mark.timeout(300)
 

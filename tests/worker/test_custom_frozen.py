@@ -24,9 +24,9 @@ from trainwright_worker.executor.checkpoint import load, save
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import custom_layers
-from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [
     pytest.mark.torch_processes,

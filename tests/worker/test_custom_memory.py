@@ -18,9 +18,9 @@ from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
 from trainwright.strategy import Strategy
 from trainwright.worker_api import ProfilingTask
-from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.live_bytes import measure_peak_bytes
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
+from trainwright_worker.model_description.description import describe
 
 ROWS = 4
 CPU = torch.device("cpu")

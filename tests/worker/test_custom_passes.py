@@ -18,7 +18,7 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime import Runtime
 from trainwright.strategy import Strategy
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 
 def test_a_recurrence_takes_as_long_as_the_host_issues_its_operators() -> None:

@@ -23,7 +23,7 @@ from trainwright.training import Training
 from trainwright.worker_api import TrialTask
 from trainwright_worker.executor.optimizer import GradientScaling, LossScale
 from trainwright_worker.gang.rank_assignment import gang_devices
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(300)]
 

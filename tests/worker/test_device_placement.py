@@ -20,7 +20,7 @@ from torch.utils import backend_registration
 from trainwright import documents
 from trainwright.plan import Plan, Schedule
 from trainwright.training import Training
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [
     pytest.mark.timeout(600),

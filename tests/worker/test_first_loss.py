@@ -12,7 +12,7 @@ from trainwright.strategy import Strategy
 from trainwright.worker_api import LossDependence, TrialTask
 from trainwright_worker.executor.forward_observer import ForwardObserver
 from trainwright_worker.gang.rank_assignment import gang_devices
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 

@@ -20,7 +20,7 @@ from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 from trainwright.training import Training
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 from trainwright_worker.module_cut.equality import differences
 from trainwright_worker.module_cut.whole_module import WholeModule
 from trainwright_worker.module_cut.written_layers import write_layers

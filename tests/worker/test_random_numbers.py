@@ -15,7 +15,7 @@ from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.layers.custom import CustomModel
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 WIDTH = 16
 RANKS = 2

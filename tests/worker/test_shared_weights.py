@@ -31,8 +31,8 @@ from trainwright.training import Training
 from trainwright_worker.checkpoint_conversion import named_tensors, to_torch
 from trainwright_worker.executor.checkpoint import save
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.model_description.description import describe
 from trainwright_worker.synthetic_data import weight_generator
 
 EQUIVALENCE, CHECKPOINT = (Path(__file__).with_name(f"{name}_gang.py") for name in ("equivalence", "checkpoint"))

@@ -27,7 +27,7 @@ from trainwright_worker import training
 from trainwright_worker.checkpoint_conversion import to_torch
 from trainwright_worker.executor.optimizer import LossScale
 from trainwright_worker.executor.torch_optimizer import OptimizerChoice, TorchOptimizer
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 from trainwright_worker.training import Trainer
 from trainwright_worker.validation import plan_problems
 

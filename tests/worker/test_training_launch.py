@@ -23,7 +23,7 @@ from trainwright.exports import TARGETS, ExportRequest
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 from trainwright.training import Training
-from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(300)]
 

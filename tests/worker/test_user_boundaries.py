@@ -11,8 +11,8 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
 from trainwright.worker_api import ProfilingTask, TrialTask
 from trainwright_worker.gang.rank_assignment import gang_devices
-from trainwright_worker.layers.custom_description import describe
 from trainwright_worker.measure.layer_under_test import LayerUnderTest
+from trainwright_worker.model_description.description import describe
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 

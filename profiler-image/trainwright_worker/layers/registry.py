@@ -20,7 +20,7 @@ _CLASSES = {
     "swin": "trainwright_worker.layers.swin:SwinLayers",
     "wide_resnet": "trainwright_worker.layers.wide_resnet:WideResnetLayers",
     "trans_gan": "trainwright_worker.layers.trans_gan:TransGanLayers",
-    "custom": "trainwright_worker.layers.custom_description:load_described_layers",
+    "custom": "trainwright_worker.layers.described_layers:load_described_layers",
 }
 """Class by family tag; its module is imported on first use."""
 

@@ -14,8 +14,8 @@ from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
-from trainwright_worker.layers.custom_formats import in_format
 from trainwright_worker.live_bytes import AllocationTracker
+from trainwright_worker.model_description.formats import in_format
 
 _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
 """Rows of the two runs, by device: enough for rows to take more than the gradients of weights where that costs nothing."""

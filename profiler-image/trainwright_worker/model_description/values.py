@@ -20,7 +20,9 @@ from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on, seed_weights
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, lacks_format, needs_gpu
-from trainwright_worker.layers.custom_formats import (
+from trainwright_worker.layers.layer import dtype_name, to_device
+from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
+from trainwright_worker.model_description.formats import (
     CAST,
     ProductFormats,
     in_format,
@@ -28,8 +30,6 @@ from trainwright_worker.layers.custom_formats import (
     refuse_tensors_left_behind,
     watching,
 )
-from trainwright_worker.layers.layer import dtype_name, to_device
-from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 
 TOLERANCE: Final = 1e-4
 """Norm of a difference, relative to that of the values, above which float32 results differ."""
