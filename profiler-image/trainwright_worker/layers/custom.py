@@ -13,26 +13,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom_boundaries import Float32Outputs
+from trainwright_worker.layers.custom_checks import (
+    check_boundary,
+    check_float32_fields,
+    check_least_rows,
+    check_losses,
+    check_makers,
+    check_parameters,
+    check_rows,
+    check_weights_are_new,
+)
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
 from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes, user_name
-from trainwright_worker.layers.custom_sharing import EXAMPLE, replace_weight, shared_weights_of
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, dtype_name
+from trainwright_worker.layers.custom_sharing import replace_weight, shared_weights_of
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
 
 TARGETS = "targets"
-INTEGERS: Final = (torch.bool, torch.int32, torch.int64)
-"""Formats of integers that can pass between layers."""
 
-_MAX_MIN_ROWS = 1_000_000
 _MIN_PROBED_ROWS = 2
 """Rows of a probe: with 1 a dimension of size 1 could pass for the rows, and batch normalisation needs more than one."""
 
@@ -169,13 +175,13 @@ class CustomLayers:
         self.model = model
         self.makers = LayerMakers(model)
         self._float32_outputs = Float32Outputs(self)
-        _check_makers(self)
-        _check_least_rows(self)
+        check_makers(self)
+        check_least_rows(self)
         probed = self._rows(seed=0, iteration=0, first=0, count=self.probed_rows)
         if TARGETS not in probed:
             raise self.error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
         check_rows(self, probed, [1])
-        _check_float32_fields(self, probed)
+        check_float32_fields(self, probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
         self.frozen: tuple[int, ...] = ()
@@ -278,7 +284,7 @@ class CustomLayers:
             raise self.error(f"layer {layer} cannot be made: {describe_error(error)}") from error
         if not isinstance(module, nn.Module):
             raise self.error(f"layer {layer} must be made as a torch module, got {type(module).__name__}")
-        _check_parameters(self, layer, module)
+        check_parameters(self, layer, module)
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
         return CustomLayer(layer, module, reads, is_last=is_last)
@@ -291,18 +297,18 @@ class CustomLayers:
         with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
                 layer_module = self.make_module(layer)
-                _check_weights_are_new(self, layer_module)
+                check_weights_are_new(self, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
                     result = layer_module.module(*arguments)
                 except Exception as error:
                     raise self.failure(layer_module, arguments, error) from error
                 if layer_module.is_last:
-                    _check_losses(self, result)
+                    check_losses(self, result)
                     self.weighs_rows = isinstance(result, tuple)
                     boundary = ()
                 else:
-                    boundary = _check_boundary(self, layer, result)
+                    boundary = check_boundary(self, layer, result)
                 boundaries.append(
                     _ProbedBoundary(
                         tuple(tuple(value.shape[1:]) for value in boundary),
@@ -390,114 +396,6 @@ def _drawn(layers: CustomLayers, layer: int, seed: int) -> CustomLayer:
 def is_without_backward(layers: CustomLayers, layer: int) -> bool:
     """Return whether a layer and all before it have no weights to train."""
     return layers.parameters[: layer + 1] == layers.frozen[: layer + 1]
-
-
-def _check_makers(layers: CustomLayers) -> None:
-    makers = layers.model.layers
-    if not isinstance(makers, Sequence) or not makers:
-        raise layers.error(f"layers must be a list of at least one function, got {makers!r}")
-    for place, make in enumerate(makers):
-        if isinstance(make, nn.Module):
-            kind = type(make).__name__
-            raise layers.error(
-                f"layer {place} is a module ({kind}), whose weights do not follow from the seed; "
-                f"give a function that makes it, such as lambda: {kind}(…)"
-            )
-        if not callable(make):
-            raise layers.error(f"layer {place} must be a function that makes a module, got {make!r}")
-
-
-def _check_least_rows(layers: CustomLayers) -> None:
-    rows = layers.model.min_rows
-    if not isinstance(rows, int) or not 1 <= rows <= _MAX_MIN_ROWS:
-        raise layers.error(f"min_rows must be a number of 1 … {_MAX_MIN_ROWS}, got {rows!r}")
-
-
-def check_rows(layers: CustomLayers, together: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Check that these rows, of a call for the first ones, are the same when each is asked for alone: plans choose that."""
-    for row in rows:
-        alone = layers.fields(row, 1)
-        for field, value in together.items():
-            if field not in alone or not torch.equal(alone[field], value[row : row + 1]):
-                raise layers.error(
-                    f"field {field!r} of rows() has other values for row {row} when that is asked for alone; make each "
-                    "row from seed, iteration and its own number (first, first + 1, …)"
-                )
-
-
-def _check_float32_fields(layers: CustomLayers, probed: Mapping[str, Tensor]) -> None:
-    floats = [field for field, value in probed.items() if value.is_floating_point()]
-    for field in layers.model.keep_float32:
-        if field not in floats:
-            raise layers.error(
-                f"keep_float32 names {field!r}, but the float fields of rows() are {', '.join(floats) or 'none'}; name "
-                "some of these (buffers stay as the layers make them)"
-            )
-
-
-def _check_parameters(layers: CustomLayers, layer: int, module: nn.Module) -> None:
-    """Check that the executor can hold the weights, which it keeps in float32 and computes with in the plan's format."""
-    for name, parameter in module.named_parameters():
-        where = f"weight {name} of layer {layer} ({type(module).__name__})"
-        if is_lazy(parameter):
-            raise layers.error(
-                f"{where} has no size before its first forward; state it (Linear in place of LazyLinear)"
-            )
-        if parameter.dtype is not torch.float32:
-            kind = dtype_name(parameter.dtype)
-            way = (
-                "keep its real and imaginary parts as a float32 weight and join them by torch.view_as_complex in the forward"
-                if parameter.is_complex()
-                else "make it float32, or a buffer if it is not trained"
-            )
-            raise layers.error(f"{where} is {kind}, but weights are trained in float32; {way}")
-
-
-def _check_weights_are_new(layers: CustomLayers, made: CustomLayer) -> None:
-    """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
-    parameter_ids = {id(parameter) for parameter in made.parameters()}
-    if any(id(parameter) in parameter_ids for parameter in layers.make_module(made.number).parameters()):
-        raise layers.error(
-            f"layer {made.number} gives the same weights whenever it is made; make its modules inside its function, and name weights "
-            f"that layers share, such as {EXAMPLE}"
-        )
-
-
-def _check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
-    boundary = result if isinstance(result, tuple) else (result,)
-    for value in boundary or (result,):
-        if (
-            not isinstance(value, Tensor)
-            or not (value.is_floating_point() or value.dtype in INTEGERS)
-            or value.shape[:1] != (layers.probed_rows,)
-        ):
-            raise layers.error(
-                f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
-                f"rows ({layers.probed_rows} here), got {format_value(value)}"
-            )
-    if not any(value.is_floating_point() for value in boundary):
-        raise layers.error(
-            f"layer {layer} hands on integers alone, which have no gradients; make it and the next one a single layer"
-        )
-    return boundary
-
-
-def _check_losses(layers: CustomLayers, result: Any) -> None:
-    losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    rows = layers.probed_rows
-    if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.shape != (rows,):
-        raise layers.error(
-            f"the last layer must return each row's mean loss, a float tensor of shape ({rows},) for {rows} rows, or a tuple "
-            f"of each row's sum of losses and its weight, got {format_value(result)}"
-        )
-    if weights is None:
-        return
-    is_number = isinstance(weights, Tensor) and (weights.is_floating_point() or weights.dtype in INTEGERS)
-    if not is_number or weights.shape != (rows,):
-        raise layers.error(
-            f"the last layer must return a weight for each row beside its losses, a tensor of floats, bool, int32 or int64 of "
-            f"shape ({rows},), got {format_value(weights)}"
-        )
 
 
 def custom_layers(entrypoint: str) -> CustomLayers:

@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright.families import CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, check_rows, made_on, seed_weights
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on, seed_weights
+from trainwright_worker.layers.custom_checks import check_rows
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, lacks_format, needs_gpu
 from trainwright_worker.layers.layer import dtype_name, to_device

@@ -10,7 +10,8 @@ from typing import Final
 
 import torch
 
-from trainwright_worker.layers.custom import INTEGERS, TARGETS
+from trainwright_worker.layers.custom import TARGETS
+from trainwright_worker.layers.custom_checks import INTEGERS
 from trainwright_worker.module_cut.forward_calls import Call, Recording, Value, refuse
 from trainwright_worker.module_cut.opened_modules import is_composite
 
