@@ -29,8 +29,9 @@ from trainwright_worker.layers.described_layers import output_sizes, shared_weig
 from trainwright_worker.layers.layer import dtype_name
 from trainwright_worker.model_description.fingerprint import SECONDS, digests, first_difference, other_process
 from trainwright_worker.model_description.formats import FORMATS, check_formats
+from trainwright_worker.model_description.layer_runs import Findings
 from trainwright_worker.model_description.passes import buffer_bytes, count_passes
-from trainwright_worker.model_description.values import MAX_BYTES, Findings, ValueCheck
+from trainwright_worker.model_description.values import MAX_BYTES, ValueCheck
 
 CHECK_SECONDS = 120.0
 """Time that the checks of values may take by default."""
