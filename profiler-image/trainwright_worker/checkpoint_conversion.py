@@ -44,18 +44,17 @@ from trainwright_worker.executor.checkpoint_chunks import (
     TileSavePlanner,
     former_name,
     metadata_index,
+    optimizer_states,
 )
 from trainwright_worker.executor.optimizer import OPTIMIZERS
+from trainwright_worker.executor.torch_optimizer import STEP, TORCH_STATES
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.initial_weights import deferred_weights
 from trainwright_worker.layers.layer import SharedWeights
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
-TORCH_STATES = {"mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
-"""Names of the optimizers' states in torch's optimizers."""
-
-MODEL, OPTIMIZER, STEP = "model", "optim", "step"
+MODEL, OPTIMIZER = "model", "optim"
 
 Keys = tuple[str, ...]
 """Keys of a tensor in nested dictionaries; joined by dots, its name in the index."""
@@ -118,7 +117,7 @@ def to_torch(source: Path, target: Path) -> TrainingState:
     """Write a checkpoint of the worker as one of torch's trainers. Raises CheckpointError with one sentence."""
     state = read_training_state(source)
     new = _NewCheckpoint(source)
-    kinds = {name.partition("/")[0] for name in new.stored} - {WEIGHTS, BUFFERS}
+    kinds = optimizer_states(new.stored)
     needed = set(OPTIMIZERS[state.optimizer].state_names) if kinds and state.optimizer in OPTIMIZERS else set()
     for tensor in named_tensors(Model.of(state.family)):
         for name in tensor.torch_names:

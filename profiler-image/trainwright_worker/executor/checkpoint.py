@@ -25,11 +25,10 @@ from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.families import Family
 from trainwright_worker.executor.checkpoint_chunks import (
-    BUFFERS,
-    WEIGHTS,
     CheckpointError,
     TileLoadPlanner,
     TileSavePlanner,
+    optimizer_states,
     resident_tiles,
     written_tiles,
 )
@@ -204,7 +203,7 @@ def _begin_loading(executor: PlanExecutor, folder: Path) -> TrainingState:
     if problem := state.mismatch(executor.model.family, executor.optimizer.name):
         raise CheckpointError(f"{folder}: {problem}")
     stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-    executor.optimizer.begin_resuming(has_states=bool({name.split("/")[0] for name in stored} - {WEIGHTS, BUFFERS}))
+    executor.optimizer.begin_resuming(has_states=bool(optimizer_states(stored)))
     return state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -248,6 +248,11 @@ def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
             for part in flat_parameter.own_parts
         )
         yield _RankState(flat_parameter, states, run, executor.rank)
+
+
+def optimizer_states(names: Iterable[str]) -> set[str]:
+    """Return the kinds of optimizer state among the names of a checkpoint's tensors."""
+    return {name.partition("/")[0] for name in names} - {WEIGHTS, BUFFERS}
 
 
 class CheckpointError(ValueError):

@@ -19,8 +19,11 @@ MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 Options = Mapping[str, Any]
 
-_STEP: Final = "step"
-_CHECKPOINT_NAMES: Final = {"exp_avg": "mean", "exp_avg_sq": "square", "momentum_buffer": "momentum"}
+STEP: Final = "step"
+TORCH_STATES: Final = {"mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
+"""Names in torch's optimizers of the states of the worker's own."""
+
+_CHECKPOINT_NAMES: Final = {torch_name: name for name, torch_name in TORCH_STATES.items()}
 _OWN_NAMES: Final = {"Adam": "adam", "AdamW": "adam", "SGD": "sgd"}
 """Names of torch's optimizers that have the states of the worker's own."""
 
@@ -112,11 +115,11 @@ class TorchOptimizer(Optimizer):
         """Continue after `updates` updates, whose results the states already hold."""
         super().resume(updates)
         for state in self._states:
-            steps = state.get(_STEP)
+            steps = state.get(STEP)
             if isinstance(steps, Tensor):
                 steps.fill_(updates)
             elif steps is not None:
-                state[_STEP] = updates
+                state[STEP] = updates
 
     @property
     def _states(self) -> list[dict[str, Any]]:
@@ -134,7 +137,7 @@ class TorchOptimizer(Optimizer):
         return {
             _CHECKPOINT_NAMES.get(name, name): value.view(-1) if value.shape == parameter.shape else value
             for name, value in state.items()
-            if name != _STEP and isinstance(value, Tensor)
+            if name != STEP and isinstance(value, Tensor)
         }
 
     def step(self, scaling: GradientScaling | None) -> None:
@@ -228,7 +231,7 @@ class _UpdateCheck:
         for parameter, state in self._states:
             for name, value in state.items():
                 is_kept = isinstance(value, Tensor) and (not divides or value.shape in {parameter.shape, torch.Size()})
-                if not is_kept and name != _STEP and value is not None:
+                if not is_kept and name != STEP and value is not None:
                     kind = (
                         f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                     )
