@@ -134,9 +134,8 @@ class CostContext:
     @property
     def model_state_bytes(self) -> int:
         """Bytes of training state of the full model, on one device."""
-        per_value = self.value_bytes
         frozen = sum(self.model.kind(name).frozen_parameters for name in self.model.layers)
-        return round((self.model.parameters - frozen) * per_value.unsharded + frozen * per_value.weight)
+        return round(self.value_bytes.unsharded_state(self.model.parameters - frozen, frozen))
 
     def layer_cost(self, accelerator: str, kind: LayerKind, split: TensorSplit, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios.
@@ -194,7 +193,7 @@ class CostContext:
         key = (kind.name, rows)
         if key not in self._workspace_bytes:
             per_value = ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32)
-            state = kind.trained_parameters * per_value.unsharded + kind.frozen_parameters * per_value.weight
+            state = per_value.unsharded_state(kind.trained_parameters, kind.frozen_parameters)
             measured = [
                 self.profiles.workspace_bytes(accelerator.name, kind.name, 1, rows, state)
                 for accelerator in self.cluster.accelerators

@@ -61,6 +61,10 @@ class ValueBytes(NamedTuple):
         """Return the bytes per parameter without sharding."""
         return sum(self)
 
+    def unsharded_state(self, trained: Bytes, frozen: Bytes) -> Bytes:
+        """Return the bytes of training state without sharding; parameters that are not trained have weights alone."""
+        return trained * self.unsharded + frozen * self.weight
+
 
 def shard_values(values: Values, data: int) -> Values:
     """Return the parameters of one of `data` shards, rounded up to whole ones."""

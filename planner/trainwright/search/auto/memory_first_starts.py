@@ -9,12 +9,12 @@ import numpy as np
 from trainwright.cluster import Device
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
-from trainwright.cost.memory_terms import in_flight_micro_batches, state_bytes
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors, is_open
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Problem
-from trainwright.strategy import Sharding, Strategy
+from trainwright.strategy import Strategy
 
 _MAX_ROUNDS = 4
 """Maximum rebalancing rounds, each corrected by the memory that stages actually used."""
@@ -110,8 +110,7 @@ def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     values = layer_values(problem.model, context.divided_at(tensor).trained_parameters)
     frozen = layer_values(problem.model, lambda kind: kind.frozen_parameters)
     inputs = context.divided_activations.chosen_input_row_bytes(tensor)
-    state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
-    return state + frozen * context.value_bytes.weight, inputs
+    return context.value_bytes.unsharded_state(values, frozen), inputs
 
 
 def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:

@@ -171,12 +171,12 @@ class StageGroupCosts:
         group = TensorGroupClass(self.accelerators, run.strategy.tensor, self._ring(run, data=False))
         split = self.context.divided_activations.split(kind, run.strategy)
         tensor_forward, tensor_backward = tensor_sync_seconds(kind, group, max(run.rows), self.context, split)
-        parameters = self.context.divided_by(run.strategy).parameters(kind)
+        divided = self.context.divided_by(run.strategy)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
-        gradient_bytes = (parameters - kind.frozen_parameters) * self.context.gradient_dtype.num_bytes
+        gradient_bytes = divided.trained_parameters(kind) * self.context.gradient_dtype.num_bytes
         if run.strategy.sharding is Sharding.ZERO3:
-            gather = ring.all_gather_seconds(parameters * self.context.model.dtype.num_bytes)
+            gather = ring.all_gather_seconds(divided.parameters(kind) * self.context.model.dtype.num_bytes)
             sync = ring.all_gather_seconds(gradient_bytes)
         elif self.exposed_all_reduce_ratio is None:
             sync = ring.seconds(gradient_bytes)

@@ -17,7 +17,6 @@ from trainwright.cost.memory_terms import (
     activation_bytes,
     boundary_buffer_bytes,
     in_flight_micro_batches,
-    state_bytes,
 )
 from trainwright.cost.network import LinkMatrices
 from trainwright.cost.stage_tables import StageSpans, StageTables
@@ -27,7 +26,7 @@ from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
 from trainwright.search.problem import Problem
 from trainwright.search.uniform.amp_model import layer_seconds
-from trainwright.strategy import Sharding, Strategy
+from trainwright.strategy import Strategy
 
 Placement = NDArray[np.intp]
 """`[stage, data replica, tensor rank]` index of the device."""
@@ -208,9 +207,7 @@ class PlacementTables:
         `in_flight[stage]` micro-batches are in flight, each with `rows` rows.
         """
         context, spans = self.problem.cost_context, self.stages.spans
-        values = self.stages.resident_values(tensor)
-        state = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
-        state = state + self.stages.frozen_values * context.value_bytes.weight
+        state = context.value_bytes.unsharded_state(self.stages.resident_values(tensor), self.stages.frozen_values)
         resident = state + context.runtime.constant_bytes_of(accelerator) + self.stages.workspace_bytes(tensor, rows)
         by_layer = layer_values(
             context.model,
