@@ -88,7 +88,7 @@ class TorchOptimizer(Optimizer):
     def exchange(self, name: str) -> None:
         """Exchange the weights and a state with a value for each of theirs, and publish the weights."""
         for _, _, parameter in self._parts:
-            state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
+            state = self._state_of(parameter)
             values = state.get(name)
             if not isinstance(values, Tensor) or values.shape != parameter.shape:
                 raise ValueError(
@@ -133,12 +133,15 @@ class TorchOptimizer(Optimizer):
     def states_of(self, number: int, part: WeightPart) -> dict[str, Tensor]:
         """Return the states of a part, but for the number of updates, which every checkpoint has once."""
         parameter = self._parameters[number, part.weight.name]
-        state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
         return {
             _CHECKPOINT_NAMES.get(name, name): value.view(-1) if value.shape == parameter.shape else value
-            for name, value in state.items()
+            for name, value in self._state_of(parameter).items()
             if name != STEP and isinstance(value, Tensor)
         }
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """Return the states of a parameter, none before its first update."""
+        return {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
 
     def step(self, scaling: GradientScaling | None) -> None:
         """Update the master weights with the reduced gradients, which become the scaled ones."""
@@ -162,6 +165,10 @@ def _shaped(values: Tensor, part: WeightPart) -> Tensor:
     """Return values of a part in the shape of the weight, if they are all of it."""
     is_whole = part.stop - part.first == part.weight.parameter.numel()
     return values.view(part.weight.parameter.shape) if is_whole else values
+
+
+_States = Sequence[tuple[torch.Size, Mapping[str, Any]]]
+"""Shapes of parameters, and their states."""
 
 
 class _UpdateCheck:
@@ -196,12 +203,12 @@ class _UpdateCheck:
             what, way = "parts of a weight", f"{way}, or a plan without ZeRO and tensor degrees"
             whole, half = [(64, 128)], (-1,)
         try:
-            together = self._change(whole, self._weights, self._gradients)
-            self._check_states(divides=divides)
+            together, states = self._change(whole, self._weights, self._gradients)
+            _check_states(states, divides=divides)
             if len(plan.devices) == 1:
                 return
             halves = zip(*(values.chunk(2) for values in (self._weights, *self._gradients)), strict=True)
-            alone = torch.cat([self._change([half], weights, gradients) for weights, *gradients in halves])
+            alone = torch.cat([self._change([half], weights, gradients)[0] for weights, *gradients in halves])
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.name} cannot update {what}, as each rank does ({reason}); {way}") from error
@@ -210,8 +217,10 @@ class _UpdateCheck:
                 f"{self.name} updates {what} otherwise alone, as each rank does, than with the others; {way}"
             )
 
-    def _change(self, shapes: Sequence[Sequence[int]], weights: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the change of flat weights, updated in parts of these shapes."""
+    def _change(
+        self, shapes: Sequence[Sequence[int]], weights: Tensor, gradients: Sequence[Tensor]
+    ) -> tuple[Tensor, _States]:
+        """Return the change of flat weights, updated in parts of these shapes, and the states of the parts."""
         parts = weights.clone().chunk(len(shapes))
         parameters = [nn.Parameter(part.view(*shape)) for part, shape in zip(parts, shapes, strict=True)]
         optimizer = self._made(parameters)
@@ -223,18 +232,17 @@ class _UpdateCheck:
                 for parameter, part in zip(parameters, gradient.clone().chunk(len(shapes)), strict=True):
                     parameter.grad = part.view(parameter.shape)
                 optimizer.step()
-        self._states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
-        return torch.cat([parameter.detach().flatten() for parameter in parameters]) - weights
+        change = torch.cat([parameter.detach().flatten() for parameter in parameters]) - weights
+        return change, [(parameter.shape, optimizer.state.get(parameter, {})) for parameter in parameters]
 
-    def _check_states(self, *, divides: bool) -> None:
-        """Raise ValueError if a checkpoint could not hold a state of the last update."""
-        for parameter, state in self._states:
-            for name, value in state.items():
-                is_kept = isinstance(value, Tensor) and (not divides or value.shape in {parameter.shape, torch.Size()})
-                if not is_kept and name != STEP and value is not None:
-                    kind = (
-                        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                    )
-                    raise ValueError(
-                        f"it keeps {name}, {kind}, for a weight of shape {tuple(parameter.shape)}, which a checkpoint cannot hold"
-                    )
+
+def _check_states(states: _States, *, divides: bool) -> None:
+    """Raise ValueError if a checkpoint could not hold a state."""
+    for shape, state in states:
+        for name, value in state.items():
+            is_kept = isinstance(value, Tensor) and (not divides or value.shape in {shape, torch.Size()})
+            if not is_kept and name != STEP and value is not None:
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"it keeps {name}, {kind}, for a weight of shape {tuple(shape)}, which a checkpoint cannot hold"
+                )
