@@ -230,8 +230,7 @@ def _buffer_tiles(layer: RankLayer, max_values: int = sys.maxsize) -> Iterator[S
 
 def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
     stage = executor.stage
-    flat_parameters = (*enumerate(stage.flat_parameters), *((None, frozen) for frozen in stage.frozen_parameters))
-    for number, flat_parameter in flat_parameters:
+    for number, flat_parameter in enumerate((*stage.flat_parameters, *stage.frozen_parameters)):
         run = next(
             layer.run
             for layer in stage.layers
@@ -242,7 +241,7 @@ def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
                 part,
                 {
                     WEIGHTS: part.of(flat_parameter.master_shard),
-                    **({} if number is None else executor.optimizer.states_of(number, part)),
+                    **(executor.optimizer.states_of(number, part) if flat_parameter.is_trained else {}),
                 },
             )
             for part in flat_parameter.own_parts
