@@ -290,8 +290,7 @@ class StageBuilder:
         self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool, is_trained: bool = True
     ) -> FlatParameter:
         shard_group = ShardGroup()
-        shardings = {Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3} if is_trained else {Sharding.ZERO3}
-        if run is not None and run.sharding in shardings:
+        if run is not None and (run.sharding is Sharding.ZERO3 or (is_trained and run.sharding is not Sharding.NONE)):
             ranks = run.data_group_ranks(run.position_of(self.rank).tensor_rank)
             shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.replicas)
         dtype = TORCH_DTYPES[self.model.dtype]
