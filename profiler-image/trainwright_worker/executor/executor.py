@@ -250,11 +250,14 @@ class PlanExecutor:
         needs_norm = self.training.clip_norm is not None or self.loss_scale.active
         if not (needs_norm or self.batch_weight.is_summed):
             return None
-        sums = ["summing the weights of the batch"] * self.batch_weight.is_summed
-        self.beat(" and ".join([*sums, *["taking the norm of the gradients"] * needs_norm]) + " over all ranks")
         with self.recorder.action(Action.GRADIENTS):
+            if self.batch_weight.is_summed:
+                self.beat("summing the weights of the batch over all ranks")
             weight_per_row = self.batch_weight.sum(self.passes.weight)
-            norm = self.gradient_norm.compute() if needs_norm else torch.zeros_like(self.passes.weight)
+            norm = torch.zeros_like(self.passes.weight)
+            if needs_norm:
+                self.beat("taking the norm of the gradients over all ranks")
+                norm = self.gradient_norm.compute()
             return GradientScaling.of(norm, self.loss_scale.factor, self.training.clip_norm, weight_per_row)
 
     def _count_update(self, scaling: GradientScaling | None) -> None:
