@@ -8,19 +8,19 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import two_device_plans
 from gang_answers import answers_of
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from trainwright import documents
-from trainwright.cluster import Device
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.strategy import Sharding, Strategy
+from trainwright.strategy import Sharding
 from trainwright.training import Training
 from trainwright_worker.checkpoint_conversion import to_torch
 from trainwright_worker.executor.checkpoint import STATE_FILE, load, save
@@ -38,24 +38,9 @@ pytestmark = [
 ORACLES = Path(__file__).with_name("oracles")
 EQUIVALENCE, CHECKPOINT = (Path(__file__).with_name(f"{name}_gang.py") for name in ("equivalence", "checkpoint"))
 MODELS = "batch_norm", "moving_codes", "spectral"
-DEVICES = Device("node-0", 0), Device("node-0", 1)
 ROWS, MICRO_BATCHES, LAYERS = 6, 3, 5
-
-
-def stages(**fields) -> Plan:
-    """Return a plan of two stages of one replica each."""
-    strategy = Strategy(1, 1, **fields)
-    runs = LayerRun(0, 2, strategy, (ROWS,)), LayerRun(2, 3, strategy, (ROWS,))
-    made = tuple(Stage((device,), (run,)) for device, run in zip(DEVICES, runs, strict=True))
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
-
-
-def replicas(**fields) -> Plan:
-    """Return a plan of one stage of two replicas."""
-    run = LayerRun(0, LAYERS, Strategy(1, 2, **fields), (2, 4))
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
-
-
+stages = partial(two_device_plans.stages, LAYERS, 2, ROWS, MICRO_BATCHES)
+replicas = partial(two_device_plans.replicas, LAYERS, (2, 4), MICRO_BATCHES)
 PLANS = {
     "stages": stages(),
     "recompute": stages(recompute=True),

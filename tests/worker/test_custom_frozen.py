@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import two_device_plans
 from gang_answers import answers_of
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from trainwright import documents
-from trainwright.cluster import Device
 from trainwright.families import Custom
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.strategy import Sharding, Strategy
+from trainwright.strategy import Sharding
 from trainwright.training import Training
 from trainwright.worker_api import FailureReason, ProfilingTask
 from trainwright_worker.checkpoint_conversion import to_torch, to_worker
@@ -36,35 +36,10 @@ pytestmark = [
 ]
 
 EQUIVALENCE, CHECKPOINT = (Path(__file__).with_name(f"{program}_gang.py") for program in ("equivalence", "checkpoint"))
-DEVICES = Device("node-0", 0), Device("node-0", 1)
 MODELS = "middle", "encoder", "low_rank", "scaled", "tied"
 LAYERS, ROWS, MICRO_BATCHES = 6, 4, 3
-
-
-def replicas(**fields) -> Plan:
-    """Return a plan of one stage of two replicas of 1 and 3 rows."""
-    run = LayerRun(0, LAYERS, Strategy(1, 2, **fields), (1, 3))
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
-
-
-def stages(cut: int, **fields) -> Plan:
-    """Return a plan of two stages of one replica each, the second of which begins with layer `cut`."""
-    made = tuple(
-        Stage((device,), (LayerRun(first, count, Strategy(1, 1, **fields), (ROWS,)),))
-        for device, (first, count) in zip(DEVICES, ((0, cut), (cut, LAYERS - cut)), strict=True)
-    )
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
-
-
-def pipelines() -> Plan:
-    """Return a plan of two pipelines that compute 8 and 4 rows."""
-    made = tuple(
-        Pipeline(micro_batches, ROWS, (Stage((device,), (LayerRun(0, LAYERS, Strategy(1, 1), (ROWS,)),)),))
-        for device, micro_batches in zip(DEVICES, (2, 1), strict=True)
-    )
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, made)
-
-
+replicas = partial(two_device_plans.replicas, LAYERS, (1, 3), MICRO_BATCHES)
+stages = partial(two_device_plans.stages, LAYERS, rows=ROWS, micro_batches=MICRO_BATCHES)
 PLANS = {
     "replicas": replicas(),
     "zero1": replicas(sharding=Sharding.ZERO1),
@@ -73,7 +48,7 @@ PLANS = {
     "zero3, kept": replicas(sharding=Sharding.ZERO3, keep_gathered_weights=True, recompute=True),
     "stages of 2 and 4": stages(2, recompute=True),
     "stages of 4 and 2": stages(4),
-    "pipelines": pipelines(),
+    "pipelines": two_device_plans.pipelines(LAYERS, ROWS, (2, 1)),
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import two_device_plans
 import weighted_models
 from gang_answers import answers_of
 from one_process import OneProcess
@@ -14,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 
 from trainwright import documents
-from trainwright.cluster import Device
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -28,35 +29,9 @@ from trainwright_worker.model_description.description import describe
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(300)]
 
 EQUIVALENCE = Path(__file__).with_name("equivalence_gang.py")
-DEVICES = Device("node-0", 0), Device("node-0", 1)
 LAYERS, ROWS, MICRO_BATCHES = 4, 4, 2
-
-
-def replicas(**fields) -> Plan:
-    """Return a plan of one stage of two replicas of 1 and 3 rows."""
-    run = LayerRun(0, LAYERS, Strategy(1, 2, **fields), (1, 3))
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
-
-
-def stages(**fields) -> Plan:
-    """Return a plan of two stages of one replica each."""
-    cuts = (0, 2), (2, 2)
-    made = tuple(
-        Stage((device,), (LayerRun(first, count, Strategy(1, 1, **fields), (ROWS,)),))
-        for device, (first, count) in zip(DEVICES, cuts, strict=True)
-    )
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
-
-
-def pipelines() -> Plan:
-    """Return a plan of two pipelines that compute 6 and 2 rows."""
-    made = tuple(
-        Pipeline(micro_batches, rows, (Stage((device,), (LayerRun(0, LAYERS, Strategy(1, 1), (rows,)),)),))
-        for device, micro_batches, rows in zip(DEVICES, (3, 1), (2, 2), strict=True)
-    )
-    return Plan(LAYERS, MICRO_BATCHES * ROWS, made)
-
-
+replicas = partial(two_device_plans.replicas, LAYERS, (1, 3), MICRO_BATCHES)
+stages = partial(two_device_plans.stages, LAYERS, 2, ROWS, MICRO_BATCHES)
 PLANS = {
     "replicas": replicas(),
     "zero1": replicas(sharding=Sharding.ZERO1),
@@ -64,7 +39,7 @@ PLANS = {
     "zero3, recompute": replicas(sharding=Sharding.ZERO3, recompute=True),
     "stages": stages(),
     "stages, recompute": stages(recompute=True),
-    "pipelines": pipelines(),
+    "pipelines": two_device_plans.pipelines(LAYERS, 2, (3, 1)),
 }
 
 

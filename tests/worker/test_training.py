@@ -15,9 +15,9 @@ from own_training import CLIP_NORM, ITERATIONS, OPTIMIZERS, SEED, held_out_token
 from source_files import ROOT
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from two_device_plans import DEVICES, replicas, stages
 
 from trainwright import documents
-from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -39,20 +39,7 @@ pytestmark = [
 ]
 
 GANG = Path(__file__).with_name("training_gang.py")
-DEVICES = Device("node-a", 0), Device("node-a", 1)
 ROWS, MICRO_BATCHES = 4, 2
-
-
-def replicas(layers: int, rows: tuple[int, int], **fields) -> Plan:
-    run = LayerRun(0, layers, Strategy(1, 2, **fields), rows)
-    return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, (Stage(DEVICES, (run,)),)),))
-
-
-def stages(layers: int, **fields) -> Plan:
-    cuts = (0, 2, layers)
-    runs = [LayerRun(cuts[n], cuts[n + 1] - cuts[n], Strategy(1, 1, **fields), (ROWS,)) for n in range(2)]
-    made = tuple(Stage((device,), (run,)) for device, run in zip(DEVICES, runs, strict=True))
-    return Plan(layers, MICRO_BATCHES * ROWS, (Pipeline(MICRO_BATCHES, ROWS, made),))
 
 
 def tensor_group(layers: int) -> Plan:
@@ -62,10 +49,10 @@ def tensor_group(layers: int) -> Plan:
 
 def plans(layers: int) -> dict[str, Plan]:
     return {
-        "uneven": replicas(layers, (1, 3)),
-        "zero1": replicas(layers, (3, 1), sharding=Sharding.ZERO1),
-        "zero3": replicas(layers, (1, 3), sharding=Sharding.ZERO3, recompute=True),
-        "stages": stages(layers, recompute=True),
+        "uneven": replicas(layers, (1, 3), MICRO_BATCHES),
+        "zero1": replicas(layers, (3, 1), MICRO_BATCHES, sharding=Sharding.ZERO1),
+        "zero3": replicas(layers, (1, 3), MICRO_BATCHES, sharding=Sharding.ZERO3, recompute=True),
+        "stages": stages(layers, 2, ROWS, MICRO_BATCHES, recompute=True),
         "tensor": tensor_group(layers),
     }
 
