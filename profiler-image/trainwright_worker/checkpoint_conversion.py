@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as read
@@ -29,6 +28,7 @@ from trainwright.model import Model
 from trainwright.training import Training
 from trainwright_worker.executor.checkpoint import (
     STATE_FILE,
+    CheckpointReader,
     TrainingState,
     make_partial_folder,
     raise_first_error,
@@ -182,7 +182,7 @@ class _NewCheckpoint:
     """
 
     def __init__(self, source: Path) -> None:
-        self._source, self._reader = source, _Reader(source)
+        self._source, self._reader = source, CheckpointReader(source)
         try:
             self.stored: Mapping[str, Any] = self._reader.index.state_dict_metadata
         except OSError as error:
@@ -260,17 +260,6 @@ class _NewCheckpoint:
         if state is not None:
             (partial / STATE_FILE).write_text(documents.dumps(state), encoding="utf-8")
         partial.rename(folder)
-
-
-class _Reader(FileSystemReader):
-    """Reader that loads the index once."""
-
-    @cached_property
-    def index(self) -> Metadata:
-        return super().read_metadata()
-
-    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
-        return self.index
 
 
 class _PartPlanner(TileLoadPlanner):

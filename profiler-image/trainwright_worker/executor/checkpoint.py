@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.state_dict_saver import save as write
 
@@ -126,12 +128,13 @@ def load(executor: PlanExecutor, folder: Path) -> int:
             optimizer's. The executor's state is undefined if reading has begun.
     """
     executor.beat(f"loading the checkpoint {folder}")
-    state = _run_on_all_ranks(executor, folder, lambda: _begin_loading(executor, folder))
+    reader = CheckpointReader(folder)
+    state = _run_on_all_ranks(executor, folder, lambda: _begin_loading(executor, folder, reader))
     planner = TileLoadPlanner(list(resident_tiles(executor)), folder, executor.beat)
     with raise_first_error(folder, executor.plan_ranks.ranks):
         read(
             {},
-            storage_reader=FileSystemReader(folder),
+            storage_reader=reader,
             planner=planner,
             process_group=_process_group(executor),
             no_dist=_is_single_rank(executor),
@@ -187,6 +190,17 @@ def _finish_saving(executor: PlanExecutor, folder: Path, temporary: Path) -> Non
     temporary.rename(folder)
 
 
+class CheckpointReader(FileSystemReader):
+    """Reader that loads the index once."""
+
+    @cached_property
+    def index(self) -> Metadata:
+        return super().read_metadata()
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        return self.index
+
+
 def read_training_state(folder: Path) -> TrainingState:
     """Return a checkpoint's training state. Raises CheckpointError if there is none."""
     try:
@@ -197,13 +211,12 @@ def read_training_state(folder: Path) -> TrainingState:
     return state
 
 
-def _begin_loading(executor: PlanExecutor, folder: Path) -> TrainingState:
+def _begin_loading(executor: PlanExecutor, folder: Path, reader: CheckpointReader) -> TrainingState:
     """Return the checkpoint's training state, and make room for it. Raises CheckpointError if this run cannot resume from it."""
     state = read_training_state(folder)
     if problem := state.mismatch(executor.model.family, executor.optimizer.name):
         raise CheckpointError(f"{folder}: {problem}")
-    stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-    executor.optimizer.begin_resuming(has_states=bool(optimizer_states(stored)))
+    executor.optimizer.begin_resuming(has_states=bool(optimizer_states(reader.index.state_dict_metadata)))
     return state
 
 
