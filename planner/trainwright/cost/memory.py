@@ -131,26 +131,21 @@ def _state_bytes(
     """Return the bytes of training state of one rank; layers that pipelines split differently keep whole gradients."""
     per_value = context.value_bytes
     by_run, whole = ResidentParameters.of(stage, tied_weight_owners(stage, layouts, context), context)
-    states = [state_bytes(whole, whole, Sharding.NONE, per_value)]
+    states, frozen = [state_bytes(whole, whole, Sharding.NONE, per_value)], 0
     for run, values in zip(stage.layers, by_run, strict=True):
         accumulates = context.keeps_whole_gradients(micro_batches) or not mixed_sharding_layers.isdisjoint(
             range(run.first, run.end)
         )
         kinds = () if accumulates else context.kind_counts(run.first, run.end)
-        largest = max((context.divided_by(run.strategy).trained_parameters(kind) for kind, _ in kinds), default=0)
+        divided = context.divided_by(run.strategy)
+        largest = max((divided.trained_parameters(kind) for kind, _ in kinds), default=0)
         shard = shard_values(values, run.strategy.data)
         states.append(
             state_bytes(values, shard, run.strategy.sharding, per_value, accumulates=accumulates, largest_layer=largest)
         )
-    frozen = sum(
-        frozen_bytes(
-            context.divided_by(run.strategy).frozen_parameters(run.first, run.end),
-            run.strategy.sharding,
-            run.strategy.data,
-            per_value,
+        frozen += frozen_bytes(
+            divided.frozen_parameters(run.first, run.end), run.strategy.sharding, run.strategy.data, per_value
         )
-        for run in stage.layers
-    )
     weights, gradients, optimizer, unreduced = zip(*states, strict=True)
     return StateBytes(sum(weights) + frozen, sum(gradients), sum(optimizer), max(unreduced))
 
