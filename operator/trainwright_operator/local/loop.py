@@ -22,6 +22,7 @@ from trainwright_operator.flow.phases.discovery import explain_none_usable, insp
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason
 from trainwright_operator.flow.snapshot import PlannerState, Snapshot
 from trainwright_operator.local.apply import Applier
+from trainwright_operator.local.chosen_devices import ChosenDevices, machine_of_plan
 from trainwright_operator.local.expected_time import (
     LONG_SECONDS,
     ExpectedTime,
@@ -30,7 +31,6 @@ from trainwright_operator.local.expected_time import (
 )
 from trainwright_operator.local.file_lock import FileLock
 from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
-from trainwright_operator.local.machine import ChosenDevices, machine_of_plan
 from trainwright_operator.local.manifest import Manifest, read_manifest
 from trainwright_operator.local.snapshot import observe
 from trainwright_operator.local.terminal import Terminal, describe_answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import platform
 import re
@@ -15,8 +14,9 @@ from typing import Final
 
 from trainwright.cluster import CPU_PREFIX
 from trainwright.worker_api import GangNode
+from trainwright_operator.flow.nodes.device_shares import PRODUCT_LABEL
+from trainwright_operator.flow.nodes.device_types import DRIVER_LABEL, MEMORY_LABEL
 from trainwright_operator.flow.snapshot import NodeFacts
-from trainwright_operator.local.store import write_whole
 
 MAX_CPU_DEVICES: Final = 4
 """Most devices of a machine without GPUs, one for each physical core, unless the user asks for more."""
@@ -26,7 +26,6 @@ _BUSY_SHARE: Final = 0.1
 """Share of a GPU's memory from which another program must be using it; a display takes less."""
 _MAX_NAME: Final = 40
 _MEBIBYTE: Final = 2**20
-_CHOSEN: Final = "devices.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,53 +65,6 @@ class Machine:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenDevices:
-    """Devices that a plan has begun with, which it keeps: others may be free when it goes on.
-
-    Attributes:
-        cpu: number of CPU devices; None on GPUs.
-        gpus: UUIDs.
-    """
-
-    cpu: int | None
-    gpus: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, machine: Machine) -> ChosenDevices:
-        gpus = tuple(uuid for uuids in machine.uuids.values() for uuid in uuids)
-        return cls(None if gpus else len(machine.nodes), gpus)
-
-    @classmethod
-    def load(cls, folder: Path) -> ChosenDevices | None:
-        """Return the devices in a state directory, or None where no plan has begun."""
-        try:
-            stored = json.loads((folder / _CHOSEN).read_text(encoding="utf-8"))
-            return cls(stored["cpu"], tuple(stored["gpus"]))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def store(self, folder: Path) -> None:
-        """Note the devices in a state directory."""
-        write_whole(folder / _CHOSEN, json.dumps({"cpu": self.cpu, "gpus": self.gpus}))
-
-
-def machine_of_plan(folder: Path, resource_name: str, cpu_devices: int | None) -> Machine:
-    """Return the machine with the devices that the plan of a state directory has begun with, else with those found.
-
-    Raise ValueError where it has begun with another number of CPU devices than asked for.
-    """
-    chosen = ChosenDevices.load(folder)
-    if chosen is None:
-        return find_machine(resource_name, cpu_devices)
-    if cpu_devices not in (None, chosen.cpu):
-        began = f"{chosen.cpu} CPU devices" if chosen.cpu is not None else f"{len(chosen.gpus)} GPUs"
-        raise ValueError(
-            f"--cpu-devices: this plan has begun on {began}, got {cpu_devices}; leave it out, or choose another --state"
-        )
-    return find_machine(resource_name, chosen.cpu, chosen.gpus)
-
-
 def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Collection[str] = ()) -> Machine:
     """Return this machine's devices, offered as the resource that the spec names; `gpus`: UUIDs of the only ones, if there are any.
 
@@ -133,8 +85,8 @@ def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Colle
         raise ValueError(f"--cpu-devices must be from 1 to {cores}, the cores that this process may use, got {devices}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices // _MEBIBYTE
     labels = {
-        "nvidia.com/gpu.product": cpu_name(Path("/proc/cpuinfo").read_text()),
-        "nvidia.com/gpu.memory": str(memory),
+        PRODUCT_LABEL: cpu_name(Path("/proc/cpuinfo").read_text()),
+        MEMORY_LABEL: str(memory),
     }
     identity, host = machine_id(), host_name()
     # Each a node of its own: inside a node NCCL is taken to lose nothing, which holds for no gloo.
@@ -154,9 +106,9 @@ def _of_gpus(gpus: Sequence[Gpu], resource_name: str, left_out: tuple[str, ...])
     for number, ((name, memory), alike) in enumerate(by_type.items()):
         node = host if len(by_type) == 1 else f"{host}-{number}"
         labels = {
-            "nvidia.com/gpu.product": name,
-            "nvidia.com/gpu.memory": str(memory),
-            "nvidia.com/cuda.driver-version.full": alike[0].driver,
+            PRODUCT_LABEL: name,
+            MEMORY_LABEL: str(memory),
+            DRIVER_LABEL: alike[0].driver,
         }
         nodes.append(NodeFacts(node, labels, {}, {resource_name: str(len(alike))}, uid=f"{machine_id()}-{number}"))
         uuids[node] = tuple(gpu.uuid for gpu in alike)

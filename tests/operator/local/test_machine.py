@@ -11,13 +11,8 @@ from trainwright.worker_api import GangNode
 from trainwright_operator.flow.nodes.device_types import read_type
 from trainwright_operator.flow.snapshot import NodeFacts
 from trainwright_operator.local import machine
-from trainwright_operator.local.machine import (
-    ChosenDevices,
-    cpu_name,
-    find_machine,
-    machine_of_plan,
-    parse_gpus,
-)
+from trainwright_operator.local.chosen_devices import ChosenDevices, machine_of_plan
+from trainwright_operator.local.machine import cpu_name, find_machine, parse_gpus
 
 RESOURCE = "nvidia.com/gpu"
 

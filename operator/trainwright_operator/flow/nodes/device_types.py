@@ -38,7 +38,8 @@ from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
 _NVLINK_DOMAIN_LABEL: Final = "nvidia.com/gpu.clique"
 """Label of GPU feature discovery, CLUSTER.CLIQUE, on nodes whose devices NVLink connects with those of other nodes."""
-_MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
+MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
+DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.full"
 _AMD_MEMORY: Final = re.compile(r"([0-9]{1,6})G(?:i?B)?", re.ASCII)
 _MEMORY_BOUNDS: Final = "a device has 1 GiB to 4 TiB"
 _EMULATED_SPEEDS: Final = (
@@ -175,11 +176,7 @@ def driver_version(node: NodeFacts, slices: Sequence[SliceDevice]) -> str:
     labels = node.labels
     published = (device.driver for device in slices if device.node == node.name and device.driver)
     parts = [labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")]
-    version = (
-        labels.get("nvidia.com/cuda.driver-version.full")
-        or ".".join(part for part in parts if part)
-        or next(published, "")
-    )
+    version = labels.get(DRIVER_LABEL) or ".".join(part for part in parts if part) or next(published, "")
     return version if _VERSION.fullmatch(version) else ""
 
 
@@ -211,10 +208,10 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
     product = node.labels.get(PRODUCT_LABEL)
     if product is None:
         return None
-    memory = node.labels.get(_MEMORY_LABEL, "")
+    memory = node.labels.get(MEMORY_LABEL, "")
     num_bytes = mebibytes(memory, is_emulated=product.startswith(EMULATED_PREFIX))
     if num_bytes is None:
-        raise _wrong_memory(_MEMORY_LABEL, memory)
+        raise _wrong_memory(MEMORY_LABEL, memory)
     return _named(product, num_bytes, f"its label {PRODUCT_LABEL}")
 
 
