@@ -301,9 +301,8 @@ def device_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Se
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
     forward = np.array([time.forward for time in times])
     again = np.tensordot(recomputed_shares(kind, roof.selective_recompute), forward, axes=1)
-    shares = [
-        kind.backward_share if operator.traffic is None else 1.0 for operator in kind.operators
-    ]  # else as counted
+    # Traffic that was counted has the shortened backward already.
+    shares = [kind.backward_share if operator.traffic is None else 1.0 for operator in kind.operators]
     backward = np.sum([share * time.backward for share, time in zip(shares, times, strict=True)], axis=0)
     return OperatorSeconds(np.sum(forward, axis=0), backward + again)
 
