@@ -25,6 +25,7 @@ from trainwright.model import Model
 from trainwright.outside.plain_text import plain_line
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.report import plan_summary
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl
 from trainwright.search.candidates import DeviceSymmetry
@@ -187,7 +188,7 @@ def order_trials(
             overall_rank=overall[candidate.plan],
             predicted_seconds=candidate.estimate.iteration_seconds,
             predicted_peak_memory_bytes=candidate.estimate.peak_memory_bytes,
-            summary=candidate.plan.summary(),
+            summary=plan_summary.name(candidate.plan),
             plan=candidate.plan,
             dtype=candidate.dtype,
         )

@@ -216,7 +216,7 @@ class TrialStatus(StatusModel):
     role: TrialRole
     """Candidate (the planner's) or Baseline (the heuristic's)."""
     summary: Annotated[str, Field(max_length=512)]
-    """The plan in a line: degrees, micro-batch, layers by stage."""
+    """The plan in a line: degrees, micro-batch, layers by stage, sharding and recomputation."""
     accelerator: Annotated[str, Field(max_length=128)] | None = None
     """Type of device that the plan is on alone; absent where it is on several types, and where there is but one."""
     dtype: Annotated[str, Field(max_length=16)] | None = None
@@ -269,7 +269,7 @@ class Winner(StatusModel):
     trial: Name | None = None
     """Name of the trial that won; absent where nothing was tried."""
     summary: Annotated[str, Field(max_length=512)]
-    """The plan in a line: degrees, micro-batch, layers by stage."""
+    """The plan in a line: degrees, micro-batch, layers by stage, sharding and recomputation."""
     dtype: Annotated[str, Field(max_length=16)] | None = None
     """Number format that was chosen for the plan, where training.dtype is auto."""
     predicted_rank: Annotated[int, Field(ge=1)]

@@ -9,6 +9,7 @@ from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright.report import plan_summary
 
 PHASES = ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted", "Succeeded")
 
@@ -28,7 +29,7 @@ def test_every_phase_becomes_true_and_the_winner_is_complete() -> None:
     assert winner.speedup_over_baseline == pytest.approx(min(baselines) / winner.measured_seconds, rel=1e-4)
     assert winner.emulated is True
     plan = documents.parse(winner.plan, Plan, source="winner.plan")
-    assert plan.summary() == winner.summary
+    assert plan_summary.name(plan) == winner.summary
 
 
 def test_finished_plan_keeps_results_and_runs_nothing() -> None:

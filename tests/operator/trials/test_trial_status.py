@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from flow_reports import report_of
 from flow_world import START, World, node, spec_of
 
+import trainwright
 from trainwright import documents
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
+from trainwright.search import Candidate
 from trainwright.throughput import throughput
+from trainwright.training import Training
 from trainwright.worker_api import RankMemory, TrialReport
 from trainwright_operator.flow.documents.number_formats import model_from_spec
 from trainwright_operator.flow.documents.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.trials.trial_status import ended
+from trainwright_operator.search_process import order_trials
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "deploy" / "examples" / "planner"
 
 VIT = {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10}
 
@@ -70,3 +77,12 @@ def test_trial_reports_peak_memory_of_fullest_device_and_no_figures_when_failed(
         status = ended(planned, result, "demo-candidate-1-result", model_from_spec(world.spec), cluster).status
         assert status.peak_memory_bytes == (None if state is OutcomeState.FAILED else 7)
         assert status.result_ref.config_map == "demo-candidate-1-result"
+
+
+def test_trials_that_differ_in_sharding_alone_have_different_summaries() -> None:
+    problem = trainwright.problem(
+        trainwright.read(EXAMPLES / "mixed-cluster.yaml", Cluster), trainwright.read(EXAMPLES / "model.yaml", Training)
+    )
+    plans = [trainwright.plan_in_words(words, problem) for words in ("pp1 dp4 tp1 mb1", "pp1 dp4 tp1 mb1 zero1")]
+    first, second = order_trials([Candidate(plan, trainwright.estimate(plan, problem)) for plan in plans], [])
+    assert second.summary == f"{first.summary} zero1"
