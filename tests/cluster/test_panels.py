@@ -1,7 +1,7 @@
 """Panels of both dashboards, alerts and the page's queries show the right numbers in a real Prometheus at two scrape intervals.
 
 Real operators, a leader and a standby, work on plans of a real API server through a wave of trials, a kill amid another, a
-failover and a deletion. Kubelets and workers are simulated. The right numbers are computed from the plans' statuses.
+failover, a change of nodes and a deletion. Kubelets and workers are simulated. The right numbers are computed from the plans' statuses.
 """
 
 from __future__ import annotations
@@ -163,12 +163,15 @@ def run_story(folder: Path) -> Iterator[Story]:
         api.kubectl("create", document=wave)
         until("the first wave", 400, answered("good-1", "good-2", "memory", "huge"))
         time.sleep(max(JOBS.values()) + 2)
-        api.kubectl("create", document=[quick("later-1"), quick("later-2", fault="candidate-1=crash")])
+        watching = {"replan": "OnClusterChange", "settlingSeconds": 3600}
+        api.kubectl("create", document=[quick("later-1", **watching), quick("later-2", fault="candidate-1=crash")])
         until("the second wave", 60, lambda: statuses()["later-2"].get("phase") == "MeasuringLinks")
         killed = time.time()
         leader.process.kill()
         until("the second wave", 400, answered("later-1", "later-2"))
         everything = statuses()
+        api.kubectl("cordon", everything["later-1"]["cluster"]["nodes"][0]["name"])
+        until("a change of the nodes", 120, lambda: "change" in statuses()["later-1"]["cluster"])
         api.kubectl("delete", "trainingplan", "good-2", "--namespace", NAMESPACE)
         time.sleep(max(JOBS.values()) + 5)
         existing = statuses()
@@ -300,7 +303,7 @@ def right_numbers(story: Story) -> dict[Query, tuple[tuple[str, ...], Values]]:
         ("Device-hours spent", "B"): (plain, {"": sum(part.get("lost", 0.0) for part in spent) / 3600}),
         ("Iterations until measuring is paid back", "A"): (plain, {"": statistics.median(payback.values())}),
         ("Age of profiles", "A"): (("accelerator",), {"emulated-v100": now - max(at(one["profilesMeasuredAt"]) for one in existing.values() if one.get("profilesMeasuredAt"))}),
-        ("Plans made for other nodes", "A"): (plain, {"": 0}),
+        ("Outdated plans, by cause", "A"): (("cause",), {"nodes": sum("change" in one.get("cluster", {}) for one in existing.values())}),
         ("Plans that leave nodes out", "A"): (plain, {"": sum(bool(one.get("cluster", {}).get("excludedNodes")) for one in existing.values())}),
         ("Slow nodes", "A"): (plain, {"": 0}),
         ("Measurements refuted", "A"): (plain, {"": 0}),

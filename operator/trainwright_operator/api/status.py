@@ -131,6 +131,14 @@ class RefutedStatus(StatusModel):
     """How often since nodes were of another speed than was measured."""
 
 
+class RevisionCause(StrEnum):
+    """Cause of another discovery of the nodes."""
+
+    NODES = "Nodes"
+    IMAGE = "Image"
+    SPEED = "Speed"
+
+
 MAX_NODES = 1024
 MAX_ACCELERATORS = 64
 """More are not shown: the API server would refuse the status."""
@@ -158,6 +166,9 @@ class ClusterStatus(StatusModel):
     revision: Annotated[int, Field(ge=1)] = 1
     """Number of the discovery of the nodes: 1 at first, one more each time that nodes changed and the plan went on with
     others."""
+    revision_cause: RevisionCause | None = None
+    """Why nodes were discovered anew: Nodes, some had changed; Image or Speed, reused measurements were of another image, or
+    of nodes at another speed. Absent at the first revision."""
     change: ClusterChange | None = None
     """Nodes that differ from those above, before spec.settlingSeconds are over; absent where none does."""
     refuted: RefutedStatus | None = None

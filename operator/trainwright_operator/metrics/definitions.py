@@ -67,7 +67,10 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         Kind.GAUGE, "Price of training on one sample with the winner, by spec.devices.pricesPerHour.", _PLAN
     ),
     "trainwright_plan_outdated": MetricDefinition(
-        Kind.GAUGE, "1 for each plan whose nodes have changed since it was made.", _PLAN
+        Kind.GAUGE,
+        "1 for each plan that is made anew, or will be once a change of its nodes has settled; cause: nodes, which changed, or "
+        "image or speed, where reused measurements did not hold.",
+        (*_PLAN, "cause"),
     ),
     "trainwright_plan_excluded_nodes": MetricDefinition(
         Kind.GAUGE,

@@ -12,6 +12,7 @@ from trainwright_operator.api.spec import LauncherKind, Objective, Planner, Trai
 from trainwright_operator.api.status import (
     MeasuringPurpose,
     Phase,
+    RevisionCause,
     TrainingPlanStatus,
     TrialRole,
     TrialState,
@@ -153,7 +154,7 @@ class PlanFigures:
         checked_at: when these nodes were last checked.
         refuted: how often reused measurements did not hold, by cause.
         profiles_measured_at: when the oldest of its profiles was measured, perhaps for a plan before.
-        is_outdated: whether nodes have changed since the plan was made.
+        outdated_by: why the plan is made anew, or will be once the nodes' change has settled.
         is_quarantined: whether it ended with `InternalError`.
     """
 
@@ -170,7 +171,7 @@ class PlanFigures:
     refuted: Mapping[str, int]
     profiles_measured_at: datetime | None
     excluded_nodes: int
-    is_outdated: bool
+    outdated_by: frozenset[str]
     is_quarantined: bool
 
 
@@ -201,8 +202,7 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
         refuted=_refuted(status),
         profiles_measured_at=status.profiles_measured_at,
         excluded_nodes=len(cluster.excluded_nodes) if cluster is not None else 0,
-        is_outdated=cluster is not None
-        and (cluster.change is not None or (status.winner is not None and status.winner.revision < cluster.revision)),
+        outdated_by=_outdated_by(status),
         is_quarantined=status.failed_version is not None,
     )
 
@@ -218,6 +218,16 @@ REFUTATION_CAUSES: Final = ("image", "speed")
 def _refuted(status: TrainingPlanStatus) -> dict[str, int]:
     refuted = status.cluster.refuted if status.cluster is not None else None
     return dict(zip(REFUTATION_CAUSES, (refuted.images, refuted.speeds), strict=True)) if refuted is not None else {}
+
+
+def _outdated_by(status: TrainingPlanStatus) -> frozenset[str]:
+    cluster, winner = status.cluster, status.winner
+    if cluster is None:
+        return frozenset()
+    causes = {RevisionCause.NODES} if cluster.change is not None else set()
+    if winner is not None and winner.revision < cluster.revision:
+        causes.add(cluster.revision_cause or RevisionCause.NODES)  # of a former version: not known
+    return frozenset(cause.lower() for cause in causes)
 
 
 def active_since(plan: PlanFacts, suspended: Condition | None) -> datetime:

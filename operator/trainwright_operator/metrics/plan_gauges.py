@@ -46,7 +46,7 @@ class PlanCollector(Collector):
         yield _profiles(plans)
         yield _node_speeds(plans)
         yield _of_plans("trainwright_plan_internal_error", plans, lambda plan: plan.is_quarantined)
-        yield _of_plans("trainwright_plan_outdated", plans, lambda plan: plan.is_outdated)
+        yield _outdated(plans)
         yield _of_plans("trainwright_plan_excluded_nodes", plans, lambda plan: plan.excluded_nodes)
 
 
@@ -88,6 +88,14 @@ def _waits(plans: Mapping[Key, PlanFigures]) -> Iterator[Metric]:
         if plan.waits.since is not None:
             since.add_metric((*key, plan.waits.reason), plan.waits.since.timestamp())
     yield from (since, earlier, of_phase)
+
+
+def _outdated(plans: Mapping[Key, PlanFigures]) -> Metric:
+    family = _family("trainwright_plan_outdated")
+    for key, plan in plans.items():
+        for cause in sorted(plan.outdated_by):
+            family.add_metric((*key, cause), 1.0)
+    return family
 
 
 def _profiles(plans: Mapping[Key, PlanFigures]) -> Metric:

@@ -22,6 +22,7 @@ def test_what_was_reused_is_measured_anew_once_a_pod_runs_another_image() -> Non
     assert second.status.cluster.revision == 2
     assert any(event.reason == "MeasurementsOutdated" and SECOND in event.message for event in second.events)
     assert second.status.cluster.refuted == RefutedStatus(images=1, speeds=0)
+    assert second.status.cluster.revision_cause == "Image"
     third = later(second, "third", spec=second.spec)
     third.run()
     assert measured_gangs(third) == []
@@ -78,6 +79,8 @@ def test_node_whose_speed_drifted_is_noticed_and_measured_anew() -> None:
     assert (second.succeeded, second.status.cluster.revision) == ("True", 2)
     assert measured_gangs(second) == ["profile-1", "profile-2"], "links and the other type are as they were"
     assert second.status.cluster.refuted == RefutedStatus(images=0, speeds=1)
+    assert second.status.cluster.revision_cause == "Speed"
+    assert same.status.cluster.revision_cause is None
     assert same.status.cluster.refuted is None
     assert speeds(second) == {"n2": 1.4}
     assert speeds(same).items() >= {"n1": 1.1, "n2": 0.9}.items()

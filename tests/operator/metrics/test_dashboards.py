@@ -19,7 +19,7 @@ from prometheus import FILES, page_queries, panel_queries
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import ClusterChange, RevisionCause, TrainingPlanStatus, TrialState
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics import Metrics
 
@@ -68,6 +68,17 @@ SPENT = [{"purpose": "Trials", "succeeded": 5400.0, "lost": 1800.0}, {"purpose":
 ANSWERED = status_of(
     FIRST | MEMORY, SECOND | MEMORY, BASELINE | MEMORY, LOST, at=AT, deviceSeconds=SPENT, profilesMeasuredAt=AT
 )
+OUTDATED = ANSWERED.model_copy(
+    update={
+        "cluster": ANSWERED.cluster.model_copy(  # type: ignore[union-attr]
+            update={
+                "revision": 2,
+                "revision_cause": RevisionCause.SPEED,
+                "change": ClusterChange(what="n1: it no longer exists", since=AT),
+            }
+        )
+    }
+)
 PENDING = ANSWERED.model_copy(
     update={
         "conditions": (condition(ConditionType.ACCEPTED, "Unknown", "NotStarted"),),
@@ -99,7 +110,7 @@ def operators() -> Iterator[tuple[int, Series, Series]]:
     present = started | {"good": ANSWERED, "failing": FAILED}
     record(standby, {name: replace(plan, status=present[name]) for name, plan in plans.items()}, present)
     yield SECOND_MINUTES, {}, exported(second, "second")
-    record(standby, plans, present | {"later": ANSWERED})
+    record(standby, plans, present | {"later": OUTDATED})
     standby.record_reconcile(0.02)
     standby.record_reconcile_error()
     standby.record_wait(0.05)
@@ -168,7 +179,7 @@ EXPECTED: Mapping[tuple[str, str], tuple[float, tuple[str, ...], Answer]] = {
     ("Device-hours spent", "B"): (0.1, (), {"": 1}),
     ("Iterations until measuring is paid back", "A"): (1, (), {"": round(10800 / 13)}),
     ("Age of profiles", "A"): (1, ("accelerator",), {"Tesla-T4": 110 * 60, "Tesla-V100": 110 * 60}),
-    ("Plans made for other nodes", "A"): (1, (), {"": 0}),
+    ("Outdated plans, by cause", "A"): (1, ("cause",), {"nodes": 1, "speed": 1}),
     ("Plans that leave nodes out", "A"): (1, (), {"": 0}),
     ("Slow nodes", "A"): (1, (), {"": 0}),
     ("Measurements refuted", "A"): (1, (), {"": 0}),

@@ -139,6 +139,27 @@ def test_speed_of_a_node_is_that_of_its_last_check_and_refutations_count_once() 
     assert sample(registry, "trainwright_measurements_refuted_total", cause="image") == 0
 
 
+@pytest.mark.parametrize(
+    ("revision", "cause", "change", "expected"),
+    [
+        (1, None, None, set()),
+        (1, None, {"what": "n1: it is cordoned", "since": START}, {"nodes"}),
+        (2, "Nodes", None, {"nodes"}),
+        (2, "Image", None, {"image"}),
+        (3, "Speed", {"what": "n1: it is cordoned", "since": START}, {"nodes", "speed"}),
+        (2, None, None, {"nodes"}),
+    ],
+)
+def test_plan_is_outdated_by_what_makes_it_anew(
+    revision: int, cause: str | None, change: dict[str, Any] | None, expected: set[str]
+) -> None:
+    cluster = {"devices": 1, "revision": revision, "revisionCause": cause, "change": change}
+    registry = CollectorRegistry()
+    Metrics(registry).record_status(plan_of(), status_of(FIRST, cluster=cluster))
+    (family,) = (one for one in registry.collect() if one.name == "trainwright_plan_outdated")
+    assert {one.labels["cause"] for one in family.samples} == expected
+
+
 def test_status_tells_the_device_seconds_of_all_gangs() -> None:
     world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
     for _ in range(400):

@@ -84,6 +84,7 @@ def test_plan_goes_on_without_a_node_that_was_reclaimed(gang: str, restarts: boo
     assert set(states(world).values()) == {"Succeeded"}
     assert winner_nodes(world) <= {"n2", "n3"}
     assert (world.status.cluster.revision, world.status.winner.revision, world.status.cluster.change) == (2, 2, None)
+    assert world.status.cluster.revision_cause == "Nodes"
     assert not world.jobs
     assert any(event.reason == "NodesChanged" and "n1" in event.message for event in world.events)
 

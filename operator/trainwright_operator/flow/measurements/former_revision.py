@@ -17,7 +17,7 @@ from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search import RequiredProfile
-from trainwright_operator.api.status import RefutedStatus
+from trainwright_operator.api.status import RefutedStatus, RevisionCause
 from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.outcome import OutcomeState, result_in
@@ -51,7 +51,8 @@ class FormerRevision:
     """Measurements that still hold, device time and plan of the revisions before the present one.
 
     Attributes:
-        change: which nodes changed.
+        change: which nodes changed, or what showed that reused measurements do not hold.
+        cause: why the nodes were discovered anew.
         device_seconds: of the trials so far, the gang that the change cut off included; they count against trials.maxDeviceHours.
         running_plan: the last winner, if there was one.
         profiles: profiles that were measured.
@@ -73,6 +74,7 @@ class FormerRevision:
     refuted_images: Annotated[int, OMITTED_DEFAULT] = 0
     refuted_speeds: Annotated[int, OMITTED_DEFAULT] = 0
     speeds: Annotated[tuple[NodeSpeed, ...], OMITTED_DEFAULT] = ()
+    cause: Annotated[RevisionCause, OMITTED_DEFAULT] = RevisionCause.NODES
 
     def profile_maps(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> tuple[str, ...]:
         """Return the ConfigMaps with the results of a profiling run: one, or two where a part of it was reused."""

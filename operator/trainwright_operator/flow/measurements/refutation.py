@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, LayerCheck, ProfilingReport, TrialReport
+from trainwright_operator.api.status import RevisionCause
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.outcome import result_in
@@ -35,6 +36,10 @@ class Refutation:
     what: str
     results: frozenset[str]
     nodes: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> RevisionCause:
+        return RevisionCause.SPEED if self.nodes else RevisionCause.IMAGE
 
 
 @dataclass(frozen=True, slots=True)

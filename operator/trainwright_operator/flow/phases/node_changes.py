@@ -16,7 +16,7 @@ from trainwright import documents
 from trainwright.cluster import MAX_DEVICES
 from trainwright.plan import Plan
 from trainwright_operator.api.spec import Replan
-from trainwright_operator.api.status import ClusterChange, TrainingPlanStatus
+from trainwright_operator.api.status import ClusterChange, RevisionCause, TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, CreateConfigMap, SetStatus, StoredRole
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.number_formats import with_formats
@@ -54,7 +54,12 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
         revised = _next_discovery(context, before, before, refuted.what, trial_device_seconds(context))
         return Waiting(explain(Reason.MEASUREMENTS_OUTDATED, what=refuted.what), actions=(revised,))
     cluster = before.status(former.speeds_with(reused.speeds)).model_copy(
-        update={"revision": context.names.revision, "change": change, "refuted": former.refuted_status()}
+        update={
+            "revision": context.names.revision,
+            "revision_cause": former.cause if context.names.revision > 1 else None,
+            "change": change,
+            "refuted": former.refuted_status(),
+        }
     )
     status = TrainingPlanStatus(cluster=cluster)
     if change is None or not _is_settled(context, change):
@@ -160,6 +165,7 @@ def _next_discovery(
     """Return the creation of the next revision's discovery, with what is carried over to it."""
     reused = check_reuse(context, before)
     refuted = reused.refutation
+    cause = refuted.cause if refuted is not None else RevisionCause.NODES
     former, winner = former_revision(context), context.plan.status.winner
     profiles = dict.fromkeys(former.profiles)
     for run in needed_runs(context, before):
@@ -181,9 +187,10 @@ def _next_discovery(
         links=links if is_covered and links not in outdated else "",
         refuted_at=context.now if refuted is not None else former.refuted_at,
         drifted=refuted.nodes if refuted is not None else former.drifted,
-        refuted_images=former.refuted_images + (refuted is not None and not refuted.nodes),
-        refuted_speeds=former.refuted_speeds + (refuted is not None and bool(refuted.nodes)),
+        refuted_images=former.refuted_images + (cause is RevisionCause.IMAGE),
+        refuted_speeds=former.refuted_speeds + (cause is RevisionCause.SPEED),
         speeds=tuple(NodeSpeed(name, ratio) for name, ratio in former.speeds_with(reused.speeds).items()),
+        cause=cause,
     )
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
