@@ -62,10 +62,11 @@ def test_images_and_checkouts_install_the_tested_versions() -> None:
         assert re.search(r" -c \S*constraints\.txt$", install), script
 
 
-def test_a_plan_is_tuned_without_kubernetes_and_torch_in_the_same_process() -> None:
+def test_commands_run_without_kubernetes_and_torch_in_the_same_process() -> None:
     program = (
         "import sys; sys.modules.update(torch=None, kubernetes=None, kopf=None, prometheus_client=None, urllib3=None);"
-        "import trainwright.cli.tune, trainwright_operator.local.loop, trainwright_operator.search_process"
+        "import trainwright.cli.tune, trainwright_operator.local.loop, trainwright_operator.search_process;"
+        "import trainwright.cli.watch, trainwright_operator.kubectl.watch"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

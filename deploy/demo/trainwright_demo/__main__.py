@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trainwright_demo.follow import Follower
 from trainwright_demo.install import check_images, install_operator, remove
 from trainwright_demo.kubectl import Kubectl
-from trainwright_demo.show import final_report
+from trainwright_operator.kubectl.client import KubectlError
+from trainwright_operator.kubectl.trial_table import final_report
+from trainwright_operator.kubectl.watch import Follower
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLLOW_DEADLINE_SECONDS = 1_500.0
@@ -22,6 +23,13 @@ PLAIN_WIDTH = 140
 
 def main() -> int:
     arguments = parse_arguments()
+    try:
+        return run_demo(arguments)
+    except KubectlError as error:
+        raise SystemExit(str(error)) from None
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
     terminal = Console()
     # Without a terminal, lines are as long as necessary.
     console = terminal if terminal.is_terminal else Console(width=PLAIN_WIDTH)

@@ -18,14 +18,14 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
     On another context the images are the user's OPERATOR_IMAGE and WORKER_IMAGE, from a registry that its nodes reach.
     """
     values = ROOT / "deploy" / "local-cluster" / "values.yaml"
-    command = ["helm", "upgrade", "--install", "trainwright", str(ROOT / "charts" / "trainwright")]
+    command = ["upgrade", "--install", "trainwright", str(ROOT / "charts" / "trainwright")]
     command += ["--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", HELM_TIMEOUT]
     command += ["--values", str(values)] if local else []
     if not local:
         repository, tag = split_image(os.environ["OPERATOR_IMAGE"])
         command += ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
         command += ["--set", f"worker.image={os.environ['WORKER_IMAGE']}", "--set", "watchNamespaces={*}"]
-    kubectl.run_program(command)
+    kubectl.helm(*command)
     if local:
         # The image keeps its name when the code changes, so only a restart uses the new one.
         kubectl.run("--namespace", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/trainwright")
@@ -59,4 +59,4 @@ def split_image(image: str) -> tuple[str, str]:
 def remove(kubectl: Kubectl, plan: Path) -> None:
     """Remove the plan with its children, then the operator, from a context. The CRD stays."""
     kubectl.run("--namespace", kubectl.namespace, "delete", "--ignore-not-found", "--wait", "-f", str(plan))
-    kubectl.run_program(["helm", "uninstall", "trainwright", "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found"])
+    kubectl.helm("uninstall", "trainwright", "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found")

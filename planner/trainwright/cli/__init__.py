@@ -30,6 +30,7 @@ COMMANDS = {
     "calibrate": ("trials", "Fit the cost model to measured trials."),
     "trial": ("trials", "Compare a measured trial with its prediction, with its timeline."),
     "tune": ("tune", "Find and measure the fastest plan on this machine, without Kubernetes."),
+    "watch": ("watch", "Show how far a TrainingPlan of a cluster is, until it has its answer."),
     "propose": ("propose", "Propose the next trial, or say that none is worth it."),
     "cluster": ("hardware", "Write a cluster document from machines by name and number."),
     "machines": ("hardware", "List the machines that `cluster` knows."),

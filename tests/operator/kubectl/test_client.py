@@ -1,4 +1,4 @@
-"""Calls of kubectl by the demo: repeated while an API server is too busy to greet, and by no other failure."""
+"""Calls of kubectl: repeated while an API server is too busy to greet, and by no other failure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright_demo import kubectl
-from trainwright_demo.kubectl import ATTEMPTS, Kubectl
+from trainwright_operator.kubectl import client
+from trainwright_operator.kubectl.client import ATTEMPTS, Kubectl, KubectlError
 
 BUSY = "Unable to connect to the server: net/http: TLS handshake timeout"
 
@@ -22,7 +22,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!/bin/sh\n{script}\necho '{{}}'\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(kubectl, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
     return tmp_path
 
 
@@ -41,6 +41,6 @@ def test_busy_server_is_asked_again(calls: Path, failures: int, message: str, ma
     if succeeds:
         assert Kubectl().get_plan("a") == {}
     else:
-        with pytest.raises(SystemExit, match=message.partition(":")[0]):
+        with pytest.raises(KubectlError, match=message.partition(":")[0]):
             Kubectl().get_plan("a")
     assert len((calls / "calls").read_text(encoding="utf-8").splitlines()) == made

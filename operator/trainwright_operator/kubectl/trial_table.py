@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -24,13 +25,13 @@ def trials_table(resource: dict[str, Any]) -> Table:
     for trial in status.get("trials", []):
         error, memory = trial.get("predictionError"), trial.get("peakMemoryBytes")
         table.add_row(
-            trial["name"],
-            trial.get("summary", ""),
+            escape(trial["name"]),
+            escape(trial.get("summary", "")),
             seconds(trial.get("predictedSeconds")),
             seconds(trial.get("measuredSeconds")),
             f"{error:+.1%}" if error is not None else "",
             f"{memory / 2**20:.1f} MiB" if memory else "",
-            outcome(trial),
+            escape(outcome(trial)),
             style="bold green" if trial["name"] == winner else None,
         )
     return table
@@ -49,17 +50,17 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
     winner = status.get("winner")
     if not winner:
         final: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
-        console.print(f"no winner: {final.get('reason')}: {final.get('message')}")
+        console.print(f"no winner: {final.get('reason')}: {escape(final.get('message', ''))}")
         return False
     if "measuredSeconds" not in winner:
         predicted = seconds(winner.get("predictedSeconds"))
         console.print(
-            f"planned without trials: {winner.get('summary', '')} is predicted to take {predicted} s per iteration"
+            f"planned without trials: {escape(winner.get('summary', ''))} is predicted to take {predicted} s per iteration"
         )
         return True
     emulated = " (emulated devices)" if winner.get("emulated") else ""
     console.print(
-        f"[bold green]winner: {winner['trial']}[/bold green] {winner.get('summary', '')}: "
+        f"[bold green]winner: {escape(winner['trial'])}[/bold green] {escape(winner.get('summary', ''))}: "
         f"{winner['measuredSeconds']:.3f} s per iteration{emulated}"
     )
     if winner.get("speedupOverBaseline"):
