@@ -123,10 +123,3 @@ def _smaller(family: Family) -> Iterator[Family]:
             except (TypeError, ValueError):  # it has no such field, or sizes that do not go together
                 break
             yield family
-
-
-def describe_seconds(seconds: float) -> str:
-    """Return a duration in the unit in which people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"

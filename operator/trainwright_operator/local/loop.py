@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TextIO
 
+from trainwright.report.units import duration
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import decide as flow
 from trainwright_operator.flow.actions import EmitEvent, SetStatus
@@ -26,7 +27,6 @@ from trainwright_operator.local.chosen_devices import ChosenDevices, machine_of_
 from trainwright_operator.local.expected_time import (
     LONG_SECONDS,
     ExpectedTime,
-    describe_seconds,
     flops_per_second,
 )
 from trainwright_operator.local.file_lock import FileLock
@@ -82,12 +82,12 @@ def _tell_expected_time(manifest: Manifest, devices: DiscoveredDevices, terminal
     if rate is None:
         return
     expected = ExpectedTime(manifest.spec, devices.nodes, rate)
-    terminal.line(f"expected to take about {describe_seconds(expected.seconds)} on a quiet machine")
+    terminal.line(f"expected to take about {duration(expected.seconds)} on a quiet machine")
     smaller = expected.find_smaller() if expected.seconds > LONG_SECONDS else None
     if smaller is not None:
         fields, seconds = smaller
         values = ", ".join(f"{name}: {value}" for name, value in fields.items())
-        terminal.line(f"a model of the same family would take about {describe_seconds(seconds)}: {{{values}}}")
+        terminal.line(f"a model of the same family would take about {duration(seconds)}: {{{values}}}")
 
 
 class Loop:

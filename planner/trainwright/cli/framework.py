@@ -16,12 +16,11 @@ from importlib import import_module
 from typing import Any, NoReturn, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from trainwright.cli.options import SearchOptions
 from trainwright.cli.overwriting import refuse_overwriting
 from trainwright.cost.estimate import Estimate
+from trainwright.report.progress import progress_bar
 from trainwright.search import NoFeasiblePlan, SearchControl, SearchProgress
 
 NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -125,10 +124,14 @@ def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
     control = SearchControl.with_budget(search.budget_seconds, seed=search.seed, effort=search.effort)
     with _interrupting(control):
         if sys.stderr.isatty():
-            with _progress_bar(what) as report:
-                yield replace(control, report=report)
+            with progress_bar(what, sys.stderr) as show:
+                yield replace(control, report=lambda step: show(step.done, step.total, _best(step)))
         else:
             yield control
+
+
+def _best(step: SearchProgress) -> str:
+    return "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
 
 
 def end_if_interrupted(control: SearchControl) -> None:
@@ -163,26 +166,6 @@ def _interrupting(control: SearchControl) -> Iterator[None]:
     finally:
         if is_usual:
             signal.signal(signal.SIGINT, usual)
-
-
-@contextmanager
-def _progress_bar(what: str) -> Iterator[Callable[[SearchProgress], None]]:
-    """Yield the callback of a bar on standard error."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[best]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None, best="")
-
-        def report(step: SearchProgress) -> None:
-            best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
-            bar.update(task, completed=step.done, total=step.total, best=best)
-
-        yield report
 
 
 @cache

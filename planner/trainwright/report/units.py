@@ -13,6 +13,13 @@ def seconds(value: float) -> str:
     return f"{value:.4g} s" if value >= 1 or value == 0 else f"{1000 * value:.4g} ms"
 
 
+def duration(value: float) -> str:
+    """Format seconds in the unit in which people say them."""
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.0f} h"
+
+
 def share(part: float, whole: float) -> str:
     """Format as a percentage; 0.0% if the whole is zero."""
     return f"{part / whole if whole else 0.0:.1%}"

@@ -9,7 +9,7 @@ import yaml
 from source_files import ROOT
 
 from trainwright.cluster import Node
-from trainwright_operator.local.expected_time import ExpectedTime, describe_seconds, flops_per_second
+from trainwright_operator.local.expected_time import ExpectedTime, flops_per_second
 from trainwright_operator.local.manifest import read_manifest
 
 NODES = tuple(Node(f"cpu-{number}", "cpu-x-1-thread", 1) for number in range(2))
@@ -44,8 +44,3 @@ def test_rate_of_a_thread_is_measured() -> None:
     rate = flops_per_second()
     assert rate is not None
     assert 1e8 < rate < 1e13
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(52.4, "52 s"), (600, "10 min"), (7200, "2 h")])
-def test_durations_are_said_in_their_unit(seconds: float, text: str) -> None:
-    assert describe_seconds(seconds) == text
