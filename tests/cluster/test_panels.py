@@ -228,6 +228,11 @@ def right_numbers(story: Story) -> dict[Query, tuple[tuple[str, ...], Values]]:
     winners = {name: one for name, one in existing.items() if one.get("winner")}
     waiting = {name: one for name, one in existing.items() if one.get("waiting", {}).get("since")}
     spent = [part for one in everything.values() for part in one.get("deviceSeconds", [])]
+    excluded = {
+        (node["name"], node["code"])
+        for one in existing.values()
+        for node in one.get("cluster", {}).get("excludedNodes", [])
+    }
     plan_labels = ("plan_namespace", "name")
 
     def tried(one: Status) -> dict[str, Any]:
@@ -304,7 +309,7 @@ def right_numbers(story: Story) -> dict[Query, tuple[tuple[str, ...], Values]]:
         ("Iterations until measuring is paid back", "A"): (plain, {"": statistics.median(payback.values())}),
         ("Age of profiles", "A"): (("accelerator",), {"emulated-v100": now - max(at(one["profilesMeasuredAt"]) for one in existing.values() if one.get("profilesMeasuredAt"))}),
         ("Outdated plans, by cause", "A"): (("cause",), {"nodes": sum("change" in one.get("cluster", {}) for one in existing.values())}),
-        ("Plans that leave nodes out", "A"): (plain, {"": sum(bool(one.get("cluster", {}).get("excludedNodes")) for one in existing.values())}),
+        ("Nodes left out, by reason", "A"): (("reason",), counted(code for _, code in excluded)),
         ("Slow nodes", "A"): (plain, {"": 0}),
         ("Measurements refuted", "A"): (plain, {"": 0}),
         ("Winners", "B"): of_winners(lambda one: one["winner"]["speedupOverBaseline"]),

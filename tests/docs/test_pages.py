@@ -12,6 +12,7 @@ from markdown_pages import DOCS, Page, pages
 from source_files import ROOT
 
 from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, ENVIRONMENTAL, Reason
 
 LANGUAGES = {"bash", "python", "text", "yaml"}
@@ -79,6 +80,11 @@ def test_every_training_plan_shown_is_valid(page: Page) -> None:
 def test_every_reason_has_a_row_with_its_remedy() -> None:
     rows = re.findall(r"^\| `(\w+)` \| \S.* \| \S.* \|$", Page(DOCS / "status-and-reasons.md").text, re.MULTILINE)
     assert sorted(rows) == sorted(Reason)
+
+
+def test_every_code_of_a_node_that_is_left_out_has_a_row() -> None:
+    section = Page(DOCS / "status-and-reasons.md").text.partition("### Nodes that are left out")[2].partition("##")[0]
+    assert re.findall(r"^\| `(\w+)` \| \S.* \|$", section, re.MULTILINE) == list(NodeExclusion)
 
 
 @pytest.mark.parametrize(

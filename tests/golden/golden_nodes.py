@@ -28,13 +28,13 @@ def rows() -> dict[str, dict[str, Any]]:
 
 
 def said_of(row: dict[str, Any]) -> str:
-    """Return the devices and the memory that a plan takes of the node, or why it is left out."""
+    """Return the devices and the memory that a plan takes of the node, or why it is left out, with the code."""
     read = s.read_nodes(node_object(row), slice_objects(row), class_objects(row))
     snapshot = replace(World().snapshot(), nodes=read.nodes, slice_devices=read.slice_devices)
     found = s.inspect_nodes(snapshot, spec_of(**row.get("spec", {})))
     if not found.nodes:
         (left_out,) = found.excluded
-        return f"left out: {left_out.reason}"
+        return f"left out ({left_out.code}): {left_out.reason}"
     ((used,), (accelerator,)) = found.nodes, found.accelerators
     return f"{used.devices} × {used.accelerator} of {accelerator.memory_bytes / 2**20:,.0f} MiB"
 

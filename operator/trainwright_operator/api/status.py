@@ -101,11 +101,32 @@ class AcceleratorStatus(StatusModel):
     """Memory of one device."""
 
 
+class NodeExclusion(StrEnum):
+    """Kind of reason why a node is left out."""
+
+    NO_DEVICES = "NoDevices"
+    DEVICES_NOT_OFFERED = "DevicesNotOffered"
+    DEVICE_SHARES = "DeviceShares"
+    UNKNOWN_ACCELERATOR = "UnknownAccelerator"
+    INVALID_DESCRIPTION = "InvalidDescription"
+    DEVICES_DIFFER = "DevicesDiffer"
+    NOT_READY = "NotReady"
+    CORDONED = "Cordoned"
+    TAINTED = "Tainted"
+    NOT_SELECTED = "NotSelected"
+    OTHER_PLATFORM = "OtherPlatform"
+    DEVICE_LIMIT = "DeviceLimit"
+    QUEUE_MISMATCH = "QueueMismatch"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+
+
 class ExcludedNode(StatusModel):
     """A node that is left out."""
 
     name: Name
     """Name of the node."""
+    code: NodeExclusion | None = None
+    """Why it is left out, in one CamelCase word; absent where a former version discovered the nodes."""
     reason: Text
     """Why it is left out, and what would bring it in."""
 

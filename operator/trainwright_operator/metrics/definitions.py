@@ -72,11 +72,6 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "image or speed, where reused measurements did not hold.",
         (*_PLAN, "cause"),
     ),
-    "trainwright_plan_excluded_nodes": MetricDefinition(
-        Kind.GAUGE,
-        "Nodes that the plan leaves out, by status.cluster.excludedNodes; absent where it leaves out none.",
-        _PLAN,
-    ),
     "trainwright_plan_info": MetricDefinition(
         Kind.GAUGE,
         "Always 1; labels tell what the plan asks for. accelerator: the one type, or mixed; accelerators: all types.",
@@ -158,6 +153,12 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "Seconds that a node took for a layer before a trial over those that were kept of it, by the last plan that checked "
         "it: 1.2 is slower by 20 %. Real devices alone.",
         ("node", "accelerator"),
+    ),
+    "trainwright_excluded_nodes": MetricDefinition(
+        Kind.GAUGE,
+        "Nodes that a plan which still exists leaves out; reason: code in status.cluster.excludedNodes, or other where a "
+        "version without codes discovered them.",
+        ("reason",),
     ),
     "trainwright_search_duration_seconds": MetricDefinition(
         Kind.HISTOGRAM, "Seconds that a search took.", ("planner",)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from sys import intern
 from typing import Final
 
 from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.spec import LauncherKind, Objective, Planner, TrainingPlanSpec
 from trainwright_operator.api.status import (
+    ClusterStatus,
     MeasuringPurpose,
     Phase,
     RevisionCause,
@@ -154,6 +157,7 @@ class PlanFigures:
         checked_at: when these nodes were last checked.
         refuted: how often reused measurements did not hold, by cause.
         profiles_measured_at: when the oldest of its profiles was measured, perhaps for a plan before.
+        excluded_nodes: names of nodes that are left out, by code; empty where a former version discovered them.
         outdated_by: why the plan is made anew, or will be once the nodes' change has settled.
         is_quarantined: whether it ended with `InternalError`.
     """
@@ -170,7 +174,7 @@ class PlanFigures:
     checked_at: datetime | None
     refuted: Mapping[str, int]
     profiles_measured_at: datetime | None
-    excluded_nodes: int
+    excluded_nodes: Mapping[str, Sequence[str]]
     outdated_by: frozenset[str]
     is_quarantined: bool
 
@@ -201,7 +205,7 @@ def plan_figures(plan: PlanFacts, status: TrainingPlanStatus) -> PlanFigures:
         checked_at=max((trial.end_time for trial in status.trials if trial.end_time is not None), default=None),
         refuted=_refuted(status),
         profiles_measured_at=status.profiles_measured_at,
-        excluded_nodes=len(cluster.excluded_nodes) if cluster is not None else 0,
+        excluded_nodes=_excluded_nodes(cluster) if cluster is not None else {},
         outdated_by=_outdated_by(status),
         is_quarantined=status.failed_version is not None,
     )
@@ -218,6 +222,13 @@ REFUTATION_CAUSES: Final = ("image", "speed")
 def _refuted(status: TrainingPlanStatus) -> dict[str, int]:
     refuted = status.cluster.refuted if status.cluster is not None else None
     return dict(zip(REFUTATION_CAUSES, (refuted.images, refuted.speeds), strict=True)) if refuted is not None else {}
+
+
+def _excluded_nodes(cluster: ClusterStatus) -> dict[str, list[str]]:
+    names = defaultdict[str, list[str]](list)
+    for node in cluster.excluded_nodes:
+        names[node.code or ""].append(intern(node.name))  # a thousand plans leave out the same nodes
+    return dict(names)
 
 
 def _outdated_by(status: TrainingPlanStatus) -> frozenset[str]:

@@ -50,8 +50,8 @@ _ANSWER_REASONS: Final = {
 _RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
 _SPEEDUP_BUCKETS = (0.9, 0.999, 1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0)  # a median of just 1 is shown as 1
 _SEARCH_BUCKETS = (1, 3, 10, 30, 60, 120, 300, 600, 1200)
-_PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 43200)
-_WAIT_BUCKETS = (10, 60, 300, 900, 1800, 3600, 14400, 43200, 86400, 259200)
+_PHASE_BUCKETS = (1, 5, 20, 60, 180, 600, 1800, 7200, 43200)
+_WAIT_BUCKETS = (60, 300, 900, 3600, 14400, 43200, 86400, 259200)
 _WAIT_REASONS: Final = {*WAITS_IN_QUEUES, Reason.WAITING_FOR_NODES}
 """Reasons of waits that have series of their own."""
 _PHASE_RESULTS: Final = {"True": "succeeded", "False": "failed"}

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS
 from trainwright_operator.metrics.figures import AnswerFigures, PlanFigures
+from trainwright_operator.metrics.series import OTHER
 
 Key = tuple[str, str]
 """Namespace and name of a plan."""
@@ -47,7 +48,7 @@ class PlanCollector(Collector):
         yield _node_speeds(plans)
         yield _of_plans("trainwright_plan_internal_error", plans, lambda plan: plan.is_quarantined)
         yield _outdated(plans)
-        yield _of_plans("trainwright_plan_excluded_nodes", plans, lambda plan: plan.excluded_nodes)
+        yield _excluded_nodes(plans)
 
 
 def _answers(plans: Mapping[Key, PlanFigures]) -> Iterator[Metric]:
@@ -119,6 +120,17 @@ def _node_speeds(plans: Mapping[Key, PlanFigures]) -> Metric:
     family = _family("trainwright_node_speed_ratio")
     for node, (_, ratio) in last.items():
         family.add_metric(node, ratio)
+    return family
+
+
+def _excluded_nodes(plans: Mapping[Key, PlanFigures]) -> Metric:
+    names: dict[str, set[str]] = {}
+    for plan in plans.values():
+        for code, excluded in plan.excluded_nodes.items():
+            names.setdefault(code or OTHER, set()).update(excluded)
+    family = _family("trainwright_excluded_nodes")
+    for reason, nodes in names.items():
+        family.add_metric([reason], float(len(nodes)))
     return family
 
 

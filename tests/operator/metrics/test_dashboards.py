@@ -19,7 +19,15 @@ from prometheus import FILES, page_queries, panel_queries
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import ClusterChange, RevisionCause, TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import (
+    ClusterChange,
+    ClusterStatus,
+    ExcludedNode,
+    NodeExclusion,
+    RevisionCause,
+    TrainingPlanStatus,
+    TrialState,
+)
 from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics import Metrics
 
@@ -68,6 +76,12 @@ SPENT = [{"purpose": "Trials", "succeeded": 5400.0, "lost": 1800.0}, {"purpose":
 ANSWERED = status_of(
     FIRST | MEMORY, SECOND | MEMORY, BASELINE | MEMORY, LOST, at=AT, deviceSeconds=SPENT, profilesMeasuredAt=AT
 )
+
+
+def left_out(**codes: str) -> tuple[ExcludedNode, ...]:
+    return tuple(ExcludedNode(name=name, code=NodeExclusion(code), reason="?") for name, code in codes.items())
+
+
 OUTDATED = ANSWERED.model_copy(
     update={
         "cluster": ANSWERED.cluster.model_copy(  # type: ignore[union-attr]
@@ -75,9 +89,13 @@ OUTDATED = ANSWERED.model_copy(
                 "revision": 2,
                 "revision_cause": RevisionCause.SPEED,
                 "change": ClusterChange(what="n1: it no longer exists", since=AT),
+                "excluded_nodes": left_out(n4="Cordoned", n5="NoDevices"),
             }
         )
     }
+)
+WAITING = WAITING.model_copy(
+    update={"cluster": ClusterStatus(excluded_nodes=left_out(n3="Cordoned", n4="Cordoned", n5="NotReady"))}
 )
 PENDING = ANSWERED.model_copy(
     update={
@@ -180,7 +198,7 @@ EXPECTED: Mapping[tuple[str, str], tuple[float, tuple[str, ...], Answer]] = {
     ("Iterations until measuring is paid back", "A"): (1, (), {"": round(10800 / 13)}),
     ("Age of profiles", "A"): (1, ("accelerator",), {"Tesla-T4": 110 * 60, "Tesla-V100": 110 * 60}),
     ("Outdated plans, by cause", "A"): (1, ("cause",), {"nodes": 1, "speed": 1}),
-    ("Plans that leave nodes out", "A"): (1, (), {"": 0}),
+    ("Nodes left out, by reason", "A"): (1, ("reason",), {"Cordoned": 2, "NotReady": 1, "NoDevices": 1}),
     ("Slow nodes", "A"): (1, (), {"": 0}),
     ("Measurements refuted", "A"): (1, (), {"": 0}),
     ("Winners", "B"): (0.1, PLAN, {"team,good": 2, "team,later": 2}),
@@ -202,7 +220,7 @@ NO_DATA_HERE = {("Winners", letter) for letter in "HIL"}
 """Queries of figures that no plan of this story has."""
 
 
-OF_NO_PLAN_HERE = ("excluded_nodes", "flop_utilisation", "price_per_sample", "node_speed_ratio")
+OF_NO_PLAN_HERE = ("flop_utilisation", "price_per_sample", "node_speed_ratio")
 """Metrics that the page asks about, and that no plan of this story has."""
 
 

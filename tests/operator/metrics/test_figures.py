@@ -14,7 +14,13 @@ from flow_world import START, World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import DeviceSecondsStatus, MeasuringPurpose, TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import (
+    DeviceSecondsStatus,
+    MeasuringPurpose,
+    NodeExclusion,
+    TrainingPlanStatus,
+    TrialState,
+)
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
 from trainwright_operator.metrics import Metrics
@@ -175,7 +181,7 @@ def test_status_tells_the_device_seconds_of_all_gangs() -> None:
 
 
 def test_thousand_plans_make_few_series_that_are_written_fast() -> None:
-    """10 namespaces, 4 accelerators and all of them, 3 planners, 3 families."""
+    """10 namespaces, 4 accelerators and all of them, 3 planners, 3 families, and every figure that an answer can have."""
     families: tuple[dict[str, Any], ...] = (
         {"gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
         {"bert": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
@@ -183,16 +189,23 @@ def test_thousand_plans_make_few_series_that_are_written_fast() -> None:
     )
     accelerators = ("Tesla-T4", "Tesla-V100", "A100", "H100")
     places = [*((name,) for name in accelerators), accelerators]
-    kinds = list(product(families, places, ("Auto", "Amp", "Megatron")))
+    kinds = list(product(families, places, ("Auto", "Amp", "Alpa")))
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     memory = {"predictedPeakMemoryBytes": 10, "peakMemoryBytes": 11}
     for number in range(1000):
         family, names, planner = kinds[number % len(kinds)]
-        cluster = {"devices": 8, "accelerators": [{"name": name, "devices": 2, "memoryBytes": 1} for name in names]}
+        cluster = {
+            "devices": 8,
+            "accelerators": [{"name": name, "devices": 2, "memoryBytes": 1} for name in names],
+            "excludedNodes": [
+                {"name": f"n{node}", "code": code, "reason": "?"} for node, code in enumerate(NodeExclusion)
+            ],
+        }
         trials = (FIRST | memory, SECOND | memory, BASELINE | memory)
         spent = [{"purpose": purpose.value, "succeeded": 10.0} for purpose in MeasuringPurpose]
-        status = status_of(*trials, cluster=cluster, deviceSeconds=spent, profilesMeasuredAt=START)
+        links = {"measured": 4, "collectiveError": 0.1}
+        status = status_of(*trials, cluster=cluster, deviceSeconds=spent, profilesMeasuredAt=START, links=links)
         winner = status.winner.model_copy(  # type: ignore[union-attr]
             update={"tokens_per_second_per_device": 1.0, "model_flop_utilisation": 0.4, "price_per_sample": 0.1}
         )

@@ -32,7 +32,7 @@ CONTRACT = {
     "trainwright_answer_speedup_ratio", "trainwright_build_info", "trainwright_device_seconds_total",
     "trainwright_last_reconcile_timestamp_seconds", "trainwright_measurements_refuted_total", "trainwright_node_speed_ratio", "trainwright_leader", "trainwright_phase_duration_seconds",
     "trainwright_plan_baseline_iteration_seconds", "trainwright_plan_collective_error_ratio",
-    "trainwright_plan_devices", "trainwright_plan_excluded_nodes", "trainwright_plan_info",
+    "trainwright_plan_devices", "trainwright_excluded_nodes", "trainwright_plan_info",
     "trainwright_plan_internal_error", "trainwright_plan_measured_iteration_seconds",
     "trainwright_plan_model_flop_utilisation_ratio", "trainwright_plan_outdated",
     "trainwright_plan_payback_iterations", "trainwright_plan_phase_start_timestamp_seconds",

@@ -82,6 +82,6 @@ def test_whatever_nodes_say_the_others_are_discovered_and_can_be_read_again(
     assert find_lost_nodes(snapshot, spec, found) == {}
     find_late_nodes(snapshot, spec, unready_since=world.now)
     assert found.status().dump()["excludedNodes"] == [
-        {"name": one.name, "reason": one.reason} for one in found.excluded
+        {"name": one.name, "code": one.code, "reason": one.reason} for one in found.excluded
     ]
     assert all(one.reason.isprintable() for one in found.excluded)

@@ -22,6 +22,7 @@ from trainwright_operator.api.status import (
     AcceleratorStatus,
     ClusterStatus,
     ExcludedNode,
+    NodeExclusion,
     NodeStatus,
 )
 from trainwright_operator.flow.nodes.device_names import is_same_device
@@ -31,12 +32,13 @@ from trainwright_operator.flow.nodes.network_devices import DiscoveredNetwork, p
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Excluded node with the reason."""
+    """Excluded node with the reason. `code`: None in documents of former versions."""
 
     name: str
     reason: str
     type_unknown: bool = False
     has_devices: bool = True
+    code: Annotated[NodeExclusion | None, OMITTED_DEFAULT] = None
 
 
 @document("Discovery")
@@ -145,7 +147,9 @@ class DiscoveredDevices:
                 AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
                 for a in self.accelerators[:MAX_ACCELERATORS]
             ),
-            excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
+            excluded_nodes=tuple(
+                ExcludedNode(name=node.name, code=node.code, reason=node.reason[:1024]) for node in self.excluded
+            ),
         )
 
 

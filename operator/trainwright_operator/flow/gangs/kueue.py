@@ -17,6 +17,7 @@ from math import inf
 from typing import Any, Final
 
 from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.nodes.device_types import NodeUnusable
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -95,20 +96,23 @@ class QuotaUse:
         if self.count and is_placed is not self.is_placed:
             # Pods that Kueue places would hold devices while others of their gang wait for theirs.
             raise NodeUnusable(
+                NodeExclusion.QUEUE_MISMATCH,
                 f"its flavor {flavors[0].name} has {'a' if is_placed else 'no'} topologyName, unlike those of the nodes before; "
-                "use flavors of one kind in a queue, or choose nodes with devices.nodeSelector"
+                "use flavors of one kind in a queue, or choose nodes with devices.nodeSelector",
             )
         if is_placed and self.count == MAX_POD_SETS:
             raise NodeUnusable(
-                f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one"
+                NodeExclusion.QUEUE_MISMATCH,
+                f"Kueue takes jobs of at most {MAX_POD_SETS} groups of pods, and each node of a flavor with topologyName is one",
             )
         alike = other_labels(node, self.queue)
         possible = [flavor for flavor in flavors if flavor.name == self.chosen.get(alike, flavor.name)]
         best = max(possible, key=self._left)
         if self._left(best) < devices:
             raise NodeUnusable(
+                NodeExclusion.QUOTA_EXCEEDED,
                 f"its {devices} devices exceed the quota of spec.queueName {self.queue.name}, of which "
-                f"{self._left(best):.0f} of flavor {best.name} are left"
+                f"{self._left(best):.0f} of flavor {best.name} are left",
             )
         used = {**self.used, best.name: self.used.get(best.name, 0) + devices}
         chosen = {**self.chosen, alike: best.name}
@@ -128,13 +132,15 @@ def find_flavors(node: NodeFacts, queue: QueueFacts | None) -> tuple[FlavorFacts
     flavors = _flavors_with_labels(node, queue)
     if not flavors:
         names = ", ".join(flavor.name for flavor in queue.flavors)
-        raise NodeUnusable(f"it has the labels of no flavor of spec.queueName {queue.name} ({names})")
+        words = f"it has the labels of no flavor of spec.queueName {queue.name} ({names})"
+        raise NodeUnusable(NodeExclusion.QUEUE_MISMATCH, words)
     placed = tuple(flavor for flavor in flavors if flavor.topology)
     unfit = next((flavor for flavor in placed if not flavor.reaches_nodes), None)
     if unfit is not None:
         raise NodeUnusable(
+            NodeExclusion.QUEUE_MISMATCH,
             f"the topology {unfit.topology} of its flavor {unfit.name} does not end with the level kubernetes.io/hostname, so Kueue "
-            "places pods without a look at their nodes; add that level"
+            "places pods without a look at their nodes; add that level",
         )
     return placed or flavors
 

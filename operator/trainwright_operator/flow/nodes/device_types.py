@@ -23,6 +23,7 @@ from trainwright_operator.api.quantities import (
     shown,
     whole_number,
 )
+from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
 from trainwright_operator.flow.nodes.device_names import is_memory_of, plain_name, sheet_name
 from trainwright_operator.flow.nodes.device_shares import (
@@ -69,7 +70,8 @@ def _nvlink_domain(facts: NodeFacts) -> str:
 def _label(facts: NodeFacts, label: str) -> str:
     value = facts.labels.get(label, "")
     if not _LABEL_VALUE.fullmatch(value):
-        raise NodeUnusable(f"its label {label} is {shown(value)}, which is no label's value; correct it")
+        words = f"its label {label} is {shown(value)}, which is no label's value; correct it"
+        raise NodeUnusable(NodeExclusion.INVALID_DESCRIPTION, words)
     return value
 
 
@@ -95,13 +97,23 @@ class DeviceType:
 class NodeUnusable(ValueError):  # noqa: N818 - an answer in words
     """Reason why a node cannot be used, and what would make it usable."""
 
+    def __init__(self, code: NodeExclusion, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
 
 class DeviceTypeUnknown(NodeUnusable):
     """Node with an unknown device type."""
 
+    def __init__(self, words: str, code: NodeExclusion = NodeExclusion.UNKNOWN_ACCELERATOR) -> None:
+        super().__init__(code, words)
+
 
 class ValueImpossible(DeviceTypeUnknown):
     """Node that says of its devices what cannot be."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words, NodeExclusion.INVALID_DESCRIPTION)
 
 
 MAX_DEVICES_PER_NODE: Final = 1024
@@ -114,27 +126,34 @@ def count_devices(node: NodeFacts, resource_name: str) -> int:
     if devices == 0:
         shares = describe_shares(node)
         published = "" if shares else node.published.why_none(resource_name)
-        parts = (_no_devices(node, resource_name), shares, published)
-        raise NodeUnusable("; ".join(part for part in parts if part))
+        code, words = _no_devices(node, resource_name)
+        if shares or node.published.unusable:
+            code = NodeExclusion.DEVICE_SHARES
+        elif published:
+            code = NodeExclusion.DEVICES_NOT_OFFERED
+        raise NodeUnusable(code, "; ".join(part for part in (words, shares, published) if part))
     if why_no_device(resource_name):
-        raise NodeUnusable(why_no_device(resource_name))
+        raise NodeUnusable(NodeExclusion.DEVICE_SHARES, why_no_device(resource_name))
     if devices > MAX_DEVICES_PER_NODE and not labels_say_shared(node):
         raise NodeUnusable(
+            NodeExclusion.INVALID_DESCRIPTION,
             f"it offers {devices:,} {resource_name}, and at most {MAX_DEVICES_PER_NODE:,} of a node are believed; look "
-            "at the device plugin"
+            "at the device plugin",
         )
     return devices
 
 
-def _no_devices(node: NodeFacts, resource_name: str) -> str:
+def _no_devices(node: NodeFacts, resource_name: str) -> tuple[NodeExclusion, str]:
     amount, installed = node.allocatable.get(resource_name, "0"), whole_number(node.capacity.get(resource_name, "0"))
     if not is_whole_number(amount):
-        return (
+        words = (
             f"its allocatable {resource_name} is {shown(amount)}, which is no whole number; look at the device plugin"
         )
+        return NodeExclusion.INVALID_DESCRIPTION, words
     if installed:
-        return f"0 of its {installed:,} {resource_name} are allocatable: look at the device plugin"
-    return f"it has no {resource_name}"
+        words = f"0 of its {installed:,} {resource_name} are allocatable: look at the device plugin"
+        return NodeExclusion.DEVICES_NOT_OFFERED, words
+    return NodeExclusion.NO_DEVICES, f"it has no {resource_name}"
 
 
 def device_type(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: str = "nvidia.com/gpu") -> DeviceType:
@@ -142,7 +161,7 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice], resource_name: s
     published = [device.product for device in slices if device.node == node.name]
     share = find_share(node, resource_name, published)
     if share:
-        raise NodeUnusable(share)
+        raise NodeUnusable(NodeExclusion.DEVICE_SHARES, share)
     return read_type(node, slices)
 
 
@@ -188,13 +207,16 @@ def devices_asked_for(node: NodeFacts, slices: Sequence[SliceDevice], resource_n
 
 
 def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:
-    problem = next((device.problem for device in slices if device.node == node.name and device.problem), "")
-    if problem:
-        raise NodeUnusable(problem)
+    unfit = next((device for device in slices if device.node == node.name and device.problem), None)
+    if unfit is not None:
+        has_memory = unfit.memory_bytes > 0  # what is wrong with it is the problem where it has none
+        code = NodeExclusion.DEVICE_SHARES if has_memory else NodeExclusion.INVALID_DESCRIPTION
+        raise NodeUnusable(code, unfit.problem)
     own = {(device.product, device.memory_bytes) for device in slices if device.node == node.name}
     if len(own) > 1:
         products = sorted({product for product, _ in own})
-        raise NodeUnusable(f"it has devices of several types: {', '.join(map(legible, products))}")
+        words = f"it has devices of several types: {', '.join(map(legible, products))}"
+        raise NodeUnusable(NodeExclusion.DEVICES_DIFFER, words)
     for product, memory_bytes in own:
         if not is_memory(memory_bytes, is_emulated=product.startswith(EMULATED_PREFIX)):
             raise ValueImpossible(
@@ -279,9 +301,8 @@ def _emulation(node: NodeFacts) -> Emulation:
     try:
         return _device_table(node.annotations.get(EMULATION_ANNOTATION, ""))
     except (ValueError, RecursionError) as error:
-        raise NodeUnusable(
-            f"cannot read the device table of its emulated devices from the annotation: {error}"
-        ) from None
+        words = f"cannot read the device table of its emulated devices from the annotation: {error}"
+        raise NodeUnusable(NodeExclusion.INVALID_DESCRIPTION, words) from None
 
 
 @lru_cache(maxsize=128)

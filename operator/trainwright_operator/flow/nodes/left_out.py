@@ -9,8 +9,10 @@ from typing import Final
 
 from trainwright_operator.api.quantities import whole_number
 from trainwright_operator.api.spec import DevicesSpec
+from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.nodes.device_names import possible_names
 from trainwright_operator.flow.nodes.device_shares import AMD_PREFIXES, PRODUCT_LABEL, share_resources
+from trainwright_operator.flow.nodes.device_types import DeviceTypeUnknown, NodeUnusable
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 
 _MAX_NAMED: Final = 5
@@ -30,17 +32,17 @@ class LeftOut:
 
     name: str
     reason: str
+    code: NodeExclusion
     is_asked_for: bool
     type_unknown: bool = False
     has_devices: bool = True
 
     @classmethod
-    def of(
-        cls, node: NodeFacts, slices: Sequence[SliceDevice], devices: DevicesSpec, reason: str, *, type_unknown: bool
-    ) -> LeftOut:
+    def of(cls, node: NodeFacts, slices: Sequence[SliceDevice], devices: DevicesSpec, unfit: NodeUnusable) -> LeftOut:
+        type_unknown = isinstance(unfit, DeviceTypeUnknown)
         has_devices = _has_devices(node, devices.resource_name)
         is_asked_for = _passes(node, slices, devices, has_devices=has_devices)
-        return cls(node.name, reason, is_asked_for, type_unknown, has_devices)
+        return cls(node.name, str(unfit), unfit.code, is_asked_for, type_unknown, has_devices)
 
     @property
     def order(self) -> tuple[bool, bool, bool]:

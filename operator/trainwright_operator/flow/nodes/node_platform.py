@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from trainwright_operator.api.spec import DevicesSpec, TrainingPlanSpec
+from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.nodes.device_names import is_same_device
 from trainwright_operator.flow.nodes.device_types import DeviceTypeUnknown, NodeUnusable, device_type, devices_asked_for
 from trainwright_operator.flow.snapshot import NodeFacts, PodFacts, SliceDevice, Snapshot
@@ -87,12 +88,15 @@ def _may_be_used(node: NodeFacts, slices: Sequence[SliceDevice], devices: Device
 def check_platform(node: NodeFacts, architectures: Collection[str] | None) -> None:
     """Raise NodeUnusable if the worker's image does not run on the node. One without labels counts as fitting."""
     if not _is_linux(node):
-        raise NodeUnusable(f"it runs {node.labels[_SYSTEM_LABEL]}, and workers need Linux")
+        raise NodeUnusable(
+            NodeExclusion.OTHER_PLATFORM, f"it runs {node.labels[_SYSTEM_LABEL]}, and workers need Linux"
+        )
     own = architecture(node)
     if own and architectures is not None and own not in architectures:
         raise NodeUnusable(
+            NodeExclusion.OTHER_PLATFORM,
             f"its architecture is {own}, and the worker's image is taken to be built for {', '.join(sorted(architectures))}; "
-            "where it is built for more, say so in worker.architectures"
+            "where it is built for more, say so in worker.architectures",
         )
 
 

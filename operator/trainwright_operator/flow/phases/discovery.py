@@ -15,7 +15,7 @@ from trainwright.cluster import MAX_DEVICES, Accelerator, Node
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.api.quantities import MEBIBYTE
 from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
-from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.api.status import NodeExclusion, TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices, Excluded
 from trainwright_operator.flow.documents.number_formats import with_formats
@@ -27,7 +27,6 @@ from trainwright_operator.flow.nodes.device_names import is_same_device
 from trainwright_operator.flow.nodes.device_shares import share_resources
 from trainwright_operator.flow.nodes.device_types import (
     DeviceType,
-    DeviceTypeUnknown,
     NodeUnusable,
     ValueImpossible,
     count_devices,
@@ -173,8 +172,7 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
         return node.name not in kept, max(snapshot.plans_by_node.get(node.name, 0), is_used), node.name
 
     def leave_out(facts: NodeFacts, unfit: NodeUnusable) -> None:
-        unknown, own = isinstance(unfit, DeviceTypeUnknown), slices.get(facts.name, ())
-        left_out.append(LeftOut.of(facts, own, devices_spec, str(unfit), type_unknown=unknown))
+        left_out.append(LeftOut.of(facts, slices.get(facts.name, ()), devices_spec, unfit))
 
     usable: list[tuple[NodeFacts, DeviceType]] = []
     for facts in sorted(snapshot.nodes, key=order):
@@ -206,7 +204,8 @@ def inspect_all(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[
         tuple(node for node, _ in in_order),
         accelerators,
         tuple(
-            Excluded(entry.name, entry.reason, entry.type_unknown, entry.has_devices) for entry in left_out[:_MAX_SHOWN]
+            Excluded(entry.name, entry.reason, entry.type_unknown, entry.has_devices, entry.code)
+            for entry in left_out[:_MAX_SHOWN]
         ),
         tuple(place for _, place in in_order),
         network=find_network([by_name[node.name] for node, _ in in_order], spec, snapshot.queue),
@@ -335,19 +334,21 @@ def _usable_type(
     if former is None:
         count_devices(node, devices.resource_name)
     if not node.ready:
-        raise NodeUnusable("it is not ready")
+        raise NodeUnusable(NodeExclusion.NOT_READY, "it is not ready")
     if not node.schedulable:
-        raise NodeUnusable("it is cordoned; uncordon it to use it")
+        raise NodeUnusable(NodeExclusion.CORDONED, "it is cordoned; uncordon it to use it")
     for key, value in devices.node_selector.items():
         if node.labels.get(key) != value:
-            raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
+            words = f"it lacks the label {key}={value} of devices.nodeSelector"
+            raise NodeUnusable(NodeExclusion.NOT_SELECTED, words)
     node_type = former or device_type(
         node, devices_asked_for(node, slices, devices.resource_name), devices.resource_name
     )
     if devices.products and not any(
         is_same_device(product, node_type.name, node_type.memory_bytes) for product in devices.products
     ):
-        raise NodeUnusable(f"its devices are {node_type.name}, which devices.products does not list")
+        words = f"its devices are {node_type.name}, which devices.products does not list"
+        raise NodeUnusable(NodeExclusion.NOT_SELECTED, words)
     _check_taints(node, spec)
     find_flavors(node, snapshot.queue)
     return node_type
@@ -359,8 +360,9 @@ def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
     if taint is not None:
         text = f"{taint.key}={taint.value}" if taint.value else taint.key
         raise NodeUnusable(
+            NodeExclusion.TAINTED,
             f"the workers do not tolerate its taint {text}:{taint.effect}; "
-            "add it to worker.podTemplate.spec.tolerations"
+            "add it to worker.podTemplate.spec.tolerations",
         )
 
 
@@ -372,16 +374,17 @@ def _check_place(
     usual = types.get(node_type.name, node_type)
     if usual.memory_bytes != node_type.memory_bytes:
         raise NodeUnusable(
+            NodeExclusion.DEVICES_DIFFER,
             f"its {node_type.name} have {node_type.memory_bytes / MEBIBYTE:,.0f} MiB each, and those of other nodes "
             f"{usual.memory_bytes / MEBIBYTE:,.0f} MiB; run one version of the driver on all of them, correct the figure that "
-            "is wrong, or choose nodes by devices.nodeSelector"
+            "is wrong, or choose nodes by devices.nodeSelector",
         )
     if usual != node_type:
-        raise NodeUnusable(
-            f"its {node_type.name} differ in their device table from those of other nodes; make them equal"
-        )
+        words = f"its {node_type.name} differ in their device table from those of other nodes; make them equal"
+        raise NodeUnusable(NodeExclusion.DEVICES_DIFFER, words)
     if left is not None and devices > left:
-        raise NodeUnusable(f"its {devices} devices exceed devices.max {devices_spec.max}, of which {left} are left")
+        words = f"its {devices} devices exceed devices.max {devices_spec.max}, of which {left} are left"
+        raise NodeUnusable(NodeExclusion.DEVICE_LIMIT, words)
 
 
 def listed(sentences: Sequence[str]) -> str:
