@@ -3,8 +3,9 @@
 Both are read and written by torch.distributed.checkpoint; their names differ. A checkpoint of the worker has no plan, so
 there is nothing to convert between plans.
 
-In torch's, `model` is the state of a module whose `layers` are the model's layers, and `optim.state` that of torch's Adam or
-SGD, as `torch.distributed.checkpoint.state_dict` names them. A tied weight and its state are there for each of its layers.
+In torch's, `model` is the state of a module whose `layers` are the model's layers, or of a user's whole module, and
+`optim.state` that of torch's Adam or SGD, as `torch.distributed.checkpoint.state_dict` names them. A tied weight and its state
+are there for each of its layers.
 Groups of parameters, with their learning rates, are the trainer's own.
 """
 
@@ -50,6 +51,7 @@ from trainwright_worker.executor.optimizer import OPTIMIZERS
 from trainwright_worker.executor.torch_optimizer import STEP, TORCH_STATES
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.initial_weights import deferred_weights
+from trainwright_worker.layers.custom import CustomLayers
 from trainwright_worker.layers.layer import SharedWeights
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -65,9 +67,10 @@ class NamedTensor:
     """Weight or persistent buffer of a model.
 
     Attributes:
-        name: in the worker's checkpoints: layer and parameter or buffer, or the tied weight's name.
-        torch_names: in torch's: layer and parameter or buffer, for each layer that has it.
+        name: in the worker's checkpoints: layer and parameter or buffer, or the name of a tied weight or in a whole module.
+        torch_names: in torch's: layer and parameter or buffer, for each layer that has it, or all names in a whole module.
         is_trained: whether optimizers have a state of it.
+        is_used: whether a layer has it; else it is in a user's whole module alone, and in torch's checkpoints at most.
     """
 
     name: str
@@ -75,6 +78,7 @@ class NamedTensor:
     shape: tuple[int, ...]
     is_buffer: bool = False
     is_trained: bool = True
+    is_used: bool = True
 
     @property
     def worker_name(self) -> str:
@@ -82,7 +86,7 @@ class NamedTensor:
 
 
 def named_tensors(model: Model) -> tuple[NamedTensor, ...]:
-    """Return the weights and buffers of a model, in the order of its layers.
+    """Return the weights and buffers of a model, in the order of its layers; then those that no layer has.
 
     Raises CheckpointError if the layers of a user's model cannot be made.
     """
@@ -96,16 +100,19 @@ def named_tensors(model: Model) -> tuple[NamedTensor, ...]:
         for layer in range(len(model.layers)):
             module = family.make(layer, seed=0, shard=TensorShard(), shared=shared)
             for attribute, parameter in module.named_parameters():
-                own_name = module.state_name(attribute)
-                name = module.shared_weights.get(attribute, f"{layer}.{own_name}")
+                name = module.shared_weights.get(attribute) or module.checkpoint_name(layer, attribute)
                 tensor = tensors.get(
                     name, NamedTensor(name, (), tuple(parameter.shape), is_trained=parameter.requires_grad)
                 )
-                tensors[name] = replace(tensor, torch_names=(*tensor.torch_names, f"layers.{layer}.{own_name}"))
-            for own_name, buffer in module.persistent_buffers():
-                name, torch_names = f"{layer}.{own_name}", (f"layers.{layer}.{own_name}",)
-                tensors[name] = NamedTensor(name, torch_names, tuple(buffer.shape), is_buffer=True, is_trained=False)
-    return tuple(tensors.values())
+                torch_names = dict.fromkeys((*tensor.torch_names, *module.torch_names(layer, attribute)))
+                tensors[name] = replace(tensor, torch_names=tuple(torch_names))
+            for attribute, buffer in module.persistent_buffers():
+                name, shape = module.checkpoint_name(layer, attribute), tuple(buffer.shape)
+                tensors[name] = NamedTensor(
+                    name, module.torch_names(layer, attribute), shape, is_buffer=True, is_trained=False
+                )
+    unused = family.whole_names.unused if isinstance(family, CustomLayers) else ()
+    return *tensors.values(), *(NamedTensor(name, (name,), (), is_used=False) for name in unused)
 
 
 def is_of_worker(folder: Path) -> bool:
@@ -119,8 +126,12 @@ def to_torch(source: Path, target: Path) -> TrainingState:
     new = _NewCheckpoint(source)
     kinds = optimizer_states(new.stored)
     needed = set(OPTIMIZERS[state.optimizer].state_names) if kinds and state.optimizer in OPTIMIZERS else set()
+    written: set[str] = set()
     for tensor in named_tensors(Model.of(state.family)):
         for name in tensor.torch_names:
+            if name in written or not tensor.is_used:  # written by the first of the layers that have copies of it
+                continue
+            written.add(name)
             new.copy((MODEL, name), tensor.shape, _with_former(tensor.worker_name))
             if not tensor.is_trained:
                 continue
@@ -149,6 +160,9 @@ def to_worker(source: Path, target: Path, training: Training, *, iteration: int 
     has_state = any(name.startswith(f"{OPTIMIZER}.") for name in new.stored)
     steps = []
     for tensor in named_tensors(Model.of(training.family)):
+        if not tensor.is_used:
+            new.leave(f"{MODEL}.{tensor.name}", f"{OPTIMIZER}.state.{tensor.name}.")
+            continue
         dtype = None if tensor.is_buffer else torch.float32
         new.copy((tensor.worker_name,), tensor.shape, [f"{MODEL}.{name}" for name in tensor.torch_names], dtype)
         if not tensor.is_trained:
@@ -162,7 +176,8 @@ def to_worker(source: Path, target: Path, training: Training, *, iteration: int 
                 new.add((f"{kind}/{tensor.name}",), torch.zeros(tensor.shape))
         if has_state and training.optimizer == "adam":
             steps.append(new.read_number([f"{name}.{STEP}" for name in of_weight]))
-    new.refuse_unknown(f"{OPTIMIZER}.param_groups.")
+    new.leave(f"{OPTIMIZER}.param_groups.")
+    new.refuse_unknown()
     if len(set(steps)) > 1:
         raise CheckpointError(
             f"{source}: weights were updated {min(steps):.0f} to {max(steps):.0f} times, but the worker updates all at "
@@ -190,6 +205,7 @@ class _NewCheckpoint:
                 f"{source}: not a checkpoint of torch.distributed.checkpoint: {error.filename}: {error.strerror}"
             ) from error
         self._used: set[str] = set()
+        self._left: list[str] = []
         self._tiles: list[StateTile] = []
         self._names: list[str] = []
         self._paths: dict[str, Keys] = {}
@@ -232,9 +248,13 @@ class _NewCheckpoint:
         shape = tuple(stored.size)
         return self._read(name, StateTile("", shape, Tile((0,) * len(shape), shape), torch.empty(shape))).item()
 
-    def refuse_unknown(self, but: str) -> None:
-        """Raise CheckpointError if a stored tensor was not taken, except those whose names begin with `but`."""
-        unknown = [name for name in self.stored if name not in self._used and not name.startswith(but)]
+    def leave(self, *beginnings: str) -> None:
+        """Leave stored tensors whose names begin so where they are."""
+        self._left += beginnings
+
+    def refuse_unknown(self) -> None:
+        """Raise CheckpointError if a stored tensor was neither taken nor left."""
+        unknown = [name for name in self.stored if name not in self._used and not name.startswith(tuple(self._left))]
         if unknown:
             raise CheckpointError(f"{self._source}: {min(unknown)} is in the checkpoint, but not in the model")
 

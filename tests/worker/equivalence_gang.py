@@ -130,7 +130,7 @@ class Comparison:
     def buffer_error(self, whole: dict[str, torch.Tensor]) -> float:
         """Return the largest difference of this rank's buffers."""
         own = {
-            f"{layer.number}.{name}": buffer
+            layer.module.checkpoint_name(layer.number, name): buffer
             for layer in self.executor.stage.layers
             for name, buffer in layer.module.persistent_buffers()
         }

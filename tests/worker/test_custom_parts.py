@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright_worker.layers import custom, custom_description
+from trainwright_worker.layers import custom
 from trainwright_worker.layers.custom import CustomLayers, CustomModel
 from trainwright_worker.layers.custom_makers import LayerMakers, part
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.model_description.description import describe
 
 WIDTH = 6
 
@@ -87,7 +88,7 @@ def test_the_whole_model_is_freed_when_rows_are_asked_for() -> None:
 def test_a_weight_of_two_layers_is_shared_without_being_named() -> None:
     layers = CustomLayers("entry point own:model", model(lambda: Whole(tied=True)))
     names = {number: (shared.name, shared.own_name) for number, shared in layers.shared_weights.items()}
-    assert names == {0: ("0.weight", "weight"), 1: ("0.weight", "weight")}
+    assert names == {0: ("blocks.0.weight", "weight"), 1: ("blocks.0.weight", "weight")}
     shared: dict = {}
     first, second = (layers.make(number, seed=4, shard=TensorShard(), shared=shared).module for number in range(2))
     assert first.weight is second.weight
@@ -134,7 +135,7 @@ def large() -> CustomModel:
 def test_a_large_whole_model_is_not_built_to_check_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "large_whole", SimpleNamespace(large=large))
     Whole.built = 0
-    checks = custom_description.describe("large_whole:large").checks
+    checks = describe("large_whole:large").checks
     assert Whole.built == 0
     assert any("another process: the whole model takes" in sentence for sentence in checks.left_out)
     assert sum("values of" in sentence for sentence in checks.left_out) == len(LAYERS)

@@ -87,7 +87,7 @@ class CustomKind:
     shared_weight: Annotated[
         str | None,
         Length(1, 256),
-        Doc("Weight, LAYER.NAME of its first values, that layers of this name share, such as tied embeddings."),
+        Doc("Weight, by its name in checkpoints, that layers of this name share, such as tied embeddings."),
         OMITTED_DEFAULT,
     ] = None
     shared_parameters: Annotated[

@@ -220,12 +220,13 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
 
 
 def _buffer_tiles(layer: RankLayer, max_values: int = sys.maxsize) -> Iterator[StateTile]:
-    for name, buffer in layer.module.persistent_buffers():
+    for attribute, buffer in layer.module.persistent_buffers():
+        name = f"{BUFFERS}/{layer.module.checkpoint_name(layer.number, attribute)}"
         shape = tuple(buffer.shape)
         for tile in tiles_of_interval(shape, 0, buffer.numel(), max_values):
             ends = map(sum, zip(tile.offsets, tile.sizes, strict=True))
             values = buffer.detach()[tuple(map(slice, tile.offsets, ends))]
-            yield StateTile(f"{BUFFERS}/{layer.number}.{name}", shape, tile, values)
+            yield StateTile(name, shape, tile, values)
 
 
 def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:

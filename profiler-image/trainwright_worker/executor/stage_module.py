@@ -252,7 +252,7 @@ class StageBuilder:
     ) -> FlatParameter | None:
         """Make the flat parameter of the untied weights that are trained, or of those that are not; None if there are none."""
         weights = [
-            self._weight(f"{layer}.{module.state_name(name)}", module, name, initial_weights)
+            self._weight(module.checkpoint_name(layer, name), module, name, initial_weights)
             for layer, module in modules.items()
             for name, parameter in module.named_parameters()
             if name not in module.shared_weights and parameter.requires_grad is is_trained

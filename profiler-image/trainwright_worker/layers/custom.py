@@ -31,7 +31,8 @@ from trainwright_worker.layers.custom_checks import (
     check_weights_are_new,
 )
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
-from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes, user_name
+from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes
+from trainwright_worker.layers.custom_names import WholeNames, user_name
 from trainwright_worker.layers.custom_sharing import replace_weight, shared_weights_of
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -112,25 +113,46 @@ class CustomLayer(Layer):
     Attributes:
         number: its place in the model.
         reads: fields passed to the module after the boundary.
+        whole_names: what it has of the whole model.
     """
 
     draws_random_numbers = True
     has_pure_forward = False
 
-    def __init__(self, number: int, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        module: nn.Module,
+        reads: tuple[str, ...],
+        whole_names: WholeNames,
+        *,
+        is_last: bool,
+    ) -> None:
         super().__init__()
         self.number = number
         self.module = module
         self.reads = reads  # type: ignore[misc] # known when the user's model is built
+        self.whole_names = whole_names
         self.is_last = is_last
 
-    def state_name(self, name: str) -> str:
-        """Return the user's name: without this wrapper's `module.` and torch.compile's `_orig_mod.`, as torch's own tools."""
-        return user_name(name.removeprefix("module."))
+    def checkpoint_name(self, layer: int, attribute: str) -> str:
+        return self.whole_names.checkpoint_name(layer, _name_in_module(attribute))
+
+    def torch_names(self, layer: int, attribute: str) -> tuple[str, ...]:
+        own_name = _name_in_module(attribute)
+        whole = self.whole_names.find(layer, own_name)
+        return super().torch_names(layer, own_name) if whole is None else whole.names
+
+    def persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        persistent = dict(super().persistent_buffers())
+        for attribute, buffer in self.named_buffers(remove_duplicate=False):
+            whole = self.whole_names.find(self.number, _name_in_module(attribute))
+            if attribute in persistent if whole is None else whole.is_saved:
+                yield attribute, buffer
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the weights by all of the user's names for them."""
-        return {self.state_name(name): weight for name, weight in self.named_parameters(remove_duplicate=False)}
+        """Return the weights by all of the user's names for them in the module."""
+        return {_name_in_module(name): weight for name, weight in self.named_parameters(remove_duplicate=False)}
 
     def share(self, own_name: str, shared_name: str, shared: nn.Parameter) -> None:
         """Put a shared weight in the place of this layer's own."""
@@ -158,6 +180,11 @@ class CustomLayer(Layer):
         return Output(made if isinstance(made, tuple) else (made,))
 
 
+def _name_in_module(attribute: str) -> str:
+    """Return the name of a weight or buffer in the user's module, as torch's own tools write it."""
+    return user_name(attribute.removeprefix("module."))
+
+
 class CustomLayers:
     """Layers of a user model.
 
@@ -167,6 +194,7 @@ class CustomLayers:
         shared_weights: the weight that a layer shares with others, by layer.
         copied_weights: likewise those that are not trained: each of their layers has a copy, which stays equal.
         weight_shapes, frozen_names: by layer and the user's name.
+        whole_names: what the layers have of the whole model.
         weighs_rows: whether the last layer returns weights beside its losses.
     """
 
@@ -188,10 +216,12 @@ class CustomLayers:
         self.weighs_rows = False
         self.weight_shapes: list[dict[str, tuple[int, ...]]] = []
         self.frozen_names: list[set[str]] = []
+        self.whole_names = WholeNames()
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
         except ValueError:  # deliberate: what the meta device lacks runs on the CPU; a user's error fails there, too
             self._boundaries = self._probe(probed, torch.device("cpu"))
+        self.whole_names = self.makers.whole_names()
         self.shared_weights, self.copied_weights = shared_weights_of(self)
 
     def __len__(self) -> int:
@@ -287,7 +317,7 @@ class CustomLayers:
         check_parameters(self, layer, module)
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
-        return CustomLayer(layer, module, reads, is_last=is_last)
+        return CustomLayer(layer, module, reads, self.whole_names, is_last=is_last)
 
     def _probe(self, rows: Mapping[str, Tensor], device: torch.device) -> list[_ProbedBoundary]:
         """Return the boundary after every layer, by running the layers in sequence; each is then freed."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from trainwright_worker.layers.custom_names import WholeNames
+
 if TYPE_CHECKING:
     from trainwright_worker.layers.custom import CustomModel
 
@@ -69,27 +71,14 @@ class LayerMakers:
             whole = self.whole()
         return sum(value.nbytes for value in (*whole.parameters(), *whole.buffers()))
 
-    def shared_weights(self) -> dict[str, str]:
-        """Return which weight of an earlier layer each weight of the whole model is that two layers hold, by layer and name."""
+    def whole_names(self) -> WholeNames:
+        """Return what the layers have of the whole model."""
         if self._model.build is None:
-            return {}
+            return WholeNames()
         with torch.device("meta"):
             whole = self.whole()
             makers: list[Callable[..., nn.Module]] = list(self._model.layers)
-            made = [make(whole) for make in makers]
-        first: dict[nn.Parameter, str] = {}
-        shared = {}
-        for layer, module in enumerate(made):
-            for attribute, weight in module.named_parameters():
-                name = f"{layer}.{user_name(attribute)}"
-                if (owner := first.setdefault(weight, name)) != name:
-                    shared[name] = owner
-        return shared
-
-
-def user_name(attribute: str) -> str:
-    """Return a weight's name as torch's own tools write it: without torch.compile's `_orig_mod.`."""
-    return attribute.replace("_orig_mod.", "")
+            return WholeNames.of(whole, [make(whole) for make in makers])
 
 
 def host_bytes() -> int:

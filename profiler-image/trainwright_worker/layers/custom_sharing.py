@@ -23,21 +23,16 @@ class SharedWeight:
     """Weight that a layer shares.
 
     Attributes:
-        name: layer and name of the weight whose first values count, the same for all of its layers.
-        own_name: its name in this layer's state_dict.
+        name: in checkpoints, the same for all of its layers.
+        own_name: in this layer's state_dict.
+        owner: layer whose function makes the first values.
+        name_in_owner: in that layer's state_dict.
     """
 
     name: str
     own_name: str
-
-    @property
-    def owner(self) -> int:
-        """Layer whose function makes the first values."""
-        return int(self.name.partition(".")[0])
-
-    @property
-    def name_in_owner(self) -> str:
-        return self.name.partition(".")[2]
+    owner: int
+    name_in_owner: str
 
 
 def shared_weights_of(layers: CustomLayers) -> tuple[dict[int, SharedWeight], dict[int, SharedWeight]]:
@@ -49,7 +44,7 @@ def shared_weights_of(layers: CustomLayers) -> tuple[dict[int, SharedWeight], di
     if given is not None and not isinstance(given, Mapping):
         raise layers.error(f"shared_weights must be a dict such as {EXAMPLE}, got {type(given).__name__}")
     try:
-        shared = _by_layer({**layers.makers.shared_weights(), **(given or {})}, len(layers))
+        shared = _by_layer({**_shared_parts(layers), **(given or {})}, layers)
         _check_shapes(shared, layers.weight_shapes)
         frozen = _frozen(shared, layers.frozen_names)
     except ValueError as error:
@@ -57,10 +52,20 @@ def shared_weights_of(layers: CustomLayers) -> tuple[dict[int, SharedWeight], di
     return {layer: weight for layer, weight in shared.items() if layer not in frozen}, frozen
 
 
-def _by_layer(owners: Mapping[str, str], layers: int) -> dict[int, SharedWeight]:
+def _shared_parts(layers: CustomLayers) -> dict[str, str]:
+    """Return which weight of an earlier layer each weight of the whole model is that two layers hold, by layer and name."""
+    return {
+        f"{layer}.{own_name}": f"{whole.owner[0]}.{whole.owner[1]}"
+        for layer, names in enumerate(layers.whole_names.of_layers)
+        for own_name, whole in names.items()
+        if whole.owner[0] != layer and own_name in layers.weight_shapes[layer]
+    }
+
+
+def _by_layer(owners: Mapping[str, str], layers: CustomLayers) -> dict[int, SharedWeight]:
     by_layer: dict[int, SharedWeight] = {}
     for user, owner in owners.items():
-        ends = [_layer_and_name(name, layers) for name in (user, owner)]
+        ends = [_layer_and_name(name, len(layers)) for name in (user, owner)]
         if ends[0][0] == ends[1][0]:
             raise ValueError(
                 f"shared_weights says that {user} is {owner} of the same layer; assign one to the other in that layer's function"
@@ -70,7 +75,7 @@ def _by_layer(owners: Mapping[str, str], layers: int) -> dict[int, SharedWeight]
                 f"shared_weights says that {user} is {owner}, which itself is {owners[owner]}; name that for both"
             )
         for layer, own_name in ends:
-            shared = SharedWeight(owner, own_name)
+            shared = SharedWeight(layers.whole_names.checkpoint_name(*ends[1]), own_name, *ends[1])
             if by_layer.setdefault(layer, shared) != shared:
                 raise ValueError(
                     f"layer {layer} shares two weights with other layers, {by_layer[layer].own_name} and {own_name}, but a layer "

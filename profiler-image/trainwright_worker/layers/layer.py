@@ -127,16 +127,20 @@ class Layer(nn.Module, ABC):
             return True
         return self.shard.sequence_parallel and name not in self.split_dimensions
 
-    def state_name(self, name: str) -> str:
-        """Return the name of a parameter or buffer in checkpoints, within the layer."""
-        return name
+    def checkpoint_name(self, layer: int, attribute: str) -> str:
+        """Return the name of a parameter or buffer in checkpoints, if this is the layer with that index."""
+        return f"{layer}.{attribute}"
+
+    def torch_names(self, layer: int, attribute: str) -> tuple[str, ...]:
+        """Return its names in checkpoints of torch's own trainers."""
+        return (f"layers.{layer}.{attribute}",)
 
     def persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers that a checkpoint holds, by their names in it."""
+        """Yield the buffers that a checkpoint holds, by attribute."""
         persistent = self.state_dict().keys()
-        for name, buffer in self.named_buffers(remove_duplicate=False):
-            if name in persistent:
-                yield self.state_name(name), buffer
+        for attribute, buffer in self.named_buffers(remove_duplicate=False):
+            if attribute in persistent:
+                yield attribute, buffer
 
     def lay_out(self, boundary: Boundary) -> Boundary:
         """Return the boundary in the memory format that the forward computes in; shapes and values stay.

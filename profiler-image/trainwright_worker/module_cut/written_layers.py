@@ -37,6 +37,8 @@ def write_layers(place: str, file: Path | None, note: Callable[[str], object]) -
     sys.path.insert(0, str(path.parent.resolve()))
     invalidate_caches()
     model = import_module(path.stem).layers()
+    if unused := LayerMakers(model).whole_names().unused:
+        note(f"not used by the forward, so not trained and in no checkpoint: {', '.join(unused)}")
     _compare(whole, model, note)
     return f"{path.stem}:layers"
 

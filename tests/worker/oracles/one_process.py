@@ -42,12 +42,12 @@ class OneProcess:
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for number, layer in enumerate(self.layers):
             for name, parameter in layer.named_parameters():
-                yield layer.shared_weights.get(name, f"{number}.{layer.state_name(name)}"), parameter
+                yield layer.shared_weights.get(name) or layer.checkpoint_name(number, name), parameter
 
     def named_buffers(self) -> dict[str, Tensor]:
         """Return the persistent buffers by their names in checkpoints."""
         return {
-            f"{number}.{name}": buffer.detach()
+            layer.checkpoint_name(number, name): buffer.detach()
             for number, layer in enumerate(self.layers)
             for name, buffer in layer.persistent_buffers()
         }
