@@ -13,7 +13,7 @@ from trainwright_operator.flow.snapshot import PlanFacts
 from trainwright_operator.metrics.figures import plan_figures
 from trainwright_operator.metrics.plan_events import PlanEvents
 from trainwright_operator.metrics.plan_gauges import PlanCollector
-from trainwright_operator.metrics.series import counter, gauge, histogram
+from trainwright_operator.metrics.series import HeldEvents, counter, gauge, histogram
 
 _PASS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -22,10 +22,14 @@ _WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 class Metrics:
     """Metrics of the operator. Gauges are derived from the plans' current statuses, so they survive a restart."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, unseen_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Hold back events of series that are exported for less than `unseen_seconds`."""
         # They are one series more for each counter and histogram, of no use to `increase`.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
+        held_events = HeldEvents(unseen_seconds, clock, registry)
         self._plans = PlanCollector()
         self._passes = counter("trainwright_reconcile_total", registry)
         self._errors = counter("trainwright_reconcile_errors_total", registry)
@@ -36,7 +40,7 @@ class Metrics:
         self._releases: dict[tuple[str, str], str] = {}
         self._leader = gauge("trainwright_leader", registry)
         self._searches = gauge("trainwright_searches", registry)
-        self._events = PlanEvents(registry)
+        self._events = PlanEvents(registry, held_events)
         gauge("trainwright_build_info", registry).labels(version=version("trainwright")).set(1)
         registry.register(self._plans)
 

@@ -23,7 +23,7 @@ from trainwright_operator.metrics.figures import (
     active_since,
 )
 from trainwright_operator.metrics.plan_gauges import Key
-from trainwright_operator.metrics.series import OTHER, ReasonCounter, counter, histogram
+from trainwright_operator.metrics.series import OTHER, EventSeries, HeldEvents, ReasonCounter, counter, histogram
 
 _TRIAL_REASONS: Final = {
     TrialState.SUCCEEDED.lower(): {Reason.MEASUREMENT_TAKEN.value},
@@ -84,19 +84,25 @@ class _Answer(NamedTuple):
 class PlanEvents:
     """Counts of events, each by the difference of two statuses. Closed series stand at 0 from the start."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, held_events: HeldEvents) -> None:
+        def counts(name: str) -> EventSeries:
+            return EventSeries(counter(name, registry), held_events)
+
+        def sizes(name: str, buckets: tuple[float, ...]) -> EventSeries:
+            return EventSeries(histogram(name, buckets, registry), held_events)
+
         self._counted_trials: dict[Key, set[_Ended]] = {}
         self._answers: dict[Key, _Answer | None] = {}
         self._namespaces: set[str] = set()
-        self._trials = ReasonCounter("trainwright_trials_total", _TRIAL_REASONS, registry)
-        self._finished = ReasonCounter("trainwright_plans_finished_total", _ANSWER_REASONS, registry)
-        self._phases = histogram("trainwright_phase_duration_seconds", _PHASE_BUCKETS, registry)
-        self._waits = histogram("trainwright_wait_seconds", _WAIT_BUCKETS, registry)
-        self._ratios = histogram("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS, registry)
-        self._speedups = histogram("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS, registry)
-        self._search_seconds = histogram("trainwright_search_duration_seconds", _SEARCH_BUCKETS, registry)
-        self._refuted = counter("trainwright_measurements_refuted_total", registry)
-        self._device_seconds = counter("trainwright_device_seconds_total", registry)
+        self._trials = ReasonCounter(counts("trainwright_trials_total"), _TRIAL_REASONS)
+        self._finished = ReasonCounter(counts("trainwright_plans_finished_total"), _ANSWER_REASONS)
+        self._phases = sizes("trainwright_phase_duration_seconds", _PHASE_BUCKETS)
+        self._waits = sizes("trainwright_wait_seconds", _WAIT_BUCKETS)
+        self._ratios = sizes("trainwright_trial_predicted_over_measured_ratio", _RATIO_BUCKETS)
+        self._speedups = sizes("trainwright_answer_speedup_ratio", _SPEEDUP_BUCKETS)
+        self._search_seconds = sizes("trainwright_search_duration_seconds", _SEARCH_BUCKETS)
+        self._refuted = counts("trainwright_measurements_refuted_total")
+        self._device_seconds = counts("trainwright_device_seconds_total")
 
     def record(self, plan: PlanFacts, status: TrainingPlanStatus, before: PlanFigures, now: PlanFigures) -> None:
         """Count what happened between the figures `before` and those of the new status."""
@@ -110,10 +116,10 @@ class PlanEvents:
             self._count_phases(plan, status, before.waits, now.waits)
             self._count_device_seconds(key, before, now)
             for cause, count in now.refuted.items():
-                labels = key[0], now.traits.accelerator, cause
-                self._refuted.labels(*labels).inc(max(count - before.refuted.get(cause, 0), 0))
+                if count > before.refuted.get(cause, 0):
+                    self._refuted.add(count - before.refuted.get(cause, 0), key[0], now.traits.accelerator, cause)
             if now.search_seconds is not None and now.search_seconds != before.search_seconds:
-                self._search_seconds.labels(now.traits.planner).observe(now.search_seconds)
+                self._search_seconds.add(now.search_seconds, now.traits.planner)
 
     def forget(self, key: Key, last: PlanFigures | None) -> None:
         """Remove a deleted plan, whose figures were these; its counts stay."""
@@ -129,15 +135,15 @@ class PlanEvents:
             if trial.state.is_final:
                 self._trials.meet(trial.state.lower(), trial.reason or OTHER)
             for quantity in ("time", "memory"):
-                self._ratios.labels(*_ratio_labels(quantity, trial, plan.traits))
+                self._ratios.export(*_ratio_labels(quantity, trial, plan.traits))
         if plan.traits.accelerators and plan.traits.planner:
-            self._speedups.labels(*plan.traits.labels(plan.traits.accelerator))
-            self._search_seconds.labels(plan.traits.planner)
+            self._speedups.export(*plan.traits.labels(plan.traits.accelerator))
+            self._search_seconds.export(plan.traits.planner)
             for cause in REFUTATION_CAUSES:
-                self._refuted.labels(key[0], plan.traits.accelerator, cause)
+                self._refuted.export(key[0], plan.traits.accelerator, cause)
             for purpose in MeasuringPurpose:
                 for result in DEVICE_RESULTS:
-                    self._device_seconds.labels(key[0], plan.traits.accelerator, purpose.lower(), result)
+                    self._device_seconds.export(key[0], plan.traits.accelerator, purpose.lower(), result)
 
     def _add_namespace(self, namespace: str) -> None:
         """Export the series of a namespace whose labels are closed."""
@@ -148,9 +154,9 @@ class PlanEvents:
         self._trials.add_scope((namespace,))
         for kind in PHASE_CONDITIONS:
             for result in _PHASE_RESULTS.values():
-                self._phases.labels(namespace, _PRINTED[kind], result)
+                self._phases.export(namespace, _PRINTED[kind], result)
         for reason in (*_WAIT_REASONS, OTHER):
-            self._waits.labels(namespace, reason)
+            self._waits.export(namespace, reason)
 
     def _count_answer(self, key: Key, before: TrainingPlanStatus, status: TrainingPlanStatus, now: PlanFigures) -> None:
         """Count each answer once, also one that was written outside of a pass, as that of a quarantine is."""
@@ -160,7 +166,7 @@ class PlanEvents:
                 self._finished.count((key[0],), answer.result, answer.reason)
                 if now.answer.speedup_over_baseline_ratio is not None:
                     labels = now.traits.labels(now.traits.accelerator)
-                    self._speedups.labels(*labels).observe(now.answer.speedup_over_baseline_ratio)
+                    self._speedups.add(now.answer.speedup_over_baseline_ratio, *labels)
             self._finished.meet(answer.result, answer.reason)
         self._answers[key] = answer
 
@@ -182,7 +188,7 @@ class PlanEvents:
                 self._trials.count((namespace,), trial.state.lower(), trial.reason or OTHER)
                 for quantity, ratio in (("time", trial.time_ratio), ("memory", trial.memory_ratio)):
                     if ratio is not None:
-                        self._ratios.labels(*_ratio_labels(quantity, trial, plan.traits)).observe(ratio)
+                        self._ratios.add(ratio, *_ratio_labels(quantity, trial, plan.traits))
 
     def _count_device_seconds(self, key: Key, before: PlanFigures, now: PlanFigures) -> None:
         """Count what was added; seconds that only changed their result, as by an edit, were counted before."""
@@ -196,7 +202,7 @@ class PlanEvents:
             for result, seconds in added.items():
                 if seconds > 0 and total > 0:
                     labels = key[0], now.traits.accelerator, purpose.lower(), result
-                    self._device_seconds.labels(*labels).inc(seconds * total / grown)
+                    self._device_seconds.add(seconds * total / grown, *labels)
 
     def _count_wait(self, key: Key, before: WaitFigures, now: WaitFigures) -> None:
         """Record a wait that has ended, or goes on for another reason."""
@@ -204,7 +210,7 @@ class PlanEvents:
             seconds = now.earlier_seconds - before.earlier_seconds
             if seconds > 0:  # else the account begins anew
                 reason = before.reason if before.reason in _WAIT_REASONS else OTHER
-                self._waits.labels(key[0], reason).observe(seconds)
+                self._waits.add(seconds, key[0], reason)
 
     def _count_phases(
         self, plan: PlanFacts, now: TrainingPlanStatus, waits_before: WaitFigures, waits: WaitFigures
@@ -224,7 +230,7 @@ class PlanEvents:
                 start = max(since, begun.get(kind, since))
                 seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
                 result = _PHASE_RESULTS[condition.status]
-                self._phases.labels(plan.namespace, _PRINTED[kind], result).observe(max(seconds - waited_seconds, 0.0))
+                self._phases.add(max(seconds - waited_seconds, 0.0), plan.namespace, _PRINTED[kind], result)
                 waited_seconds = 0
             since = max(since, condition.last_transition_time)
 

@@ -262,6 +262,47 @@ def test_panels_show_the_right_numbers_across_a_failover(tmp_path: Path) -> None
     compute(tmp_path, "1m", "5m", input_series(), cases)
 
 
+@pytest.mark.parametrize("scrape_seconds", [5, 30, 60])
+def test_first_events_of_a_namespace_are_shown(tmp_path: Path, scrape_seconds: int) -> None:
+    """The first plans of two namespaces fail in their first pass, and in the middle of the first scrape interval."""
+    registry, seconds = CollectorRegistry(), 0.0
+    metrics = Metrics(registry, unseen_seconds=90.0, clock=lambda: seconds)
+    early, late = plan_of("early"), plan_of("late")
+    series: dict[str, list[str]] = {}
+    failed = FAILED.model_copy(update={"search_seconds": 2.0, "cluster": ANSWERED.cluster})
+    for number in range(600 // scrape_seconds):
+        if number == 0:
+            metrics.record_status(early, failed)
+        for name, value in exported(registry, "first").items():
+            series.setdefault(name, ["_"] * number).append(repr(value))
+        if number == 60 // scrape_seconds:
+            metrics.record_status(late, TrainingPlanStatus())
+            seconds += scrape_seconds / 2
+            metrics.record_status(late, failed)
+            seconds -= scrape_seconds / 2
+        seconds += scrape_seconds
+    scraped = [{"series": name, "values": " ".join(values)} for name, values in series.items()]
+    failures = 'round(increase(trainwright_plans_finished_total{reason="NoFeasiblePlan"}[10m])) > 0'
+    labels = {"job": "trainwright-metrics", "namespace": "system", "instance": "first"}
+    of_namespace = {"result": "failed", "reason": "NoFeasiblePlan", **labels}
+    cases = [
+        {
+            "expr": failures,
+            "eval_time": f"{600 - scrape_seconds}s",
+            "exp_samples": [
+                {"labels": name_of("", {"plan_namespace": namespace, **of_namespace}), "value": 1}
+                for namespace in ("early", "late")
+            ],
+        },
+        {
+            "expr": "round(sum(increase(trainwright_search_duration_seconds_count[10m])))",
+            "eval_time": f"{600 - scrape_seconds}s",
+            "exp_samples": [{"labels": "{}", "value": 2}],
+        },
+    ]
+    compute(tmp_path, f"{scrape_seconds}s", "5m", scraped, cases)
+
+
 SAMPLES_OF_A_DAY = 144
 """One in ten minutes."""
 

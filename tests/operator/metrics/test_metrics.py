@@ -138,6 +138,19 @@ def test_reason_that_was_not_met_counts_as_another_and_has_series_from_then_on()
     assert finished(registry) == counts | {("a", "PlannerFailed"): 1.0}
 
 
+def test_events_of_a_new_series_are_shown_once_scrapes_have_seen_it_at_zero() -> None:
+    registry, world, seconds = CollectorRegistry(), World(), 0.0
+    metrics = Metrics(registry, unseen_seconds=90.0, clock=lambda: seconds)
+    plan = world.snapshot().plan
+    shown = []
+    for now in (0.0, 60.0, 90.0, 91.0):
+        seconds = now
+        if now in (0.0, 91.0):
+            metrics.record_status(plan, answered(world, "NoFeasiblePlan", timedelta(hours=now)))
+        shown.append(finished(registry)["default", "NoFeasiblePlan"])
+    assert shown == [0, 0, 1, 2]
+
+
 def test_reasons_of_plans_that_exist_are_known_after_a_restart() -> None:
     registry, world = CollectorRegistry(), World()
     plan = replace(world.snapshot().plan, status=answered(world, "PlannerFailed"))
