@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, zip_longest
 from typing import Final
 
@@ -27,10 +27,20 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.report import plan_summary
 from trainwright.runtime import Runtime
-from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl
+from trainwright.search import (
+    Candidate,
+    Limits,
+    NoFeasiblePlan,
+    Objective,
+    Preference,
+    Problem,
+    SearchControl,
+    SearchProgress,
+)
 from trainwright.search.candidates import DeviceSymmetry
 from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
+from trainwright.worker_api import PROGRESS_MARKER, Progress
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
 from trainwright_operator.flow.snapshot import PlannerState
@@ -41,14 +51,15 @@ MAX_PLANS_BYTES: Final = 900_000
 _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adam", "sgd": "sgd"}
 
 
-def search(request: PlanningRequest) -> str:
-    """Return the `PlannedTrials` document for a request.
+def search(request: PlanningRequest, report: Callable[[SearchProgress], None] | None = None) -> str:
+    """Return the `PlannedTrials` document for a request. `report`: callback for progress.
 
     Raise NoFeasiblePlan, or ValueError for an invalid request.
     """
     started = time.monotonic()
     question = _question(request)
-    answer = compose(question, SearchControl.with_budget(request.budget_seconds, effort=request.effort))
+    control = SearchControl.with_budget(request.budget_seconds, effort=request.effort, report=report)
+    answer = compose(question, control)
     ordered_trials = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
     trials = fit_into_config_map(ordered_trials)
     free = next(
@@ -219,7 +230,9 @@ MAX_WORDS: Final = 500
 _SHARE: Final = 0.6
 """Share of the container's memory for all searches; the rest is for the operator and the processes' start."""
 USUAL_PRIORITY: Final = "usual-priority"
-"""Second argument of a process that does not give way."""
+"""Second argument of a process that does not give way; it also reports its progress on standard error, as workers do."""
+_REPORT_SECONDS: Final = 0.5
+"""Pause between two lines of progress."""
 _NICENESS = 10
 """Low priority: a search occupies a whole core, and measurements on the same machine go first."""
 
@@ -230,8 +243,24 @@ def read_end(code: int, output: str, errors: str) -> tuple[PlannerState, str]:
         return PlannerState.DONE, output
     if code == EXIT_INFEASIBLE:
         return PlannerState.INFEASIBLE, plain_line(output)
-    last = errors.strip().rpartition("\n")[2]
+    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith(PROGRESS_MARKER)]
+    last = lines[-1] if lines else ""
     return PlannerState.FAILED, plain_line(f"exit code {code}: {last}")[:MAX_WORDS]
+
+
+def progress_writer() -> Callable[[SearchProgress], None]:
+    """Return a callback that writes progress to standard error, but not every step."""
+    due = 0.0
+
+    def write(step: SearchProgress) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            progress = Progress(min(step.done, step.total), step.total, "steps of the search")
+            sys.stderr.write(f"{PROGRESS_MARKER} {documents.dumps(progress)}\n")
+            sys.stderr.flush()
+            due = time.monotonic() + _REPORT_SECONDS
+
+    return write
 
 
 def main(concurrent: int, *, gives_way: bool = True) -> int:
@@ -247,7 +276,7 @@ def main(concurrent: int, *, gives_way: bool = True) -> int:
         limit_memory(allowed)
     request = PlanningRequest(**json.load(sys.stdin))
     try:
-        answer = search(request)
+        answer = search(request, None if gives_way else progress_writer())
     except NoFeasiblePlan as refusal:
         answer = str(refusal)
         sys.stdout.write(answer)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from trainwright.worker_api import Progress
 from trainwright_operator.api.installation import InstallationRules
 from trainwright_operator.api.quantities import whole_number
 from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
@@ -171,6 +172,7 @@ class PodFacts:
         required_maps: ConfigMaps that the pod needs to start, while it is bound and has not started.
         reports: whether its log holds the gang's report.
         job_uid: uid of the job that owns it; empty where that is not its direct owner.
+        shown_as: its name in sentences where it is no pod of Kubernetes; empty where it is.
     """
 
     name: str
@@ -194,6 +196,7 @@ class PodFacts:
     reports: bool = False
     uid: str = ""
     job_uid: str = ""
+    shown_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +350,9 @@ class PlannerState(StrEnum):
 class PlannerFacts:
     """Search process with its request (`key`) and answer (a `PlannedTrials` document).
 
-    `ahead`: number of other plans' searches queued before it.
+    Attributes:
+        ahead: number of other plans' searches queued before it.
+        progress: of a running search, where it is known.
     """
 
     state: PlannerState = PlannerState.IDLE
@@ -356,11 +361,12 @@ class PlannerFacts:
     answer: str = ""
     message: str = ""
     ahead: int = 0
+    progress: Progress | None = None
 
     def ended(self, state: PlannerState, text: str) -> PlannerFacts:
         """Return the search as it ended. `text`: its answer, or why it has none."""
         answer, message = (text, "") if state is PlannerState.DONE else ("", text)
-        return replace(self, state=state, answer=answer, message=message)
+        return replace(self, state=state, answer=answer, message=message, progress=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class GangProcess:
                 reports=not index,
                 uid=f"{self.name}-{index}",
                 job_uid=self.name,
+                shown_as=f"gang {self.name}",
             )
             for index in range(manifest["nodes"])
         ]

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from trainwright.report.units import duration
+from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow import decide as flow
 from trainwright_operator.flow.actions import EmitEvent, SetStatus
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.phases.discovery import explain_none_usable, inspect_all
+from trainwright_operator.flow.gangs.worker_log import parse_progress
+from trainwright_operator.flow.phases.discovery import inspect_all
 from trainwright_operator.flow.reasons import NEEDS_ACTION, Reason
 from trainwright_operator.flow.snapshot import PlannerState, Snapshot
 from trainwright_operator.local.apply import Applier
@@ -65,9 +67,10 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
         plan = TunedPlan.load(manifest, machine, folder, cache_folder() / "measurements")
         devices, left_out = inspect_all(observe(plan, datetime.now(UTC)), manifest.spec)
         if not devices.nodes:
-            raise ValueError(f"{path}: {explain_none_usable(left_out).message}")
+            reasons = "; ".join(dict.fromkeys(node.reason for node in left_out))
+            raise ValueError(f"{path}: none of this machine's devices can be used: {reasons}")
         ChosenDevices.of(machine).store(folder)
-        terminal = Terminal(folder, sys.stdout if stream is None else stream)
+        terminal = Terminal(folder, sys.stdout if stream is None else stream, plan.status)
         for sentence in machine.left_out:
             terminal.line(f"left out: {sentence}")
         terminal.line(f"{manifest.name}: {describe_devices(devices)} of this machine")
@@ -125,10 +128,17 @@ class Loop:
         now = datetime.now(UTC)
         todo = flow.decide(snapshot, now)
         for action in todo:
+            if isinstance(action, SetStatus):
+                self._terminal.show_ended_trials(action.status)
             self._applier.apply(action, now)
         self._lock.write(" ".join(str(gang.process_id) for gang in self._plan.running))
-        self._terminal.show_progress(self._plan.status)
+        self._terminal.show_progress(self._plan.status, self._gang_progress())
         return any(not isinstance(action, SetStatus | EmitEvent) for action in todo)
+
+    def _gang_progress(self) -> Progress | None:
+        """Return how far the gang is that runs, by its log."""
+        logs = [gang.pods[0].log for gang in self._plan.running]
+        return parse_progress(logs[0]) if logs and logs[0] is not None else None
 
     def _wait(self) -> None:
         """Wait until a process ends, a signal comes, or it is time to look again."""
@@ -137,7 +147,7 @@ class Loop:
             time.sleep(_POLL_SECONDS)
 
     def _activity(self) -> tuple[int, PlannerState]:
-        return len(self._plan.running), self._plan.search.facts.state
+        return len(self._plan.running), self._plan.search.state
 
     def _find_dead_end(self) -> str:
         """Return what the plan waits for in vain: nobody but the user can bring it about."""

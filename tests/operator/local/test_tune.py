@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from trainwright_operator.local.apply import Applier
 
 pytestmark = pytest.mark.timeout(300)
 Tune = Callable[..., int]
+CLUSTER_WORDS = re.compile(r"\b(pods?|nodes?|containers?|kubectl|ConfigMaps?|image)\b")
 PlanFile = Callable[..., Path]
 
 
@@ -43,9 +45,30 @@ def test_plan_goes_to_a_winner_and_a_second_run_starts_nothing(tune: Tune, plan_
     assert set(states_of(path)) == {"Succeeded"}
     assert {"plan.json", "launch.sh"} <= {file.name for file in (folder / "winner").iterdir()}
     assert shown.getvalue().strip().endswith("says nothing about GPUs.")
+    assert (
+        len(re.findall(r"trial candidate-\d: predicted \S+ m?s, measured 1\.\d+ s \(\S+%\): pp", shown.getvalue())) == 2
+    )
+    assert not CLUSTER_WORDS.search(shown.getvalue())
     gangs, before = folder / "gangs", time.time_ns()
     assert tune(path, stream=io.StringIO()) == loop.ANSWERED
     assert all((gang / "order.json").stat().st_mtime_ns < before for gang in gangs.iterdir())
+
+
+class LiveTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_shows_a_bar_of_each_long_step(
+    tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    shown = LiveTerminal()
+    assert tune(plan_file(), stream=shown) == loop.ANSWERED
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    for step in ("links", "profiles", "search", "trials"):
+        assert re.search(rf"^{step}\b.*[━╸]", drawn.replace("\r", "\n"), re.MULTILINE), step
+    assert "begun" not in drawn
 
 
 def test_failed_trials_end_with_1_and_the_cause(
@@ -55,7 +78,10 @@ def test_failed_trials_end_with_1_and_the_cause(
     path, shown = plan_file(), io.StringIO()
     assert tune(path, stream=shown) == loop.FAILED
     assert "Crashed" in {trial.get("reason") for trial in status_of(path)["trials"]}
+    assert "trial candidate-1: predicted 775.4 ms; Failed: gang tiny-" in shown.getvalue()
     assert "crashed as asked" in shown.getvalue()
+    assert str(path.parent / ".trainwright" / "tiny" / "gangs") in shown.getvalue()
+    assert not CLUSTER_WORDS.search(shown.getvalue())
 
 
 def test_plan_that_does_not_fit_ends_with_3(tune: Tune, plan_file: PlanFile) -> None:
@@ -160,7 +186,7 @@ def test_plan_waits_while_another_one_measures(tune: Tune, plan_file: PlanFile) 
     fcntl.flock(file, fcntl.LOCK_EX)
     threading.Timer(3.0, file.close).start()
     assert tune(path, stream=shown) == loop.ANSWERED
-    assert "WaitingForCapacity" in shown.getvalue()
+    assert "links: waits for another `trainwright tune`" in shown.getvalue()
 
 
 def test_state_of_another_version_is_refused(tune: Tune, plan_file: PlanFile) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from trainwright_operator import memory_limit, search_process
 memory_limit.CONTAINER_LIMIT = Path(sys.argv[1])
 search_process.PlanningRequest = lambda **_: None
-search_process.search = lambda request: str(bytearray(int(sys.argv[2])))
+search_process.search = lambda request, report: str(bytearray(int(sys.argv[2])))
 sys.stdin = io.StringIO("{}")
 sys.exit(search_process.main(concurrent=1))
 """

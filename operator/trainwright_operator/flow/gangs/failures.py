@@ -171,7 +171,7 @@ def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
     ended = (c for c in pod.containers if c.exit_code not in (None, 0) and c.termination_reason != _CONTAINER_GONE)
     container = next(ended, None)
     failure = worker_log.parse_failure(container.termination_message) if container else None
-    where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
+    where = pod.shown_as or f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
     cause = ": ".join(part for part in (pod.reason, pod.message) if part) or "none of its containers exited"
     evicted = _failure_with_message(Reason.POD_LOST, f"{where} failed: {cause}")
     if container is None:

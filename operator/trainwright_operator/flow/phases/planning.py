@@ -177,7 +177,7 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
     explanation = explain(Reason.RUNNING, what=f"search {request.planner} {doing}")
     # Most edits that need a new search plan the running trial again; the next phase deletes it where this one did not.
     live_gangs = trial_gangs.gangs_under_way(context)
-    return Waiting(explanation, Progress(0, 1, "search"), live_gangs, actions=actions)
+    return Waiting(explanation, planner.progress or Progress(0, 1, "search"), live_gangs, actions=actions)
 
 
 def _known_starts(stored_cluster: StoredConfigMap | None, request_text: str) -> tuple[datetime | None, int]:
