@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainwright.quantity import format_bytes
-from trainwright_worker.layers.custom_boundaries import Float32Outputs
+from trainwright_worker.layers.custom_boundaries import Float32Outputs, HandedOn
 from trainwright_worker.layers.custom_checks import (
     check_boundary,
     check_float32_fields,
@@ -60,7 +60,7 @@ class CustomModel:
 
     Attributes:
         layers: functions without arguments (classes, partials, lambdas), each of which builds one layer, a separate torch
-            module. A layer takes the tensor, or the tensors of the tuple, that the previous layer returned. The first layer
+            module. A layer takes the tensor or dict of tensors, or those of the tuple, that the previous layer returned. The first layer
             takes all fields of the rows except `targets`, in their order; the last takes `targets` as an additional last
             argument and returns each row's mean loss, shape (rows,); or a tuple of each row's sum of losses and its weight,
             without a gradient, such as the number of its tokens that count: the training's loss is the sum over the batch of
@@ -114,18 +114,21 @@ class CustomLayer(Layer):
         number: its place in the model.
         reads: fields passed to the module after the boundary.
         whole_names: what it has of the whole model.
+        takes, hands_on: arguments of the module, and of the next one, that hold the tensors of boundaries.
     """
 
     draws_random_numbers = True
     has_pure_forward = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a layer's place, and what it takes and hands on)
         self,
         number: int,
         module: nn.Module,
         reads: tuple[str, ...],
         whole_names: WholeNames,
         *,
+        takes: HandedOn,
+        hands_on: HandedOn | None,
         is_last: bool,
     ) -> None:
         super().__init__()
@@ -133,6 +136,7 @@ class CustomLayer(Layer):
         self.module = module
         self.reads = reads  # type: ignore[misc] # known when the user's model is built
         self.whole_names = whole_names
+        self.takes, self.hands_on = takes, hands_on
         self.is_last = is_last
 
     def checkpoint_name(self, layer: int, attribute: str) -> str:
@@ -170,14 +174,26 @@ class CustomLayer(Layer):
         """Place and class, as sentences name it."""
         return f"layer {self.number} ({self.class_name})"
 
+    def call(self, tensors: Sequence[Tensor]) -> Any:
+        """Return what the user's module makes of the boundary's tensors and the fields."""
+        count = self.takes.tensors
+        return self.module(*self.takes.arguments(tensors[:count]), *tensors[count:])
+
+    def compute(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors that it hands on, or its losses by row and their weights if it returns some."""
+        made = self.call(tensors)
+        if self.is_last or self.hands_on is None:
+            return made if isinstance(made, tuple) else (made,)
+        return self.hands_on.flatten(made, self.label)
+
     def forward(self, boundary: Boundary, data: Data) -> Output:
-        made = self.module(*boundary, *(data[field] for field in self.reads))
+        made = self.compute((*boundary, *(data[field] for field in self.reads)))
         if self.is_last:
-            losses, weights = made if isinstance(made, tuple) else (made, None)
+            losses, weights = made if len(made) == 2 else (made[0], None)
             absolute = losses.detach().abs().sum(dtype=torch.float32)
             weight = None if weights is None else weights.sum(dtype=torch.float64)
             return Output((), losses.sum(dtype=torch.float32), absolute, weight)
-        return Output(made if isinstance(made, tuple) else (made,))
+        return Output(made)
 
 
 def _name_in_module(attribute: str) -> str:
@@ -195,6 +211,7 @@ class CustomLayers:
         copied_weights: likewise those that are not trained: each of their layers has a copy, which stays equal.
         weight_shapes, frozen_names: by layer and the user's name.
         whole_names: what the layers have of the whole model.
+        handed_on: arguments that each layer hands on.
         weighs_rows: whether the last layer returns weights beside its losses.
     """
 
@@ -217,6 +234,7 @@ class CustomLayers:
         self.weight_shapes: list[dict[str, tuple[int, ...]]] = []
         self.frozen_names: list[set[str]] = []
         self.whole_names = WholeNames()
+        self.handed_on: list[HandedOn] = []
         try:
             self._boundaries = self._probe(probed, torch.device("meta"))
         except ValueError:  # deliberate: what the meta device lacks runs on the CPU; a user's error fails there, too
@@ -317,12 +335,21 @@ class CustomLayers:
         check_parameters(self, layer, module)
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
-        return CustomLayer(layer, module, reads, self.whole_names, is_last=is_last)
+        return CustomLayer(
+            layer,
+            module,
+            reads,
+            self.whole_names,
+            takes=self.handed_on[layer - 1] if layer else HandedOn(),
+            hands_on=self.handed_on[layer] if layer < len(self.handed_on) else None,
+            is_last=is_last,
+        )
 
     def _probe(self, rows: Mapping[str, Tensor], device: torch.device) -> list[_ProbedBoundary]:
         """Return the boundary after every layer, by running the layers in sequence; each is then freed."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
+        self.handed_on = []
         boundaries, parameters, frozen, shapes, frozen_names = [], [], [], [], []
         with torch.random.fork_rng(devices=[]), device, torch.no_grad():
             for layer in range(len(self)):
@@ -330,7 +357,7 @@ class CustomLayers:
                 check_weights_are_new(self, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
-                    result = layer_module.module(*arguments)
+                    result = layer_module.call(arguments)
                 except Exception as error:
                     raise self.failure(layer_module, arguments, error) from error
                 if layer_module.is_last:
@@ -339,6 +366,7 @@ class CustomLayers:
                     boundary = ()
                 else:
                     boundary = check_boundary(self, layer, result)
+                self.handed_on.append(HandedOn() if layer_module.is_last else HandedOn.of(result))
                 boundaries.append(
                     _ProbedBoundary(
                         tuple(tuple(value.shape[1:]) for value in boundary),

@@ -1,18 +1,80 @@
-"""Inputs of a user's layers, and number formats of what they hand on."""
+"""Inputs of a user's layers, and what they hand on: tensors, dicts of them, and number formats."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trainwright_worker.layers.custom_constants import constants
+from trainwright_worker.layers.custom_errors import ModelError
 from trainwright_worker.layers.layer import Boundary, to_device
 
 if TYPE_CHECKING:
     from trainwright_worker.layers.custom import CustomLayer, CustomLayers
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """Arguments that a layer hands on to the next one: tensors, and dicts of tensors.
+
+    Boundaries hold their tensors alone, those of a dict in the order of its sorted keys, which every process has.
+
+    Attributes:
+        keys: of each argument, in the order in which the layer made them; None of a tensor.
+    """
+
+    keys: tuple[tuple[Any, ...] | None, ...] = ()
+
+    @classmethod
+    def of(cls, result: Any) -> HandedOn:
+        """Return the arguments of what a layer returns."""
+        return cls(tuple(tuple(part) if isinstance(part, dict) else None for part in _parts(result)))
+
+    def __str__(self) -> str:
+        """Return kinds and keys: `(tensor, {mask, positions})`."""
+        parts = ("tensor" if keys is None else "{" + ", ".join(map(str, keys)) + "}" for keys in self.keys)
+        return f"({', '.join(parts)})"
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors."""
+        return sum(1 if keys is None else len(keys) for keys in self.keys)
+
+    def flatten(self, result: Any, layer: str) -> Boundary:
+        """Return the tensors of what a layer returns. Raises ModelError, which names it, if the arguments are others."""
+        made = HandedOn.of(result)
+        if [keys and set(keys) for keys in made.keys] != [keys and set(keys) for keys in self.keys]:
+            raise ModelError(
+                f"{layer} hands on {made}, but {self} when it was probed; it must hand on the same tensors and keys in every forward"
+            )
+        return flat_tensors(result)
+
+    def arguments(self, tensors: Sequence[Tensor]) -> Iterator[Tensor | dict[str, Tensor]]:
+        """Yield the arguments that hold these tensors."""
+        given = iter(tensors)
+        for keys in self.keys:
+            if keys is None:
+                yield next(given)
+            else:
+                values = {key: next(given) for key in sorted(keys)}
+                yield {key: values[key] for key in keys}
+
+
+def flat_tensors(result: Any) -> tuple[Any, ...]:
+    """Return what a layer returns without tuples and dicts."""
+    return tuple(
+        value
+        for part in _parts(result)
+        for value in ((part[key] for key in sorted(part)) if isinstance(part, dict) else (part,))
+    )
+
+
+def _parts(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def example_inputs(
@@ -50,7 +112,11 @@ class Float32Outputs:
         layers, before = self._layers, number - 1
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = layers.make_module(number).module
-        given = (layers.boundary(before), layers.formats(before, torch.bfloat16)) if number else ()
+        given = (
+            (layers.handed_on[before], layers.boundary(before), layers.formats(before, torch.bfloat16))
+            if number
+            else ()
+        )
         return repr(module), constants(module), given, number == len(layers) - 1
 
     def _find(self, number: int) -> tuple[bool, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainwright_worker.layers.custom_boundaries import flat_tensors
 from trainwright_worker.layers.custom_errors import format_value
 from trainwright_worker.layers.custom_sharing import EXAMPLE
 from trainwright_worker.layers.layer import Boundary, dtype_name
@@ -94,7 +95,11 @@ def check_weights_are_new(layers: CustomLayers, made: CustomLayer) -> None:
 
 
 def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
-    boundary = result if isinstance(result, tuple) else (result,)
+    for part in result if isinstance(result, tuple) else (result,):
+        if isinstance(part, dict) and not all(isinstance(key, str) for key in part):
+            key = next(key for key in part if not isinstance(key, str))
+            raise layers.error(f"layer {layer} returns a dict with the key {key!r}; give its tensors names")
+    boundary = flat_tensors(result)
     for value in boundary or (result,):
         if (
             not isinstance(value, Tensor)
@@ -103,7 +108,7 @@ def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
         ):
             raise layers.error(
                 f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
-                f"rows ({layers.probed_rows} here), got {format_value(value)}"
+                f"rows ({layers.probed_rows} here), or dicts of such tensors, got {format_value(value)}"
             )
     if not any(value.is_floating_point() for value in boundary):
         raise layers.error(

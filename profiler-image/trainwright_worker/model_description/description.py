@@ -169,7 +169,10 @@ def _boundaries(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
     """Return shapes and formats of what a layer takes and hands on."""
     numbers = (number - 1, number) if number else (number,)
     dtypes = [torch.float32] if half is None else [torch.float32, half]
-    return tuple((layers.boundary(layer), *(layers.formats(layer, dtype) for dtype in dtypes)) for layer in numbers)
+    return tuple(
+        (layers.handed_on[layer], layers.boundary(layer), *(layers.formats(layer, dtype) for dtype in dtypes))
+        for layer in numbers
+    )
 
 
 def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> _Counted:

@@ -94,7 +94,7 @@ def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -
         in_format(layer, dtype)
         arguments = _arguments(layers, layer, dtype)
         with watching(layers, layer):
-            results = outputs(layer, arguments)
+            results = layer.compute(arguments)
         if not layer.is_last:
             for value, expected in zip(results, layers.formats(number, dtype), strict=False):
                 if value.is_floating_point() and value.dtype is not expected:
@@ -116,12 +116,6 @@ def in_format(layer: CustomLayer, dtype: torch.dtype) -> None:
     """Convert the weights alone, as the executor does."""
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def outputs(layer: CustomLayer, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return what the user's module hands on, or its losses by row."""
-    made = layer.module(*arguments)
-    return made if isinstance(made, tuple) else (made,)
 
 
 def _arguments(layers: CustomLayers, layer: CustomLayer, dtype: torch.dtype) -> list[Tensor]:
@@ -147,7 +141,7 @@ def refuse_tensors_left_behind(layers: CustomLayers, layer: CustomLayer, argumen
     layer.to("meta")
     try:
         with torch.no_grad(), torch.device("meta"):
-            outputs(layer, [value.detach().to("meta") for value in arguments])
+            layer.compute([value.detach().to("meta") for value in arguments])
     except Exception as error:  # deliberate: what needs values does not run there
         if "is not on the expected device" in str(error):
             raise layers.error(

@@ -22,7 +22,6 @@ from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomN
 from trainwright_worker.model_description.formats import (
     ProductFormats,
     in_format,
-    outputs,
     watching,
 )
 
@@ -279,10 +278,10 @@ class LayerRuns:
         ):
             if recompute:  # as the executor does it
                 with torch.no_grad(), RowRandomNumbers(chosen, self.drawn):
-                    handed_on = [value.clone() for value in outputs(self.layer, [value.clone() for value in arguments])]
+                    handed_on = [value.clone() for value in self.layer.compute([value.clone() for value in arguments])]
                 self._restore()
             with RowRandomNumbers(chosen, self.drawn):
-                made = outputs(self.layer, arguments)
+                made = self.layer.compute(arguments)
         tracked = [(place, value) for place, value in enumerate(made) if value.requires_grad]
         if tracked:
             torch.autograd.backward(
@@ -309,7 +308,7 @@ class LayerRuns:
                 *to_device(self.data, torch.device("cpu"), dtype, self.layers.model.keep_float32).values(),
             ]
             with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):
-                return [value.float() for value in outputs(layer, arguments)]
+                return [value.float() for value in layer.compute(arguments)]
 
     def _gradient(self, place: int, value: Tensor, rows: Sequence[int]) -> Tensor:
         """Return the gradient with which these rows of a result are given back."""
