@@ -178,6 +178,7 @@ class LayerKind:
         shared_parameters: size of that weight.
         workspace_bytes_per_row: what a layer of a user's model takes for a moment besides what it saves.
         buffer_bytes: of a user's layer, whole on every rank that computes it.
+        changed_buffer_bytes: those of them that its forward changes.
         forward_kernels, backward_kernels: operators of torch that a user's layer issues; 0: as many as its operators.
         frozen_parameters: parameters of a user's layer that are not trained.
         without_backward: whether a user's layer and all before it are frozen, so that no backward is computed.
@@ -190,6 +191,7 @@ class LayerKind:
     shared_parameters: int = 0
     workspace_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
     buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
+    changed_buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
     forward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     backward_kernels: Annotated[int, OMITTED_DEFAULT] = 0
     output_bytes_per_row: Annotated[int, OMITTED_DEFAULT] = 0
@@ -215,6 +217,11 @@ class LayerKind:
         if self.without_backward:
             return 0.0
         return 1 - self.frozen_parameters / self.parameters / 2 if self.frozen_parameters else 1.0
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of buffers whose values a recomputed forward keeps for its backward."""
+        return 0 if self.without_backward else self.changed_buffer_bytes
 
     @cached_property
     def split_parameters(self) -> int:

@@ -76,7 +76,7 @@ def test_counts_on_the_meta_device_equal_a_real_forward(entrypoint: str, toleran
         shapes = layers.boundary(number - 1) if number else ()
         boundary = tuple(torch.randn(rows, *shape, requires_grad=True) for shape in shapes)
         data = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
-        return activation_bytes(lambda: layer(boundary, data), layer, (*boundary, *data.values()))
+        return activation_bytes(lambda: layer(boundary, data), layer.parameters(), (*boundary, *data.values()))
 
     for kind in model.kinds:
         number = model.layers.index(kind.name)

@@ -13,7 +13,7 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import Runtime
 from trainwright.strategy import Strategy
@@ -47,10 +47,10 @@ def context(model: Model, measured: Profiles) -> CostContext:
     return CostContext(model, CLUSTER, measured, "sgd", Runtime(gradient_dtype=Dtype.FLOAT32))
 
 
-def predicted(model: Model, measured: Profiles, *, recompute: bool = False) -> int:
+def predicted(model: Model, measured: Profiles, *, recompute: bool = False, **fields) -> int:
     """Return the peak bytes of one stage of two micro-batches."""
     run = LayerRun(0, len(model.layers), Strategy(1, 1, recompute=recompute), (ROWS,))
-    plan = Plan(len(model.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage((Device("node", 0),), (run,)),)),))
+    plan = Plan(len(model.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage((Device("node", 0),), (run,)),)),), **fields)
     return estimate_with_context(plan, context(model, measured)).peak_memory_bytes
 
 
@@ -88,6 +88,34 @@ def test_described_buffers_count_for_every_layer() -> None:
     without = replace(model.family, kinds=tuple(replace(kind, buffer_bytes=0) for kind in model.family.kinds))
     more = predicted(model, Profiles(tuple(layers))) - predicted(Model.of(without), Profiles(tuple(layers)))
     assert more == 3 * model.kinds[1].buffer_bytes
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_buffers_that_forwards_change_are_kept_for_recompute(
+    make, executor, recompute: bool, schedule: Schedule
+) -> None:
+    """Each of three layers keeps the values of one per micro-batch in flight, two under GPipe, and one layer those of now."""
+    model = Model.of(describe("buffered_models:banks", check_seconds=0, dtypes=[torch.float32]))
+    assert [kind.changed_buffer_bytes for kind in model.kinds] == [0, 4 * 4096 * 8, 0]
+    one = executor(model, recompute=recompute, schedule=schedule)
+    one.run_iteration(one.make_batch(0))
+    batch = one.make_batch(1)
+    buffers = [buffer for layer in one.stage.layers for buffer in layer.module.buffers()]
+    resident = [*one.optimizer.resident_tensors, *buffers, *batch.tensors]
+    peak = measure_peak_bytes(lambda: one.run_iteration(batch), resident, CPU)
+    assert predicted(model, profiles(make, model), recompute=recompute, schedule=schedule) == pytest.approx(
+        peak, rel=0.03
+    )
+
+
+def test_searches_count_the_buffers_that_the_exact_estimate_keeps(make) -> None:
+    model = Model.of(describe("buffered_models:banks", check_seconds=0, dtypes=[torch.float32]))
+    tables = StageTables(context(model, profiles(make, model)), StageSpans(model, tuple(range(len(model.layers) + 1))))
+    inputs, bank = 4 * 8 * ROWS, 4 * 4096 * 8
+    for kept, first, end in zip(tables.recomputed_bytes(1, ROWS), *tables.spans.layers, strict=True):
+        blocks = sum(1 <= layer < 4 for layer in range(first, end))
+        assert kept == (end - max(first, 1)) * inputs + blocks * bank, (first, end)
 
 
 def test_attention_is_described_as_fused_kernels_compute_it(own_gpt: Model) -> None:

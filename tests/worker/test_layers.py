@@ -122,4 +122,4 @@ def test_activations_are_counted_once_and_without_weights() -> None:
     layer = nn.Linear(10, 20)
     hidden = torch.randn(3, 10, requires_grad=True)
     # Linear stores its input, tanh its output.
-    assert activation_bytes(lambda: torch.tanh(layer(hidden)), layer, [hidden]) == 4 * (3 * 10 + 3 * 20)
+    assert activation_bytes(lambda: torch.tanh(layer(hidden)), layer.parameters(), [hidden]) == 4 * (3 * 10 + 3 * 20)

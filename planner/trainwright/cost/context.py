@@ -185,7 +185,7 @@ class CostContext:
     def workspace_bytes(self, kind: LayerKind, rows: int) -> float:
         """Return what a layer of a user's model takes for a moment, on the accelerator where that is the most.
 
-        It is the measured peak beyond the training state of the worker, which measures it, and beyond what the layer saves; else
+        It is the measured peak beyond training state and buffers of the worker, which measures it, and beyond what the layer saves; else
         what its description counted. 0 for layers of families, of which a formula knows that only losses take some.
         """
         if not self.counts_layer_workspace:
@@ -193,7 +193,7 @@ class CostContext:
         key = (kind.name, rows)
         if key not in self._workspace_bytes:
             per_value = ValueBytes.of(self.model, self.optimizer, Dtype.FLOAT32)
-            state = per_value.unsharded_state(kind.trained_parameters, kind.frozen_parameters)
+            state = per_value.unsharded_state(kind.trained_parameters, kind.frozen_parameters) + kind.buffer_bytes
             measured = [
                 self.profiles.workspace_bytes(accelerator.name, kind.name, 1, rows, state)
                 for accelerator in self.cluster.accelerators

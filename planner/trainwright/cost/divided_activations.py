@@ -133,9 +133,12 @@ class DividedActivations:
             )
         return self._input_row_bytes[key]
 
-    def chosen_input_row_bytes(self, tensor: int) -> NDArray[np.float64]:
-        """Return `[layer]` bytes of one row of its input that a rank keeps for recompute in the plans that searches make."""
-        return np.array(self._kept_row_bytes(tensor, divides=self.chosen_at(tensor)), dtype=np.float64)
+    def chosen_recomputed_bytes(self, tensor: int, rows: int) -> NDArray[np.float64]:
+        """Return `[layer]` bytes of inputs and buffers that a rank keeps for recompute in the plans that searches make."""
+        inputs = np.array(self._kept_row_bytes(tensor, divides=self.chosen_at(tensor)), dtype=np.float64)
+        snapshots = [float(self.model.kind(name).snapshot_bytes) for name in self.model.layers]
+        kept: NDArray[np.float64] = rows * inputs + snapshots
+        return kept
 
     def gathered_output_row_bytes(self, last: LayerRun, *, stays_divided: bool) -> float:
         """Return the bytes of a rank's slice of one row of a stage's output; 0 unless it is saved and sent whole."""

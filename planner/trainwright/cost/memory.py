@@ -198,10 +198,10 @@ def _layer_workspace_bytes(stage: Stage, rows: Sequence[int], accelerator: str, 
             kind = context.model.kind_of(layer)
             split = context.divided_activations.split(kind, run.strategy)
             saved = context.layer_cost(accelerator, kind, split, count).activation_bytes
-            recomputed = saved if run.strategy.recompute else 0.0
+            recomputed = saved + kind.snapshot_bytes if run.strategy.recompute else 0.0
             most = max(most, context.workspace_bytes(kind, count) + recomputed - freed)
             largest_recomputed = max(largest_recomputed, recomputed)
-            freed += count * inputs[layer] if run.strategy.recompute else saved
+            freed += count * inputs[layer] + kind.snapshot_bytes if run.strategy.recompute else saved
     return round(max(most - largest_recomputed, 0.0))
 
 
@@ -212,15 +212,16 @@ def _activation_bytes(
     buffers = _boundary_buffer_bytes(stage, rows, context, divided_sides)
     per_micro_batch = largest_recomputed = 0.0
     for run, count in zip(stage.layers, rows, strict=True):
-        saved = largest = 0.0
+        saved = largest = snapshots = 0.0
         for kind, number in context.kind_counts(run.first, run.end):
             split = context.divided_activations.split(kind, run.strategy)
             size = context.layer_cost(accelerator, kind, split, count).activation_bytes
             saved += number * size
-            largest = max(largest, size)
+            largest = max(largest, size + kind.snapshot_bytes)
+            snapshots += number * kind.snapshot_bytes
         by_layer = context.divided_activations.input_row_bytes(run.strategy)
         inputs = count * sum(by_layer[run.first : run.end])
-        run_bytes = activation_bytes(saved, inputs, largest, recompute=run.strategy.recompute)
+        run_bytes = activation_bytes(saved, inputs + snapshots, largest, recompute=run.strategy.recompute)
         per_micro_batch += run_bytes.per_micro_batch
         largest_recomputed = max(largest_recomputed, run_bytes.once)
     return InFlightBytes(per_micro_batch + buffers.per_micro_batch, largest_recomputed + buffers.once)

@@ -124,7 +124,8 @@ class InFlightBytes(Generic[Bytes]):
 def activation_bytes(saved: Bytes, inputs: Bytes, largest: Bytes, *, recompute: bool) -> InFlightBytes[Bytes]:
     """Return the activations of layers that save `saved` bytes for the backward.
 
-    Recomputed layers keep their inputs, plus the activations of one layer at a time, at most the `largest`.
+    Recomputed layers keep their inputs, with the values of buffers that forwards change, plus the activations of one layer at
+    a time and its buffers' values of then, at most the `largest`.
     """
     return InFlightBytes(inputs, largest) if recompute else InFlightBytes(saved, 0 * largest)
 

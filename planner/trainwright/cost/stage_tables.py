@@ -113,7 +113,7 @@ class StageTables:
     context: CostContext
     spans: StageSpans
     _resident: dict[int, Array] = field(default_factory=dict)
-    _inputs: dict[int, Array] = field(default_factory=dict)
+    _recomputed: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     def resident_values(self, tensor: int) -> Array:
         """Return `[span]` trained parameters resident on a rank."""
@@ -127,11 +127,17 @@ class StageTables:
         values: Array = self.context.divided_at(1).frozen_values[self.spans.layers]
         return values
 
-    def input_row_bytes(self, tensor: int) -> Array:
-        """Return `[span]` bytes of one row that recomputed layers store."""
-        if tensor not in self._inputs:
-            self._inputs[tensor] = self.spans.sums(self.context.divided_activations.chosen_input_row_bytes(tensor))
-        return self._inputs[tensor]
+    def recomputed_bytes(self, tensor: int, rows: int) -> Array:
+        """Return `[span]` bytes that recomputed layers store of a micro-batch."""
+        if (tensor, rows) not in self._recomputed:
+            by_layer = self.context.divided_activations.chosen_recomputed_bytes(tensor, rows)
+            self._recomputed[tensor, rows] = self.spans.sums(by_layer)
+        return self._recomputed[tensor, rows]
+
+    @cached_property
+    def snapshot_bytes(self) -> Array:
+        """`[kind]` bytes of buffers that a recompute sets aside while it has those of its first forward."""
+        return np.array([float(kind.snapshot_bytes) for kind in self.context.model.kinds])
 
     @cached_property
     def row_bytes(self) -> Array:

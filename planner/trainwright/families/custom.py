@@ -40,6 +40,13 @@ class CustomKind:
         OMITTED_DEFAULT,
     ] = 0.0
     buffer_bytes: Annotated[_Size, Doc("Bytes of its buffers."), OMITTED_DEFAULT] = 0
+    changed_buffer_bytes: Annotated[
+        _Size,
+        Doc(
+            "Bytes of the buffers that its forward changes: recompute keeps their values for each micro-batch in flight."
+        ),
+        OMITTED_DEFAULT,
+    ] = 0
 
     forward_kernels: Annotated[_Kernels, Doc("Operators of torch that its forward issues."), OMITTED_DEFAULT] = 0
     backward_kernels: Annotated[_Kernels, Doc("Operators of torch that its backward issues."), OMITTED_DEFAULT] = 0
@@ -163,6 +170,7 @@ class CustomKind:
             shared_parameters=self.shared_parameters,
             workspace_bytes_per_row=self.workspace_bytes_per_row,
             buffer_bytes=self.buffer_bytes,
+            changed_buffer_bytes=self.changed_buffer_bytes,
             forward_kernels=self.forward_kernels,
             backward_kernels=self.backward_kernels,
             output_bytes_per_row=self.output_bytes_per_row,

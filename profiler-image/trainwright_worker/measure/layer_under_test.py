@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainwright.cluster import Emulation
 from trainwright.layer import LayerKind
@@ -158,7 +158,10 @@ class LayerUnderTest:
         """Bytes that a forward stores for its backward, including its input."""
         if self.kind.without_backward:
             return 0
-        return activation_bytes(self.forward, self.layer, (*self.boundary, *self.data.values()))
+        # Those of a family's layer, such as tables of angles, are priced nowhere else.
+        buffers = self.layer.buffers() if self.kind.buffer_bytes else ()
+        resident = *self.layer.parameters(), *buffers
+        return activation_bytes(self.forward, resident, (*self.boundary, *self.data.values()))
 
     @property
     def parameter_bytes(self) -> int:
@@ -167,7 +170,8 @@ class LayerUnderTest:
     def peak_bytes(self) -> int:
         """Return the peak bytes of a whole iteration, by the device's memory counter or by tracking storages."""
         frozen = [tensor for flat_parameter in self.frozen for tensor in flat_parameter.resident_tensors]
-        resident = [*self.optimizer.resident_tensors, *frozen, *self.boundary, *self.data.values(), *self.gradients]
+        inputs = *self.boundary, *self.data.values(), *self.gradients
+        resident = [*self.optimizer.resident_tensors, *frozen, *self.layer.buffers(), *inputs]
         return measure_peak_bytes(self._run_iteration, resident, self.device)
 
     def _run_iteration(self) -> None:
@@ -189,15 +193,15 @@ def _random_boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.d
     return tuple(value.to(own) if integers is None else integers for value, own, integers in given)
 
 
-def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
-    """Return the bytes that a forward stores for its backward: each storage once, with the input, without the weights."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+def activation_bytes(forward: Callable[[], object], resident: Iterable[Tensor], inputs: Sequence[Tensor]) -> int:
+    """Return the bytes that a forward stores for its backward: each storage once, with the input, without what is resident."""
+    storages = {value.untyped_storage().data_ptr() for value in resident}
     stored_bytes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in inputs}
     live_tensors = []
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in storages:
             stored_bytes[storage.data_ptr()] = storage.nbytes()
             live_tensors.append(saved)  # keep it alive: addresses identify storages only while all of them live
         return saved

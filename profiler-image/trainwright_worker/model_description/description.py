@@ -30,7 +30,7 @@ from trainwright_worker.layers.layer import dtype_name
 from trainwright_worker.model_description.fingerprint import SECONDS, digests, first_difference, other_process
 from trainwright_worker.model_description.formats import FORMATS, check_formats
 from trainwright_worker.model_description.layer_runs import Findings
-from trainwright_worker.model_description.passes import buffer_bytes, count_passes
+from trainwright_worker.model_description.passes import buffer_bytes, changed_buffer_bytes, count_passes, storage_id
 from trainwright_worker.model_description.values import MAX_BYTES, ValueCheck
 
 CHECK_SECONDS = 120.0
@@ -206,6 +206,7 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
         saved_bytes_per_row=facts.saved_bytes,
         workspace_bytes_per_row=passes.workspace_bytes_per_row,
         buffer_bytes=buffer_bytes(layer),
+        changed_buffer_bytes=changed_buffer_bytes(layers, number, device),
         forward_kernels=passes.forward_kernels,
         backward_kernels=passes.backward_kernels,
         forward_moved_elements_per_row=passes.traffic.forward_elements,
@@ -237,12 +238,12 @@ def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int) -> _Forw
     boundary = layers.example(layer.number - 1, rows)
     rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
     data: Mapping[str, Tensor] = {field: value.to(torch.get_default_device()) for field, value in rows_by_field.items()}
-    weights = {_storage_id(parameter) for parameter in layer.parameters()}
-    stored = {_storage_id(value): value for value in (*boundary, *data.values())}
+    weights = {storage_id(parameter) for parameter in layer.parameters()}
+    stored = {storage_id(value): value for value in (*boundary, *data.values())}
 
     def store(saved: Tensor) -> Tensor:
-        if _storage_id(saved) not in weights:
-            stored[_storage_id(saved)] = saved  # keep it alive: addresses identify storages only while all of them live
+        if storage_id(saved) not in weights:
+            stored[storage_id(saved)] = saved  # keep it alive: addresses identify storages only while all of them live
         return saved
 
     with (
@@ -259,8 +260,3 @@ def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int) -> _Forw
 
 def _storage_numel(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
-
-
-def _storage_id(tensor: Tensor) -> int:
-    """Return an identifier of a tensor's storage among live ones; on the meta device addresses do not identify it."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - there is no public name for it

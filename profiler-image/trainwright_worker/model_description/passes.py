@@ -1,4 +1,4 @@
-"""Forward and backward of a user's layer without a GPU: its workspace, the operators that it issues, and its buffers."""
+"""Forward and backward of a user's layer without a GPU: its workspace, its operators, and the buffers that they change."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ _ROWS = {"meta": (8, 16), "cpu": (2, 4)}
 
 _NO_KERNEL = ("empty", "empty_like", "empty_strided", "_unsafe_view")
 """Operators of ATen besides views that only allocate or rename."""
+
+_STATISTICS: Final = ("running_mean", "running_var")
+"""Arguments that operators of batch normalisation change in training."""
 
 _PRODUCTS_AND_COPIES: Final = (
     *("mm", "matmul", "mv", "convolution", "attention", "linear"),
@@ -82,6 +85,50 @@ def _traffic(fewer: _Run, more: _Run, rows: int) -> Traffic:
 def buffer_bytes(layer: CustomLayer) -> int:
     """Return the bytes of a layer's buffers."""
     return sum(buffer.nbytes for buffer in layer.buffers())
+
+
+def changed_buffer_bytes(layers: CustomLayers, number: int, device: str) -> int:
+    """Return the bytes of the buffers that a layer's forward writes, or puts others in the place of."""
+    with made_on(layers, number, device) as layer:
+        before = {name: (buffer, storage_id(buffer)) for name, buffer in layer.named_buffers()}
+        if not before:
+            return 0
+        inputs = example_inputs(layers, layer, layers.probed_rows, torch.float32)
+        with torch.no_grad(), _Writes() as writes:
+            layer(*inputs)
+        behind = dict(layer.named_buffers())
+    return sum(
+        buffer.nbytes
+        for name, (buffer, storage) in before.items()
+        if storage in writes.storages or behind.get(name) is not buffer
+    )
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return an identifier of a tensor's storage among live ones; on the meta device addresses do not identify it."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - there is no public name for it
+
+
+class _Writes(TorchDispatchMode):
+    """Recorder of the storages that operators write, whether autograd notices or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        arguments = func._schema.arguments  # noqa: SLF001 - there is no public name for it
+        given = {**{argument.name: value for argument, value in zip(arguments, args, strict=False)}, **(kwargs or {})}
+        for argument in arguments:
+            alias = argument.alias_info
+            # Those of batch normalisation are not declared.
+            writes_statistics = argument.name in _STATISTICS and (given.get("training") or given.get("train"))
+            if (alias is not None and alias.is_write) or writes_statistics:
+                values = tree_leaves(given.get(argument.name))
+                self.storages |= {storage_id(value) for value in values if isinstance(value, Tensor)}
+        return func(*args, **(kwargs or {}))
 
 
 class _Moved(NamedTuple):

@@ -115,5 +115,22 @@ def late_counter() -> CustomModel:
     return model(LateCounter)
 
 
+class Bank(nn.Module):
+    """Large memory of former rows, which every forward moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(4096, WIDTH))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.bank.mul_(0.9).add_(hidden.mean(0))
+        return hidden
+
+
+def banks() -> CustomModel:
+    return model(Bank)
+
+
 def plain() -> CustomModel:
     return model(partial(nn.Linear, WIDTH, WIDTH))

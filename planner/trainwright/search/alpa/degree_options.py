@@ -223,8 +223,8 @@ class _MeshCosts:
             for saved in (
                 activation_bytes(
                     self._spans.sums(self._by_layer(stored)),
-                    self.rows * self.stages.input_row_bytes(tensor),
-                    self._spans.largest(stored),
+                    self.stages.recomputed_bytes(tensor, self.rows),
+                    self._spans.largest(stored + self.stages.snapshot_bytes),
                     recompute=recompute,
                 )
                 for recompute in (False, True)

@@ -105,11 +105,11 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
 
 
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
-    """Return [layer] bytes per device of training state, and of one row's input."""
+    """Return [layer] bytes per device of training state, and of what one row keeps for recompute."""
     context = problem.cost_context
     values = layer_values(problem.model, context.divided_at(tensor).trained_parameters)
     frozen = layer_values(problem.model, lambda kind: kind.frozen_parameters)
-    inputs = context.divided_activations.chosen_input_row_bytes(tensor)
+    inputs = context.divided_activations.chosen_recomputed_bytes(tensor, 1)
     return context.value_bytes.unsharded_state(values, frozen), inputs
 
 

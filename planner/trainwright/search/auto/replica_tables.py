@@ -141,15 +141,16 @@ class ReplicaTables:
     def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
         by_layer = self._kind_costs(group, rows)[:, self.problem.cost_context.kind_numbers]
-        inputs = rows * self.problem.cost_context.divided_activations.chosen_input_row_bytes(group.tensor)
+        inputs = self.problem.cost_context.divided_activations.chosen_recomputed_bytes(group.tensor, rows)
         whole, recomputed = (
             activation_bytes(by_layer[3], inputs, by_layer[3], recompute=recompute) for recompute in (False, True)
         )
         return by_layer[0], np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 0.0)
 
     def largest_stored_bytes(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
-        """Return [index] stored bytes of the largest layer, per (group, rows)."""
-        largest: Array = np.stack([self._kind_costs(group, rows)[3] for group, rows in group_rows]).max(axis=1)
+        """Return [index] bytes of the largest layer while it is recomputed, per (group, rows)."""
+        stored = np.stack([self._kind_costs(group, rows)[3] for group, rows in group_rows])
+        largest: Array = (stored + self.stage_tables.snapshot_bytes).max(axis=1)
         return largest
 
     def max_gathered_bytes(self, tensor: int) -> int:

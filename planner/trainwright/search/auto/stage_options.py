@@ -109,7 +109,7 @@ class StageOptions:
             ),
             largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
             workspace_bytes=np.stack([stages.workspace_bytes(cell.tensor, rows) for cell, rows in kind_of]),
-            input_bytes=np.stack([rows * stages.input_row_bytes(cell.tensor) for cell, rows in kind_of]),
+            input_bytes=np.stack([stages.recomputed_bytes(cell.tensor, rows) for cell, rows in kind_of]),
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
 

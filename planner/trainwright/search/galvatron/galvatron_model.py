@@ -352,7 +352,12 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     trained, per_value = parameters - kind.frozen_parameters, context.value_bytes
     shard = shard_values(trained, run.strategy.data)
     frozen = frozen_bytes(kind.frozen_parameters, run.strategy.sharding, run.strategy.data, per_value)
-    saved = activation_bytes(activations, input_bytes, activations, recompute=run.strategy.recompute)
+    saved = activation_bytes(
+        activations,
+        input_bytes + kind.snapshot_bytes,
+        activations + kind.snapshot_bytes,
+        recompute=run.strategy.recompute,
+    )
     return LayerBytes(
         saved.per_micro_batch,
         state_bytes(trained, shard, run.strategy.sharding, per_value, accumulates=accumulates).total + frozen,
