@@ -57,7 +57,7 @@ def search(request: PlanningRequest, report: Callable[[SearchProgress], None] | 
     Raise NoFeasiblePlan, or ValueError for an invalid request.
     """
     started = time.monotonic()
-    question = _question(request)
+    question = question_of(request)
     control = SearchControl.with_budget(request.budget_seconds, effort=request.effort, report=report)
     answer = compose(question, control)
     ordered_trials = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
@@ -104,7 +104,7 @@ def _why(answer: Answer) -> str:
     return sentence.removesuffix(".").removeprefix("It ")
 
 
-def _question(request: PlanningRequest) -> Question:
+def question_of(request: PlanningRequest) -> Question:
     """Return the question; what the search leaves of its budget is for the worth of nodes, where time is the objective.
 
     Its problems are in the number formats in which some accelerator has enough memory. Raise NoFeasiblePlan if there are none.
@@ -263,10 +263,10 @@ def progress_writer() -> Callable[[SearchProgress], None]:
     return write
 
 
-def main(concurrent: int, *, gives_way: bool = True) -> int:
-    """Answer one request.
+def begin(concurrent: int, *, gives_way: bool = True) -> int | None:
+    """Give this process its priority and its share of the memory, and return that; None without a limit.
 
-    `concurrent`: the number of searches that share the memory; `gives_way`: whether measurements run on this machine meanwhile.
+    `concurrent`: the number of processes that share the memory; `gives_way`: whether measurements run on this machine meanwhile.
     """
     if gives_way:
         os.nice(_NICENESS)
@@ -274,6 +274,12 @@ def main(concurrent: int, *, gives_way: bool = True) -> int:
     allowed = allowed_bytes(_SHARE / concurrent)
     if allowed is not None:
         limit_memory(allowed)
+    return allowed
+
+
+def main(concurrent: int, *, gives_way: bool = True) -> int:
+    """Answer one request; the arguments are those of `begin`."""
+    allowed = begin(concurrent, gives_way=gives_way)
     request = PlanningRequest(**json.load(sys.stdin))
     try:
         answer = search(request, None if gives_way else progress_writer())

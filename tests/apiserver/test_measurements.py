@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flow_world import World, node
+from kept_measurements import keep_measurements
 from operator_process import operator, until
 
-from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
-from trainwright_operator.kube.requests.manifests import config_map
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurement.md"
-
-
-def keep_measurements(api: Any, namespace: str, spec: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
-    """Create the ConfigMaps that a plan on these nodes keeps in the simulated cluster, and return their names."""
-    seen = tuple(
-        node(one["metadata"]["name"], annotations=one["metadata"]["annotations"], uid=one["metadata"]["uid"])
-        for one in nodes
-    )
-    digest = f"worker@sha256:{'1' * 64}"
-    world = World(
-        spec=TrainingPlanSpec.model_validate(spec), nodes=seen, image="worker:test", image_id=lambda *_: digest
-    )
-    kept: list[CreateConfigMap] = []
-    apply = world.apply
-    world.apply = lambda todo: (kept.extend(_measurements(todo)), apply(todo))[1]  # type: ignore[method-assign]
-    world.run()
-    plan = replace(world.snapshot().plan, namespace=namespace)
-    for one in kept:
-        api.create(config_map(plan, replace(one, annotations={})))  # the simulated cluster's time is long ago
-    return [one.name for one in kept]
-
-
-def _measurements(todo: list[Any]) -> list[CreateConfigMap]:
-    creations = (one for one in todo if isinstance(one, CreateConfigMap))
-    return [one for one in creations if one.role is StoredRole.MEASUREMENT]
 
 
 def test_plan_reuses_what_is_kept_and_kubectl_lists_it(equipped_api_server, namespace, training_plan, tmp_path) -> None:

@@ -66,7 +66,7 @@ def test_commands_run_without_kubernetes_and_torch_in_the_same_process() -> None
     program = (
         "import sys; sys.modules.update(torch=None, kubernetes=None, kopf=None, prometheus_client=None, urllib3=None);"
         "import trainwright.cli.tune, trainwright_operator.local.loop, trainwright_operator.search_process;"
-        "import trainwright.cli.watch, trainwright_operator.kubectl.watch"
+        "import trainwright.cli.watch, trainwright.cli.report, trainwright_operator.kubectl.watch, trainwright_operator.kubectl.report"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

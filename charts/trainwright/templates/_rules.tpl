@@ -54,7 +54,7 @@
   resources: [pods/log] # workers report on their standard output
   verbs: [get]
 - apiGroups: [""]
-  resources: [configmaps] # tasks for the workers, measured tables
+  resources: [configmaps] # tasks for the workers, measured tables, pages of answers
   verbs: [create, get, list, patch, delete]
 {{- if .Values.worker.networkPolicy }}
 - apiGroups: [networking.k8s.io]

@@ -56,6 +56,15 @@ class ConfigMapReference(StatusModel):
     """Name of the ConfigMap."""
 
 
+class ReportStatus(StatusModel):
+    """Page of the answer."""
+
+    config_map: Name | None = None
+    """Name of the ConfigMap that holds it under report.html.gz; absent where there is none."""
+    problem: Text | None = None
+    """Why there is none; absent where there is one."""
+
+
 class Progress(StatusModel):
     """Progress of the present phase."""
 
@@ -440,6 +449,8 @@ class TrainingPlanStatus(StatusModel):
     plan up again."""
     winner: Winner | None = None
     """The answer: the fastest plan, or the cheapest where search.objective is Cost."""
+    report: ReportStatus | None = None
+    """Page of the answer, which `trainwright report` writes; absent before it is drawn, which takes seconds."""
     job: HandedOverJob | None = None
     """The job that was handed over by spec.apply; it stays here, and as it is, whatever the spec asks for later, except that
     apply: Never ends and removes a job of the plan's own. While the condition Succeeded is not True, some of its objects may

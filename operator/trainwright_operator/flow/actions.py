@@ -23,6 +23,7 @@ class StoredRole(StrEnum):
     DOCUMENT = "document"
     HANDOVER = "handover"
     MEASUREMENT = "measurement"
+    PAGE = "page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,35 @@ class StartPlanner:
 
 
 @dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Request for the page of an answer, with its inputs as documents.
+
+    Attributes:
+        key: name of the ConfigMap that is to hold it.
+        plan: name of the TrainingPlan.
+        question: what was searched for; its ConfigMaps are those of the status.
+        planned: trials.
+        status: as JSON.
+        report: of the winner's trial; empty without one.
+    """
+
+    key: str
+    plan: str
+    namespace: str
+    question: PlanningRequest
+    planned: str
+    status: str
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPage:
+    """Start of the drawing of a page, in a process as a search's."""
+
+    request: PageRequest
+
+
+@dataclass(frozen=True, slots=True)
 class SetStatus:
     """Update of the plan's status, if it differs."""
 
@@ -186,6 +216,7 @@ Action = (
     | PinPod
     | DryRunJob
     | StartPlanner
+    | DrawPage
     | SetStatus
     | EmitEvent
     | DeletePlan

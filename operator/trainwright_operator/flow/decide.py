@@ -28,6 +28,7 @@ from trainwright_operator.flow.actions import (
     EventType,
     StoredRole,
 )
+from trainwright_operator.flow.answer_page import keep_page
 from trainwright_operator.flow.documents.config_map_data import MAX_BYTES, ConfigMapData
 from trainwright_operator.flow.documents.stored_documents import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
@@ -74,7 +75,7 @@ def _decide(context: ReconcileContext, upkeep: JobUpkeep) -> list[Action]:
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
         # A plan whose next discovery does not fit keeps its answer; status.cluster.change says which nodes changed.
-        replanned = _drop_oversized(node_changes.replan(context))
+        replanned = _drop_oversized(node_changes.replan(context)) or keep_page(context)
         return [*_deletions(context, frozenset()), *expiry, *with_job_status(context, upkeep, replanned)]
     steps = suspend(context) if context.is_suspended else _run_phases(context)
     actions = [action for step in steps for action in step.result.actions]

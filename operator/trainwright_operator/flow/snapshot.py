@@ -348,7 +348,7 @@ class PlannerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannerFacts:
-    """Search process with its request (`key`) and answer (a `PlannedTrials` document).
+    """Search process with its request (`key`) and answer (a `PlannedTrials` document), or that of a page.
 
     Attributes:
         ahead: number of other plans' searches queued before it.
@@ -362,6 +362,7 @@ class PlannerFacts:
     message: str = ""
     ahead: int = 0
     progress: Progress | None = None
+    is_page: bool = False
 
     def ended(self, state: PlannerState, text: str) -> PlannerFacts:
         """Return the search as it ended. `text`: its answer, or why it has none."""
@@ -438,6 +439,7 @@ class Snapshot:
         other_places: those of the namespace's other plans, where their number is limited.
         measurements: kept ones of the namespace, while the plan may reuse some.
         handed_over: objects of the winner's job that exist, while the plan owns them or they are being created.
+        draws_pages: whether pages of answers are drawn and stored.
         launchers: kinds of all launchers that can be used; empty where the spec may choose any of a cluster's.
     """
 
@@ -465,6 +467,7 @@ class Snapshot:
     measurements: tuple[StoredConfigMap, ...] = ()
     handed_over: tuple[HandedOverObject, ...] = ()
     launchers: tuple[str, ...] = ()
+    draws_pages: bool = False
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from trainwright_operator.api.conditions import Condition, ConditionType
-from trainwright_operator.api.status import DeviceSecondsStatus, Phase, Progress, TrainingPlanStatus
+from trainwright_operator.api.status import DeviceSecondsStatus, Phase, Progress, ReportStatus, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.gangs.placement_queue import queue_position
@@ -74,6 +74,7 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
     if context.plan.spec is not None and context.names.revision > 1:
         # The answer of before the nodes changed, until there is another one.
         fields.setdefault("winner", context.plan.status.winner)
+        fields.setdefault("report", _drawn_page(context.plan.status))
     if isinstance(last, Failed):
         trials = fields.get("trials", before.trials)
         fields["trials"] = tuple(skipped_by_failure(trial, *last.explanation) for trial in trials)
@@ -89,6 +90,11 @@ def _status(context: ReconcileContext, steps: Sequence[Step], upkeep: JobUpkeep 
             "device_seconds": _device_seconds(context),
         }
     )
+
+
+def _drawn_page(status: TrainingPlanStatus) -> ReportStatus | None:
+    """Return the page of the answer, if there is one; why there is none is not of the next answer."""
+    return status.report if status.report is not None and status.report.config_map is not None else None
 
 
 def _begins_phase(context: ReconcileContext, present: ConditionType) -> bool:

@@ -171,6 +171,8 @@ class Applier:
                 written = await self._create(plan, path, body, memory.back_off.last(_key(action)))
                 memory.done.clear()
                 self._cache.observe_stored(plan.uid, object_facts.stored_config_map(written))
+                if action.role is a.StoredRole.PAGE:
+                    self._searches.discard(plan.uid)
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((stored.resource_version for stored in snapshot.stored if stored.name == name), "")
                 seen = {"resourceVersion": version} if version else {}
@@ -204,6 +206,8 @@ class Applier:
                 memory.dry_run = DryRun(key)
             case a.StartPlanner(request=request):
                 self._searches.start(plan.uid, request)
+            case a.DrawPage(request=request):
+                self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
                 await self._set_status(plan, status)
             case a.EmitEvent():
@@ -234,6 +238,8 @@ class Applier:
                     await self._api.create(client.core_path("events", plan.namespace), event)
             case a.CreateConfigMap(name=name, role=a.StoredRole.MEASUREMENT):
                 logger.warning("the measurement %s is not kept: %s", name, error)
+            case a.CreateConfigMap(role=a.StoredRole.PAGE) if error.is_refusal:
+                self._searches.refuse_page(plan.uid, f"it could not be stored: {error}")
             case a.PinPod(name=name):
                 logger.warning("pod %s/%s was not assigned to its node: %s", plan.namespace, name, error)
             case a.EmitEvent():
@@ -368,7 +374,7 @@ def _key(action: a.Action) -> str:
             return f"{type(action).__name__} {action.manifest['kind']}"
         case a.AnnotateConfigMap():
             return f"{type(action).__name__} {action.name} {' '.join(action.annotations)}"
-        case a.SetStatus() | a.EmitEvent() | a.DeletePlan() | a.StartPlanner():
+        case a.SetStatus() | a.EmitEvent() | a.DeletePlan() | a.StartPlanner() | a.DrawPage():
             return type(action).__name__
         case a.PinPod():
             return f"{PIN_KEY} {action.name}"
@@ -386,7 +392,7 @@ def _is_done_without(action: a.Action, error: ApiError, memory: ReadCache) -> bo
             memory.refusals[action.name] = str(error)
         case a.DryRunJob() | a.CreateNetworkPolicy():
             return is_answer
-        case a.CreateConfigMap(role=a.StoredRole.MEASUREMENT):
+        case a.CreateConfigMap(role=a.StoredRole.MEASUREMENT | a.StoredRole.PAGE):
             return error.is_refusal
         case a.DeleteConfigMap() | a.DeleteJob() | a.DeletePlan():
             return error.is_missing

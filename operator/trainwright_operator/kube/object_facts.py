@@ -15,6 +15,7 @@ from trainwright.outside.plain_text import plain_line, without_controls
 from trainwright_operator.api.quantities import parse_quantity
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.documents.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.kueue import QUEUE_LABEL
 from trainwright_operator.flow.gangs.launchers.launcher import JobLauncher, PodPlace
@@ -319,9 +320,11 @@ def _container(status: dict[str, Any]) -> ContainerFacts:
 
 
 def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
+    """Convert a ConfigMap; a page's text, which no decision reads, is left out."""
     meta = config_map["metadata"]
     labels = meta.get("labels") or {}
-    compressed = {key: b64decode(text) for key, text in (config_map.get("binaryData") or {}).items()}
+    binary = {} if labels.get(ROLE_LABEL) == StoredRole.PAGE else config_map.get("binaryData") or {}
+    compressed = {key: b64decode(text) for key, text in binary.items()}
     return StoredConfigMap(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),

@@ -372,7 +372,7 @@ class Reconciler:
             self._snapshot_reader.node_cache.invalidate()
         effect.check()
         if is_finished(snapshot):
-            self._searches.discard(plan.uid)
+            self._searches.discard_search(plan.uid)
         if effect.has_changed:
             return _IMMEDIATE_REQUEUE_SECONDS
         pause, seconds = memory.back_off.pause(), requeue_after_seconds(snapshot, now)

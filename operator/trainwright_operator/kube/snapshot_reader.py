@@ -177,6 +177,7 @@ class SnapshotReader:
             planner=planner,
             failing=memory.failing,
             rules=self._settings.rules,
+            draws_pages=True,
         )
         snapshot = await self._with_nodes(await self._with_handed_over(snapshot), memory)
         return await self._with_measurements(snapshot, memory)

@@ -65,7 +65,7 @@ class Applier:
                 plan.set_status(action.status)
             case EmitEvent():
                 self._on_event(action)
-            case actions.CreateNetworkPolicy() | actions.DeletePlan() | actions.HandOverJob():
+            case actions.CreateNetworkPolicy() | actions.DeletePlan() | actions.HandOverJob() | actions.DrawPage():
                 pass  # the gangs' sockets are this machine's own; the answer stays; the winner is written as files
 
     def _create_map(self, action: actions.CreateConfigMap, now: datetime) -> None:

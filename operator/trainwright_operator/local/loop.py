@@ -34,6 +34,7 @@ from trainwright_operator.local.expected_time import (
 from trainwright_operator.local.file_lock import FileLock
 from trainwright_operator.local.gang_process import WORKER, is_worker, kill_group
 from trainwright_operator.local.manifest import Manifest, read_manifest
+from trainwright_operator.local.report import write_page
 from trainwright_operator.local.snapshot import observe
 from trainwright_operator.local.terminal import Terminal, describe_answer
 from trainwright_operator.local.tuned_plan import TunedPlan
@@ -171,6 +172,9 @@ class Loop:
         self._lock.write("")
         if status.winner is not None:
             write_winner(plan.manifest, status.winner, plan.folder)
+            problem = write_page(plan)
+            if problem:
+                self._terminal.line(f"no page of the answer: {problem}")
         on_cpu = status.cluster is not None and not plan.machine.has_gpus
         self._terminal.text(describe_answer(status, plan.folder, on_cpu=on_cpu))
         succeeded = status.condition(ConditionType.SUCCEEDED)

@@ -31,19 +31,21 @@ class Manifest:
 
     Attributes:
         identity: text that changes with the spec.
+        source: its file.
     """
 
     name: str
     spec: TrainingPlanSpec
     annotations: Mapping[str, str]
     identity: str
+    source: Path
 
 
 def read_manifest(path: Path) -> Manifest:
     """Return the TrainingPlan of a file. Raise ValueError with what is wrong with it, OSError where it cannot be read."""
     text = path.read_text(encoding="utf-8")
     try:
-        return _parse(_read_document(text))
+        return _parse(_read_document(text), path)
     except ValueError as error:
         raise ValueError(f"{path}: {plain_line(str(error))}") from None
 
@@ -67,7 +69,7 @@ def _read_document(text: str) -> dict[str, Any]:
     return document
 
 
-def _parse(document: Mapping[str, Any]) -> Manifest:
+def _parse(document: Mapping[str, Any], source: Path) -> Manifest:
     control = find_control(document)
     if control is not None:
         raise ValueError(f"{control[0]}: holds the control or invisible character {control[1]}; remove it")
@@ -84,9 +86,8 @@ def _parse(document: Mapping[str, Any]) -> Manifest:
     _refuse_cluster_fields(parsed)
     _check_whole(parsed)
     identity = json.dumps([spec, annotations], sort_keys=True, default=str)
-    return Manifest(
-        str(name), _with_series(parsed), {str(key): str(text) for key, text in annotations.items()}, identity
-    )
+    texts = {str(key): str(text) for key, text in annotations.items()}
+    return Manifest(str(name), _with_series(parsed), texts, identity, source)
 
 
 def _parse_spec(spec: Mapping[str, Any]) -> TrainingPlanSpec:

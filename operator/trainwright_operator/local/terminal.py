@@ -133,6 +133,8 @@ def _answer_lines(status: TrainingPlanStatus, folder: Path, *, on_cpu: bool) -> 
         yield f"What the processes of each gang wrote is in {folder / 'gangs'}."
     if status.winner is not None:
         yield f"The winner's files are in {folder / 'winner'}, the whole status is {folder / 'status.yaml'}."
+        if (folder / "winner" / "report.html").exists():
+            yield f"The answer as a page, with drawings: {folder / 'winner' / 'report.html'}"
     if on_cpu:
         yield "Measured on this machine's CPU: which plan wins here says nothing about GPUs."
 

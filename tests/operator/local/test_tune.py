@@ -43,7 +43,11 @@ def test_plan_goes_to_a_winner_and_a_second_run_starts_nothing(tune: Tune, plan_
     folder, status = path.parent / ".trainwright" / "tiny", status_of(path)
     assert status["winner"]["measuredSeconds"] > 0
     assert set(states_of(path)) == {"Succeeded"}
-    assert {"plan.json", "launch.sh"} <= {file.name for file in (folder / "winner").iterdir()}
+    assert {"plan.json", "launch.sh", "report.html"} <= {file.name for file in (folder / "winner").iterdir()}
+    assert str(folder / "winner" / "report.html") in shown.getvalue()
+    page = (folder / "winner" / "report.html").read_text(encoding="utf-8")
+    assert "How the best was found" in page
+    assert f"trainwright tune {path}" in page
     assert shown.getvalue().strip().endswith("says nothing about GPUs.")
     assert (
         len(re.findall(r"trial candidate-\d: predicted \S+ m?s, measured 1\.\d+ s \(\S+%\): pp", shown.getvalue())) == 2

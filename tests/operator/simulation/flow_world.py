@@ -120,6 +120,8 @@ class World:
     queue: SimulatedQueue = field(default_factory=SimulatedQueue)
     """Queue of a plan with queueName; plans may share it."""
     rules: InstallationRules = field(default_factory=InstallationRules)
+    draw: Callable[[a.PageRequest], str] | None = None
+    """How pages are drawn, where they are."""
 
     def __post_init__(self) -> None:
         self.now = START
@@ -180,6 +182,7 @@ class World:
             queue=self.queue.facts if self.spec.queue_name else None,
             rules=self.rules,
             measurements=tuple(self.measurements.values()),
+            draws_pages=self.draw is not None,
         )  # fmt: skip
         read = (self.winner_jobs.get(one.name) for one in objects_to_read(snapshot))
         return replace(snapshot, handed_over=tuple(one for one in read if one is not None))
@@ -278,6 +281,12 @@ class World:
                 except NoFeasiblePlan as refusal:
                     self.planner = PlannerFacts(PlannerState.INFEASIBLE, request.key, self.now, message=str(refusal))
                 except ValueError as error:  # the search process ends with its traceback
+                    self.planner = PlannerFacts(PlannerState.FAILED, request.key, self.now, message=str(error))
+            case a.DrawPage(request=request):
+                assert self.draw is not None
+                try:
+                    self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, self.draw(request))
+                except ValueError as error:
                     self.planner = PlannerFacts(PlannerState.FAILED, request.key, self.now, message=str(error))
             case a.SetStatus(status=status):
                 self.status = status

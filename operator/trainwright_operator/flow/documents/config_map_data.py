@@ -1,4 +1,4 @@
-"""Content of a ConfigMap, compressed where it is more text than a ConfigMap holds.
+"""Content of a ConfigMap, compressed where it is a page or more text than a ConfigMap holds.
 
 `document.json` is then `document.json.gz` in `binaryData`. Those that pods mount as files are never compressed.
 """
@@ -31,7 +31,8 @@ class ConfigMapData:
     def of(cls, creation: CreateConfigMap) -> ConfigMapData:
         """Return what is stored, in the form that former versions read where it fits."""
         plain = cls(creation.data)
-        if plain.bytes <= MAX_BYTES or creation.role in (StoredRole.TASK, StoredRole.HANDOVER):
+        is_small = plain.bytes <= MAX_BYTES and creation.role is not StoredRole.PAGE
+        if is_small or creation.role in (StoredRole.TASK, StoredRole.HANDOVER):
             return plain
         return cls(
             {}, {f"{key}{_SUFFIX}": gzip.compress(text.encode(), mtime=0) for key, text in creation.data.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
 from typing import Final
 from xml.etree.ElementTree import Element
 
@@ -150,7 +152,12 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
     shown = candidates[:MAX_ROWS]
     bands = [_band(each.candidate, problem) for each in shown]
     whole = max(
-        max(each.candidate.estimate.iteration_seconds, each.measured_seconds or 0.0, *(band or (0.0,)))
+        max(
+            each.candidate.estimate.iteration_seconds,
+            each.measured_seconds or 0.0,
+            *(band or (0.0,)),
+            *(each.measured_range or (0.0,)),
+        )
         for each, band in zip(shown, bands, strict=True)
     )
     is_measured = any(each.measured_seconds is not None for each in shown)
@@ -161,6 +168,7 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
         shapes = [
             *([] if band is None else [_range(band, whole)]),
             _dot("mark", predicted, whole),
+            *([] if each.measured_range is None else [_range(each.measured_range, whole, "measured-band")]),
             *([] if measured is None else [_dot("measured", measured, whole)]),
         ]
         error = (
@@ -181,7 +189,10 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
         f"{len(candidates) - len(shown)} of {len(candidates)} are left out." if len(shown) < len(candidates) else ""
     )
     marks = [("mark", "predicted, and the band in which 8 of 10 published runs lie" if any(bands) else "predicted")]
-    marks += [("measured", "measured")] if is_measured else []
+    has_range = any(each.measured_range is not None for each in shown)
+    marks += [
+        ("measured", "measured, from the shortest iteration to the longest" if has_range else "measured")
+    ] * is_measured
     return figure(
         "Shorter is better.",
         legend(*marks),
@@ -194,8 +205,31 @@ def _band(candidate: Candidate, problem: Problem) -> tuple[float, float] | None:
     return None if band is None else band.range_of(candidate.estimate.iteration_seconds)
 
 
-def _range(band: tuple[float, float], whole: float) -> Element:
-    return element("line", class_="band", x1=percent(band[0], whole), x2=percent(band[1], whole), y1="50%", y2="50%")
+def course_figure(course: Sequence[PageCandidate]) -> Element:
+    """Draw the measured iteration of each trial, in the order in which they ended, beside the best one until then."""
+    shown = course[:MAX_ROWS]
+    measured = [each.measured_seconds or 0.0 for each in shown]
+    whole, best = max(measured), list(accumulate(measured, min))
+    rows: list[Row] = [
+        [
+            each.name,
+            bar(_rectangle("c7", 0, least, whole), _dot("measured", own, whole), label=seconds(own)),
+            seconds(own),
+            f"{seconds(least)}{', new' if own < before else ''}",
+        ]
+        for each, own, least, before in zip(shown, measured, best, (inf, *best[:-1]), strict=True)
+    ]
+    left_out = f"{len(course) - len(shown)} of {len(course)} trials are left out." if len(shown) < len(course) else ""
+    return figure(
+        "One row a trial, the first one at the top; the bar is the best iteration measured until then.",
+        table(
+            ["trial", f"0 to {seconds(whole)}", "measured", "best until then"], rows, label="Trials", left_out=left_out
+        ),
+    )
+
+
+def _range(band: tuple[float, float], whole: float, name: str = "band") -> Element:
+    return element("line", class_=name, x1=percent(band[0], whole), x2=percent(band[1], whole), y1="50%", y2="50%")
 
 
 def _dot(name: str, at: float, whole: float) -> Element:

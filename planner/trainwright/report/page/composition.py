@@ -12,12 +12,12 @@ from xml.etree.ElementTree import Element
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.report import plan_summary
-from trainwright.report.breakdown import Difference
 from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
 from trainwright.report.levers import FACTOR, levers
 from trainwright.report.page.bar_figures import (
     candidate_figure,
+    course_figure,
     difference_figure,
     memory_figure,
     time_figure,
@@ -44,8 +44,8 @@ def html_page(content: PageContent) -> str:
     problem, best = content.answer.problem, content.answer.best
     plan, estimate = best.plan, best.estimate
     explanation = Explanation.of(problem, plan, estimate)
-    title = f"{seconds(estimate.iteration_seconds)} an iteration on {len(plan.devices)} of {len(problem.cluster.devices)} devices"
-    difference, worths = content.difference, content.answer.node_worths
+    title = _title(content)
+    difference, worths, trials = content.difference, content.answer.node_worths, content.trials
     sections = [
         _section("Model", _model(problem)),
         _section("Placement", placement_figure(plan, problem.cluster), _stages(explanation)),
@@ -61,6 +61,7 @@ def html_page(content: PageContent) -> str:
         ),
         _section("Memory", memory_figure(plan, estimate.memory_parts, problem)),
         _section("Candidates", candidate_figure(content.candidates, problem)),
+        _section("How the best was found", course_figure(trials.course)) if trials and trials.course else None,
         _section("What each type of node is worth", worth_figure(worths, problem)) if worths else None,
         _section("Links between nodes", link_figure(problem.cluster)) if len(problem.cluster.nodes) > 1 else None,
         _section("Make this answer again", _reproduction(content.commands, plan)),
@@ -71,17 +72,29 @@ def html_page(content: PageContent) -> str:
     footer = element(
         "p", f"Trainwright {version('trainwright')}. This page loads nothing from a network.", class_="note"
     )
-    return document(
-        f"Trainwright: {title}", head, lead, _tiles(best, problem, difference), sections, element("footer", footer)
-    )
+    return document(f"Trainwright: {title}", head, lead, _tiles(content), sections, element("footer", footer))
 
 
 def _section(heading: str, *content: Content) -> Element:
     return element("section", element("h2", heading), content)
 
 
+def _title(content: PageContent) -> str:
+    plan, trials = content.answer.best.plan, content.trials
+    problem = content.answer.problem
+    where = f"on {len(plan.devices)} of {len(problem.cluster.devices)} devices"
+    predicted = f"{seconds(content.answer.best.estimate.iteration_seconds)} an iteration"
+    if trials is None:
+        return f"{predicted} {where}"
+    if trials.seconds is None:
+        return f"{trials.name}: {predicted}, predicted, {where}{origin_words(problem)}"
+    return f"{trials.name}: {seconds(trials.seconds)} an iteration, measured, {where}{origin_words(problem)}"
+
+
 def _lead(content: PageContent) -> Sequence[str]:
     problem, best = content.answer.problem, content.answer.best
+    if content.trials is not None:
+        return content.sentences
     band = expected_range(best, problem).fields.get("estimated_range", {})
     expected = origin_words(problem)
     if "least_seconds" in band:
@@ -93,10 +106,17 @@ def _lead(content: PageContent) -> Sequence[str]:
     return (first, *content.sentences)
 
 
-def _tiles(best: Candidate, problem: Problem, difference: Difference | None) -> Element:
-    figures = PlanFigures.of(best, problem)
+def _tiles(content: PageContent) -> Element:
+    problem, difference, trials = content.answer.problem, content.difference, content.trials
+    figures = PlanFigures.of(content.answer.best, problem)
     entries = [(cell(figures), heading) for heading, cell in figure_columns(problem)]
-    if difference is not None and difference.speedup is not None:
+    if trials is not None:
+        entries[0] = (entries[0][0], "predicted iteration")
+    if trials is not None and trials.seconds is not None:
+        entries.insert(0, (seconds(trials.seconds), "measured iteration"))
+        if trials.speedup is not None:
+            entries.insert(1, (f"{trials.speedup:.2f} ×", "as fast as the heuristic's best measured plan"))
+    elif difference is not None and difference.speedup is not None:
         entries.insert(1, (f"{difference.speedup:.2f} ×", f"as fast as {difference.other_name}"))
     meanings = {
         "memory": "GiB of the limit, on the fullest device",

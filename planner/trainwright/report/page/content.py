@@ -17,6 +17,7 @@ class PageCandidate:
     Attributes:
         name: rank, planner or trial.
         measured_seconds: of its trial; None if it was not measured.
+        measured_range: shortest and longest iteration of its trial; None where they are not known.
         remark: state of its trial, or why it was chosen.
     """
 
@@ -24,6 +25,24 @@ class PageCandidate:
     candidate: Candidate
     measured_seconds: float | None = None
     remark: str = ""
+    measured_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class PageTrials:
+    """Trials of a plan that was measured.
+
+    Attributes:
+        name: of what was asked for, a TrainingPlan.
+        seconds: measured iteration of the page's plan; None where nothing was tried.
+        speedup: of it over the best measured plan of the heuristic; None where none counts.
+        course: measured candidates in the order in which their trials ended.
+    """
+
+    name: str
+    seconds: float | None = None
+    speedup: float | None = None
+    course: tuple[PageCandidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,7 @@ class PageContent:
         difference: of the plan to the heuristic's, or to another one.
         measured: timeline of a trial of the plan.
         commands: that make the answer again.
+        trials: None where nothing but predictions is asked for.
     """
 
     answer: Answer
@@ -45,3 +65,4 @@ class PageContent:
     difference: Difference | None = None
     measured: Timeline | None = None
     commands: tuple[str, ...] = ()
+    trials: PageTrials | None = None

@@ -13,6 +13,8 @@ from trainwright.outside.plain_text import plain_text
 
 Content: TypeAlias = "Element | str | Iterable[Content] | None"
 Row: TypeAlias = "list[Content]"
+MANY_COLUMNS: Final = 5
+"""Number of columns above which bars leave more room for the others."""
 
 
 def element(tag: str, *content: Content, **attributes: str | float | None) -> Element:
@@ -66,7 +68,8 @@ def table(headings: Sequence[str], rows: Sequence[Row], *, label: str, left_out:
         for row in rows
     ]
     whole = [element("thead", element("tr", head)) if any(headings) else None, element("tbody", body)]
-    scrolled = scrollable(element("table", whole, class_="bars" if has_bars else "plain"), label)
+    kinds = [*(["bars"] if has_bars else ["plain"]), *(["many"] if len(headings) > MANY_COLUMNS else [])]
+    scrolled = scrollable(element("table", whole, class_=" ".join(kinds)), label)
     return element("div", scrolled, element("p", left_out, class_="note") if left_out else None)
 
 
