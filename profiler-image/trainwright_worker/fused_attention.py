@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+_ATTENTION: Final = functional.scaled_dot_product_attention
 
 
 class FusedAttention(TorchFunctionMode):
@@ -19,9 +22,15 @@ class FusedAttention(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch, attention by the fused kernel if that takes its arguments."""
         given = kwargs or {}
-        if func is functional.scaled_dot_product_attention and _is_fused(*args, **given):
+        if func is _ATTENTION and _is_fused(*args, **given):
             return _fused(*args, **given)
+        if func is functional.multi_head_attention_forward:  # no mode sees the functions that it calls
+            with patch.object(functional, "scaled_dot_product_attention", self._attention):
+                return func(*args, **given)
         return func(*args, **given)
+
+    def _attention(self, *args: Any, **given: Any) -> Any:
+        return self.__torch_function__(_ATTENTION, (), args, given)
 
 
 def _is_fused(query: Tensor, key: Tensor, *_others: Any, enable_gqa: bool = False, **_options: Any) -> bool:
