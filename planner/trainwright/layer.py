@@ -104,6 +104,7 @@ class Operator:
         saved_elements_per_row: elements in the model's dtype that autograd saves because of this operator; a tensor
             that two operators save counts at one of them. Split where the input is.
         saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
+        half_saved_bytes_per_row: all that is saved in half formats, as counted; 0: it follows from the two above.
         saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
         is_causal: no position attends to later ones; the figures count all pairs, of which fused kernels skip about half.
         traffic: as counted, where memory bounds it; None: it follows from inputs, outputs and what is saved.
@@ -122,10 +123,13 @@ class Operator:
     saved_elements_per_micro_batch: float = 0.0
     is_causal: bool = False
     traffic: Annotated[Traffic | None, OMITTED_DEFAULT] = None
+    half_saved_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
 
     def saved_bytes(self, dtype: Dtype, tensor: int, *, sequence_parallel: bool = False) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""
         saved = self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row
+        if self.half_saved_bytes_per_row and dtype is not Dtype.FLOAT32:
+            saved = self.half_saved_bytes_per_row
         if sequence_parallel and self.split is Split.NONE:
             return saved / tensor
         return self._share(saved, tensor)

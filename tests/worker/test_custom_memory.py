@@ -127,6 +127,46 @@ def test_attention_is_described_as_fused_kernels_compute_it(own_gpt: Model) -> N
     assert block.saved_bytes_per_row(Dtype.FLOAT32) == 4 * ((5 + 2 * 4 + 3) * values + statistics + scores)
 
 
+def described_profiles(model: Model) -> Profiles:
+    """Return profiles as estimates from data sheets have them: layers keep what their description counted."""
+    return Profiles(
+        tuple(
+            LayerProfile("cpu", kind.name, 1, ROWS, 1e-3, 2e-3, 1e-4, round(kind.saved_bytes(model.dtype, 1, ROWS)), 0)
+            for kind in model.kinds
+        )
+    )
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("name", ["own_gpt:small", "upcasting_models:upcasting"])
+def test_what_stays_float32_in_half_formats_is_described_and_predicted(executor, name: str, schedule: Schedule) -> None:
+    """A loss keeps log-probabilities in float32; norms, a stream and products with a buffer their inputs."""
+    model = Model.of(describe(name, check_seconds=0), Dtype.BFLOAT16)
+    one = executor(model, schedule=schedule)
+    one.run_iteration(one.make_batch(0))
+    batch = one.make_batch(1)
+    buffers = [buffer for layer in one.stage.layers for buffer in layer.module.buffers()]
+    resident = [*one.optimizer.resident_tensors, *buffers, *batch.tensors]
+    peak = measure_peak_bytes(lambda: one.run_iteration(batch), resident, CPU)
+    assert predicted(model, described_profiles(model), schedule=schedule) == pytest.approx(peak, rel=0.03)
+    kinds = tuple(replace(kind, half_saved_bytes_per_row=0.0) for kind in model.family.kinds)
+    halved = Model.of(replace(model.family, kinds=kinds), Dtype.BFLOAT16)
+    assert predicted(halved, described_profiles(halved), schedule=schedule) < 0.94 * peak
+
+
+def test_layers_whose_values_all_have_the_format_of_the_plan_are_described_without_a_word() -> None:
+    kinds = describe("buffered_models:plain", check_seconds=0).kinds
+    assert [kind.half_saved_bytes_per_row for kind in kinds] == [0.0] * len(kinds)
+
+
+def test_multi_head_attention_is_described_as_fused_kernels_compute_it() -> None:
+    """Scores in float32 would take a quarter more than all that is kept."""
+    kinds = {kind.name: kind for kind in describe("own_models:convolution_attention_scan", check_seconds=0).kinds}
+    tokens, width = 8, 16
+    assert kinds["TransformerEncoderLayer"].saved_bytes_per_row == 0.0
+    assert kinds["TransformerEncoderLayer"].saved_elements_per_row < 20 * tokens * width
+
+
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_frozen_weights_are_predicted_without_gradients_and_state(

@@ -34,6 +34,11 @@ class CustomKind:
         _Count, Doc("Values of the number format that its forward keeps for its backward, its input included.")
     ]
     saved_bytes_per_row: Annotated[_Count, Doc("Bytes that it keeps in other formats (indices, masks).")] = 0.0
+    half_saved_bytes_per_row: Annotated[
+        _Count,
+        Doc("Bytes that it keeps in half formats, where some values stay float32; 0: all of its values take 2 bytes."),
+        OMITTED_DEFAULT,
+    ] = 0.0
     workspace_bytes_per_row: Annotated[
         _Count,
         Doc("Bytes that its forward and backward take for a moment, in float32, besides what it keeps."),
@@ -159,6 +164,7 @@ class CustomKind:
                 weight_elements=0 if flops > 0 else self.parameters,
                 saved_elements_per_row=kept,
                 saved_bytes_per_row=self.saved_bytes_per_row,
+                half_saved_bytes_per_row=self.half_saved_bytes_per_row,
                 traffic=self._traffic,
             )
         )

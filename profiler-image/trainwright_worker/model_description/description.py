@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,11 +24,12 @@ from trainwright_worker.layers.custom import (
     is_without_backward,
     made_on,
 )
+from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.described_layers import output_sizes, shared_weight_of
 from trainwright_worker.layers.layer import dtype_name
 from trainwright_worker.model_description.fingerprint import SECONDS, digests, first_difference, other_process
-from trainwright_worker.model_description.formats import FORMATS, check_formats
+from trainwright_worker.model_description.formats import FORMATS, check_formats, in_format
 from trainwright_worker.model_description.layer_runs import Findings
 from trainwright_worker.model_description.passes import buffer_bytes, changed_buffer_bytes, count_passes, storage_id
 from trainwright_worker.model_description.values import MAX_BYTES, ValueCheck
@@ -135,7 +136,7 @@ def _with_free_name(kind: CustomKind, taken: list[str]) -> CustomKind:
 
 @dataclass(frozen=True, slots=True)
 class _ForwardCounts:
-    """Counts of a layer's forward."""
+    """Counts of a layer's forward in one format: values that it keeps in that, and bytes in others."""
 
     flops: float
     saved_elements: float
@@ -189,8 +190,11 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
             raise layers.failure(layers.make_module(number), arguments, error) from error
     without_backward = is_without_backward(layers, number)
     facts = more.per_row(few, _rows_apart(layers))
+    half_bytes = 0.0 if half is None else _saved_in_halves(layers, number, device, half)
+    if half_bytes == 2 * facts.saved_elements + facts.saved_bytes:
+        half_bytes = 0.0
     if without_backward:
-        facts = replace(facts, saved_elements=0.0, saved_bytes=0.0)
+        facts, half_bytes = replace(facts, saved_elements=0.0, saved_bytes=0.0), 0.0
     elements, integer_bytes = output_sizes(layers, number)
     kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
     passes = count_passes(layers, number, device, kept)
@@ -204,6 +208,7 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
         output_float32_elements_per_row=_float32_outputs(layers, number, half),
         saved_elements_per_row=facts.saved_elements,
         saved_bytes_per_row=facts.saved_bytes,
+        half_saved_bytes_per_row=half_bytes,
         workspace_bytes_per_row=passes.workspace_bytes_per_row,
         buffer_bytes=buffer_bytes(layer),
         changed_buffer_bytes=changed_buffer_bytes(layers, number, device),
@@ -226,18 +231,27 @@ def _rows_apart(layers: CustomLayers) -> int:
 
 
 def _count_forwards(
-    layers: CustomLayers, number: int, device: str
+    layers: CustomLayers, number: int, device: str, dtype: torch.dtype = torch.float32
 ) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
     fewer = _rows_apart(layers)
     with made_on(layers, number, device) as layer:
-        few, more = (_count_forward(layers, layer, rows) for rows in (fewer, 2 * fewer))
+        in_format(layer, dtype)
+        few, more = (_count_forward(layers, layer, rows, dtype) for rows in (fewer, 2 * fewer))
     return layer, few, more
 
 
-def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int) -> _ForwardCounts:
-    boundary = layers.example(layer.number - 1, rows)
-    rows_by_field = layers.rows(layer.reads, seed=0, iteration=0, first=0, count=rows)
-    data: Mapping[str, Tensor] = {field: value.to(torch.get_default_device()) for field, value in rows_by_field.items()}
+def _saved_in_halves(layers: CustomLayers, number: int, device: str, half: torch.dtype) -> float:
+    """Return the bytes per row that a layer keeps in a half format, float32 among them; 0 if it fails in that."""
+    try:
+        _, few, more = _count_forwards(layers, number, device, half)
+    except RuntimeError:  # deliberate: what no device computes is refused by the check of formats
+        return 0.0
+    facts = more.per_row(few, _rows_apart(layers))
+    return half.itemsize * facts.saved_elements + facts.saved_bytes
+
+
+def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int, dtype: torch.dtype) -> _ForwardCounts:
+    boundary, data = example_inputs(layers, layer, rows, dtype)
     weights = {storage_id(parameter) for parameter in layer.parameters()}
     stored = {storage_id(value): value for value in (*boundary, *data.values())}
 
@@ -253,8 +267,8 @@ def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int) -> _Forw
     ):
         output = layer(boundary, data)
     del output
-    elements = sum(_storage_numel(value) for value in stored.values() if value.is_floating_point())
-    others = sum(value.untyped_storage().nbytes() for value in stored.values() if not value.is_floating_point())
+    elements = sum(_storage_numel(value) for value in stored.values() if value.dtype is dtype)
+    others = sum(value.untyped_storage().nbytes() for value in stored.values() if value.dtype is not dtype)
     return _ForwardCounts(float(counter.get_total_flops()), float(elements), float(others))
 
 

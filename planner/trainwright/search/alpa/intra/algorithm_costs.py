@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
-from trainwright.layer import FLOPS_PER_BYTE, LayerKind, TensorSplit
+from trainwright.layer import FLOPS_PER_BYTE, Dtype, LayerKind, TensorSplit
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
 from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
@@ -309,7 +309,8 @@ class LayerIlpCosts:
 
     def _activation_bytes(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         layouts = algorithms.operand_layouts[0] if algorithms.operand_layouts else algorithms.output_layouts
-        saved = operation.saved_elements_per_row * self._unit_bytes + operation.saved_bytes_per_row * self.rows
+        is_half = self.mesh_costs.context.model.dtype is not Dtype.FLOAT32
+        saved = self.rows * operation.saved_bytes_per_row[is_half]
         return self.mesh_costs.shares[layouts] * saved * self._activation_ratio
 
     def _weight_costs(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:

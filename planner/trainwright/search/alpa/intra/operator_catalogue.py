@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from trainwright.layer import Operator, OperatorKind, Split
+from trainwright.layer import Dtype, Operator, OperatorKind, Split
 from trainwright.search.alpa.intra.sharding_specs import Axis
 
 
@@ -60,7 +60,7 @@ class Operation:
         tensor_parallel_loops: loops that the plan document's tensor degree shards; if empty, each tensor rank computes
             all.
         flops_per_row, moved_per_row: forward FLOPs, and values read and written.
-        saved_elements_per_row, saved_bytes_per_row: saved for the backward, sharded like the first operand.
+        saved_bytes_per_row: saved for the backward in float32 and in half formats, sharded like the first operand.
     """
 
     name: str
@@ -74,8 +74,7 @@ class Operation:
     tensor_parallel_loops: tuple[Loop, ...] = ()
     flops_per_row: float = 0.0
     moved_per_row: float = 0.0
-    saved_elements_per_row: float = 0.0
-    saved_bytes_per_row: float = 0.0
+    saved_bytes_per_row: tuple[float, float] = (0.0, 0.0)
 
     def max_parts(self, loop: Loop, rows: int) -> int:
         """Return the size of a loop, the largest number of parts it can be sharded into."""
@@ -121,8 +120,7 @@ def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bo
         operation,
         flops_per_row=operator.forward_flops_per_row,
         moved_per_row=operator.input_elements_per_row + operator.output_elements_per_row,
-        saved_elements_per_row=operator.saved_elements_per_row,
-        saved_bytes_per_row=operator.saved_bytes_per_row,
+        saved_bytes_per_row=(operator.saved_bytes(Dtype.FLOAT32, 1), operator.saved_bytes(Dtype.BFLOAT16, 1)),
     )
 
 
