@@ -437,7 +437,10 @@ def test_alerts_fire_for_what_happened_and_for_nothing_else(story: Story) -> Non
     # All plans take longer than the hurried thresholds, and nobody held the lease for a while after the kill.
     expected = {"TrainwrightPlanLacks", "TrainwrightNoOperator", "TrainwrightPlanStuck"}
     expected |= {"TrainwrightPredictionsAreOff"} if good < 0.5 and len(trials) >= 10 else set()
-    assert fired.keys() == expected
+    # Plans may choose the same nodes at once; a wait for each other is seen until the next scrape, beyond the hurried threshold.
+    waits = [one.get("waiting", {}).get("earlierSeconds", 0) for one in story.statuses.values()]
+    possible = {"TrainwrightPlanWaitsForCapacity"} if any(waits) else set()
+    assert expected <= fired.keys() <= expected | possible
     alerts = {rule["alert"]: rule["expr"] for rule in hurried_rules()["groups"][0]["rules"]}
     lacks = server.values(alerts["TrainwrightPlanLacks"], "plan_namespace", "reason", at=story.ended)
     assert lacks == {f"{NAMESPACE},{story.existing['lacking']['waiting']['reason']}": 1}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from answered_plans import BASELINE, FIRST, SECOND, plan_of, status_of, trial
-from prometheus import FILES, page_queries, panel_queries
+from prometheus import FILES, PANELS, page_queries, panel_queries
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.api.conditions import Condition, ConditionType
@@ -260,6 +260,19 @@ def test_panels_show_the_right_numbers_across_a_failover(tmp_path: Path) -> None
         for one in blocks
     ]
     compute(tmp_path, "1m", "5m", input_series(), cases)
+
+
+def test_no_operator_is_red(tmp_path: Path) -> None:
+    (panel,) = (panel for panel in PANELS if panel["title"] == "Operator")
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [(step["value"], step["color"]) for step in steps][:2] == [(None, "red"), (1, "green")]
+    leaders = [one for one in input_series() if one["series"].startswith("trainwright_leader")]
+    expected = {"30m": 1, f"{FIRST_MINUTES + 2}m": 0, "70m": 1, f"{END_MINUTES + 30}m": 0}
+    cases = [
+        {"expr": QUERIES["Operator", "A"], "eval_time": time, "exp_samples": [{"labels": "{}", "value": value}]}
+        for time, value in expected.items()
+    ]
+    compute(tmp_path, "1m", "5m", leaders, cases)
 
 
 @pytest.mark.parametrize("scrape_seconds", [5, 30, 60])
