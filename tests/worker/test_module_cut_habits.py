@@ -166,3 +166,19 @@ def test_a_module_without_losses_is_told_to_have_a_function_of_them(tmp_path: Pa
         ValueError, match=r"returns tuple, not each row's loss; write a function loss\(output, targets\)"
     ):
         cut(tmp_path, "return c(b(a(x))), x", replaced=("def loss(output, targets)", "def other(output, targets)"))
+
+
+@pytest.mark.parametrize(
+    ("replaced", "sentence"),
+    [
+        (
+            ('"targets": ', '"lengths": numbers[:, 0, 0].long(), "targets": '),
+            r"habit_\d+:build: the fields of rows\(\) are x, lengths, targets, but forward takes \(x\).* into targets",
+        ),
+        (("loss(output, targets)", "loss(output, targets, lengths)"), r"loss\(output, targets, lengths\) is called with .* into targets"),
+        (("return x + self.inner", "return {}[0] + self.inner"), r"\.py:\d+: KeyError: 0; correct it"),
+    ],
+)  # fmt: skip
+def test_what_is_called_with_other_fields_is_refused_in_a_sentence(replaced, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        cut(tmp_path, "return c(b(a(x)))", replaced=replaced)

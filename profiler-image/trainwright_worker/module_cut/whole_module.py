@@ -17,7 +17,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from trainwright_worker.layers.custom import TARGETS, Rows
-from trainwright_worker.layers.custom_errors import describe_error
+from trainwright_worker.layers.custom_errors import ModelError, describe_error, model_error
 from trainwright_worker.module_cut.forward_calls import CutError, Recording
 from trainwright_worker.module_cut.layer_cut import cut
 from trainwright_worker.module_cut.layer_source import LayerSource, Traces, layer_source
@@ -61,23 +61,31 @@ class WholeModule:
             if not callable(getattr(module, name, None)):
                 sentence = f"{place}: {file} has no function {name}(), which {what}; add it"
                 raise ValueError(sentence)  # noqa: TRY004 - of the user's input
-        return cls(path.stem, function, getattr(module, function), module.rows, getattr(module, "loss", None))
+        whole = cls(path.stem, function, getattr(module, function), module.rows, getattr(module, "loss", None))
+        if whole.loss is not None and not _can_take(inspect.signature(whole.loss), "output", TARGETS):
+            raise ValueError(
+                f"{place}: loss{inspect.signature(whole.loss)} is called with the module's output and the field targets; put "
+                "all that it compares with into targets, such as lengths in one more column"
+            )
+        return whole
 
-    def error(self, what: str) -> ValueError:
+    def error(self, what: str) -> ModelError:
         """Return the error that says what to change."""
-        return ValueError(f"{self.module}:{self.function}: {what}")
+        return model_error(f"{self.module}:{self.function}", what)
 
     def source(self, command: str) -> LayerSource:
         """Return the layers as Python. Raises ValueError that names the line of what cannot be cut."""
         try:
             return self._source(command, FakeTensorMode(allow_non_fake_inputs=True))
-        except (CutError, RuntimeError) as error:  # deliberate: some modules read values
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - deliberate: some modules read values
             without_values = error
         try:
             return self._source(command, nullcontext())
         except CutError as error:
             raise self.error(str(error)) from error
-        except (RuntimeError, TypeError, AttributeError) as error:
+        except Exception as error:
             raise self.error(f"{line_of_error(error)}: {describe_error(error)}") from without_values
 
     def _source(self, command: str, mode: AbstractContextManager[Any]) -> LayerSource:
@@ -120,10 +128,16 @@ class WholeModule:
 
     def losses(self, whole: nn.Module, rows: Mapping[str, Tensor], loss: Callable[..., Any] | None = None) -> Any:
         """Return each row's loss."""
-        parameters = inspect.signature(whole.forward).parameters
-        inputs = dict(rows)
+        signature = inspect.signature(whole.forward)
+        parameters, inputs = signature.parameters, dict(rows)
         if self.loss is not None or len(parameters) < len(rows):
             del inputs[TARGETS]
+        if not set(inputs) <= set(parameters) and not _can_take(signature, *inputs):
+            raise self.error(
+                f"the fields of rows() are {', '.join(rows)}, but forward takes ({', '.join(parameters)}), without targets where "
+                "there is a function loss(); give rows() the fields that it takes, and put all that the loss compares with into "
+                "targets"
+            )
         output = whole(**inputs) if set(inputs) <= set(parameters) else whole(*inputs.values())
         return output if self.loss is None else (loss or self.loss)(output, rows[TARGETS])
 
@@ -140,6 +154,15 @@ class WholeModule:
             name: (value if mode is None else mode.from_tensor(value)).to(dtype if value.is_floating_point() else None)
             for name, value in rows.items()
         }
+
+
+def _can_take(signature: inspect.Signature, *arguments: object) -> bool:
+    """Return whether a function can be called with so many arguments."""
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _replace_tensors(whole: nn.Module, replace: Callable[[Tensor], Tensor], *, buffers: bool = True) -> None:
