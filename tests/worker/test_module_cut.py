@@ -36,6 +36,7 @@ LAYERS = {
     "two_towers": ["First", *["TransformerEncoderLayer"] * 2, "Between", *["TransformerEncoderLayer"] * 2, "Last"],
     "diffusion_transformer": ["First", *["Block"] * 3, "Last"],
     "convolution_attention_scan": ["First", *["Attention", "Recurrence"] * 2, "Last"],
+    "speech": ["First", *["Recurrent"] * 3, "Last"],
 }
 EQUAL_LAYERS = {
     "decoder": 4,
@@ -44,6 +45,7 @@ EQUAL_LAYERS = {
     "two_towers": 2,  # of each tower
     "diffusion_transformer": 3,
     "convolution_attention_scan": 2,
+    "speech": 3,
 }
 ROWS, MICRO_BATCHES = 4, 2
 DEVICES = [Device("node-0", number) for number in range(3)]

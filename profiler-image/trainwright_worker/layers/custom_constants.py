@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
@@ -49,6 +50,8 @@ def _hooks(hooks: Mapping[int, Any]) -> Hashable:
 
 def _constant(value: Any) -> Hashable:
     """Return what equals another value's only if both do the same: the value itself where nothing else tells."""
+    if isinstance(value, ref):  # those of recurrent modules to their weights end with them, and then have no hash
+        value = value()
     if isinstance(value, list | tuple | Mapping):
         return (type(value), *map(_constant, value.items() if isinstance(value, Mapping) else value))
     if isinstance(value, partial):

@@ -85,7 +85,7 @@ class WholeModule:
             return self._source(command, nullcontext())
         except CutError as error:
             raise self.error(str(error)) from error
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - deliberate: whatever the user's code raises
             raise self.error(f"{line_of_error(error)}: {describe_error(error)}") from without_values
 
     def _source(self, command: str, mode: AbstractContextManager[Any]) -> LayerSource:
@@ -157,7 +157,7 @@ class WholeModule:
 
 
 def _can_take(signature: inspect.Signature, *arguments: object) -> bool:
-    """Return whether a function can be called with so many arguments."""
+    """Return whether a function can be called with these arguments."""
     try:
         signature.bind(*arguments)
     except TypeError:
