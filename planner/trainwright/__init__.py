@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainwright.answer import Answer
     from trainwright.calibration import Fit, Trial, Trials
     from trainwright.cluster import Cluster
-    from trainwright.library import ask, calibrate, estimate, find_plans, plan_in_words, problem, read
+    from trainwright.library import ask, calibrate, estimate, find_plans, plan_in_words, problem, read, read_config
     from trainwright.plan import Plan
     from trainwright.profiles import Profiles
     from trainwright.runtime import Runtime
@@ -27,7 +27,7 @@ _PLACES: Final = {
     "answer": ("Answer",),
     "calibration": ("Fit", "Trial", "Trials"),
     "cluster": ("Cluster",),
-    "library": ("ask", "calibrate", "estimate", "find_plans", "plan_in_words", "problem", "read"),
+    "library": ("ask", "calibrate", "estimate", "find_plans", "plan_in_words", "problem", "read", "read_config"),
     "plan": ("Plan",),
     "profiles": ("Profiles",),
     "runtime": ("Runtime",),
@@ -58,6 +58,7 @@ __all__ = [
     "plan_in_words",
     "problem",
     "read",
+    "read_config",
 ]
 
 

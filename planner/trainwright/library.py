@@ -19,24 +19,43 @@ from trainwright.calibration import Fit, Trials, fit
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
 from trainwright.exports.plan_shorthand import plan_of_shorthand
+from trainwright.hugging_face import is_config
+from trainwright.hugging_face import read_config as hugging_face_model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, Problem, SearchControl
 from trainwright.search.plan_defaults import with_runtime_choices
-from trainwright.training import RequestedDtype, Training
+from trainwright.training import RequestedDtype, Training, training_of
 
 T = TypeVar("T")
 
 
 def read(path: str | Path, noun: type[T]) -> T:
     """Read a document of that noun from a file of YAML or JSON. Raises ValueError with one sentence on what is wrong."""
+    value: T = documents.loads_given(_content(path), noun, source=str(path))
+    return value
+
+
+def _content(path: str | Path) -> bytes:
     try:
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise documents.DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
-    value: T = documents.loads_given(content, noun, source=str(path))
-    return value
+
+
+def read_config(
+    path: str | Path, *, sequence_length: int | None, global_batch_size: int, decoder_sequence_length: int | None = None
+) -> Training:
+    """Read a `config.json` of Hugging Face, which says neither how long sequences are nor how many rows an iteration has.
+
+    Images need no `sequence_length`. Raises ValueError with one sentence on what no family has.
+    """
+    data = documents.loads_plain_given(_content(path), source=str(path))
+    if not is_config(data):
+        raise documents.DocumentError(f"{path}: not a config.json of Hugging Face, which has a model_type")
+    model = hugging_face_model(data, tokens=sequence_length, decoder_tokens=decoder_sequence_length, source=str(path))
+    return training_of(model.family, {"global_batch_size": global_batch_size})
 
 
 def problem(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from trainwright.document_kind import document
 from trainwright.families import FAMILIES, T5, Bert, Custom, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
@@ -84,3 +85,8 @@ class Training:
     def model(self) -> Model:
         """Model in the number format by name; raises ValueError for `auto`."""
         return Model.of(self.family, Dtype(self.dtype), self.attention)
+
+
+def training_of(family: Family, others: Mapping[str, Any]) -> Training:
+    """Return the training of a family with the other fields of its document."""
+    return Training(**{**others, family.family: family})

@@ -37,6 +37,10 @@ COMMANDS = {
     "machines": ("hardware", "List the machines that `cluster` knows."),
     "accelerators": ("hardware", "List the data sheets of accelerators."),
     "runtimes": ("hardware", "List the presets of training runtimes."),
+    "model": (
+        "model",
+        "Show what a model is: parameters by part, FLOPs, bytes; reads a config.json of Hugging Face, too.",
+    ),
     "profiles": ("profiles", "Import, estimate or merge layer profiles."),
     "describe": ("describe", "Describe a model of your own, or cut a torch module into layers."),
     "checkpoint": ("checkpoint", "Convert checkpoints between the worker and torch's own trainers."),

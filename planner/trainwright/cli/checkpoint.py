@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from trainwright.cli.framework import command, load_module
-from trainwright.cli.options import ANY_BATCH, read
-from trainwright.training import Training
+from trainwright.cli.model_file import SequenceLengthOption, read_training
+from trainwright.cli.options import ANY_BATCH
 
 WORKER = "trainwright_worker"
 REMEDY = "install `trainwright[worker]`, or run this command in the worker's image"
@@ -39,6 +39,7 @@ def convert(
     model: Annotated[
         Path | None, typer.Option(help="What the worker trains; needed where SOURCE is of torch's trainers.")
     ] = None,
+    sequence_length: SequenceLengthOption = None,
     iteration: Annotated[
         int | None,
         typer.Option(
@@ -62,6 +63,6 @@ def convert(
     elif model is None:
         raise ValueError(f"{source}: not a checkpoint of the worker; if it is of torch's trainers, give --model")
     else:
-        training: Training = read(model, Training, absent=ANY_BATCH)
+        training = read_training(model, sequence_length, absent=ANY_BATCH)
         state, kind = conversion.to_worker(source, target, training, iteration=iteration), "the worker"
     typer.echo(f"{target}: {state.family.family} after {state.iteration} iterations, for {kind}")

@@ -17,6 +17,7 @@ from trainwright.cli.plan import note_batch_sizes
 from trainwright.report.breakdown import difference_table, why
 from trainwright.report.comparison import ComparisonRow, comparison_fields, comparison_table, refusal_sentence
 from trainwright.report.format_sentences import number_format
+from trainwright.report.model_reading import ModelReading
 from trainwright.report.remark import sentences
 from trainwright.report.worth import heuristic, heuristic_difference
 from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, preload_search
@@ -84,6 +85,8 @@ def compare(  # noqa: PLR0913 - one group of options each
         )
     else:
         show(
+            ModelReading.of(problem.model, problem.optimizer).sentence,
+            "",
             comparison_table(rows, problem),
             *sentences(number_format(answer), beside, reason),
             *([] if difference is None else ["", difference_table(difference)]),

@@ -19,6 +19,7 @@ from trainwright.plan import Plan
 from trainwright.report.breakdown import breakdown_fields, breakdown_table
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
+from trainwright.report.model_reading import ModelReading
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.plan_summary import idle_devices
 from trainwright.report.remark import sentences
@@ -109,6 +110,7 @@ def estimate(
 def _show(answer: Answer, of_paper: list[str]) -> None:
     """Print the table, what a paper's cost model predicts, and what there is to say."""
     problem, candidate = answer.problem, answer.best
+    show(ModelReading.of(problem.model, problem.optimizer).sentence, "")
     show(breakdown_table(candidate.estimate, candidate.plan, problem))
     reason = candidate.estimate.reason
     show(

@@ -30,6 +30,7 @@ from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
 from trainwright.report.format_sentences import number_format
 from trainwright.report.iteration_chart import timeline
+from trainwright.report.model_reading import ModelReading
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preferred
 from trainwright.report.remark import sentences
@@ -115,6 +116,8 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         picture = timeline(explanation.tracks, estimate.iteration_seconds, screen().width)
         spaced = "\n".join(lines)
         show(
+            ModelReading.of(problem.model, problem.optimizer).sentence,
+            "",
             Text(spaced),
             "",
             explanation.stage_table(),

@@ -13,10 +13,12 @@ from trainwright import documents
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
 from trainwright.answer import Answer
 from trainwright.answer.formats import in_format
+from trainwright.cli.document_files import read
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import target_names, target_of
-from trainwright.cli.options import ANY_BATCH, Inputs, read
+from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
+from trainwright.cli.options import ANY_BATCH, Inputs
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.exports import TARGETS, ExportFile, ExportRequest, Target, format_loss, losses, nearest_plan
 from trainwright.layer import Dtype
@@ -55,6 +57,11 @@ class PriceInputs:
             help="Training runtime of the price: a preset or a file; default: the target's preset, if it has one.",
         ),
     ] = None
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="ROWS", help="Rows of one iteration, in place of the model file's.")
+    ] = None
+    sequence_length: SequenceLengthOption = None
+    decoder_sequence_length: DecoderSequenceLengthOption = None
 
     def inputs(self, to: str) -> Inputs | None:
         """Return the inputs of an estimate with the runtime of a target; None without a cluster."""
@@ -71,14 +78,15 @@ class PriceInputs:
         if runtime is None and to in runtime_presets():
             runtime = Path(to)
             note(f"the price is of {to}'s runtime; `--runtime trainwright` prices our worker's")
-        return Inputs(self.cluster, self.model, self.profiles, runtime)
+        rows = None if self.global_batch_size is None else str(self.global_batch_size)
+        lengths = self.sequence_length, self.decoder_sequence_length
+        return Inputs(self.cluster, self.model, self.profiles, runtime, rows, *lengths)
 
     def training(self) -> Training | None:
         """Return what is trained; None without a model."""
         if self.model is None:
             return None
-        training: Training = read(self.model, Training, absent=ANY_BATCH)
-        return training
+        return read_training(self.model, self.sequence_length, self.decoder_sequence_length, absent=ANY_BATCH)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,9 @@ import typer
 
 from trainwright import documents
 from trainwright.answer.question import estimated_profiles, in_requested_format, of_cluster, over_rows, sparing_small
+from trainwright.cli.document_files import STANDARD_INPUT, read
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
+from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
 from trainwright.cli.output import note
 from trainwright.cli.plausibility import check_figures, check_rates, share_of
 from trainwright.cli.profile_match import check_layer_kinds, mismatch_warning, note_same_sheets
@@ -27,8 +28,6 @@ from trainwright.runtime_presets import runtime_preset, runtime_presets
 from trainwright.search import SEARCHES, Limits, Preference, Problem
 from trainwright.training import RequestedDtype, Training
 
-MAX_DOCUMENT_BYTES = 64 * 2**20
-STANDARD_INPUT = Path("-")
 SEARCHED = "search"
 """Value in place of a batch size that searches for the one with the best throughput."""
 MIN_EFFORT, MAX_EFFORT = 0.1, 1000.0
@@ -36,26 +35,6 @@ DEFAULT_PLANNER = "auto"
 """Default planner, and the only one that `--effort` affects."""
 ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
 """Placeholder for the batch that a model file lacks, where none is needed or an option replaces it."""
-
-
-def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> Any:
-    """Read a noun; `absent` gives the fields that the file lacks. Raises DocumentError with one sentence."""
-    return documents.loads_given(content_of(path), noun, source=str(path), absent=absent)
-
-
-def content_of(path: Path) -> bytes:
-    """Read a file, or standard input for `-`, of at most MAX_DOCUMENT_BYTES. Raises DocumentError with one sentence."""
-    try:
-        if path == STANDARD_INPUT:
-            content = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
-        else:
-            with path.open("rb") as file:
-                content = file.read(MAX_DOCUMENT_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise documents.DocumentError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_DOCUMENT_BYTES:
-        raise documents.DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; give a smaller document")
-    return content
 
 
 def planner_names(incomplete: str) -> list[str]:
@@ -73,7 +52,9 @@ class Inputs:
     """Input documents, and the batch size if it overrides the model file's."""
 
     cluster: Annotated[Path, typer.Option(help="Accelerators, nodes and links; `trainwright cluster` writes one.")]
-    model: Annotated[Path, typer.Option(help="Model family, batch size, number format, optimizer.")]
+    model: Annotated[
+        Path, typer.Option(help="Model family, batch size, number format, optimizer; or a config.json of Hugging Face.")
+    ]
     profiles: Annotated[
         Path | None,
         typer.Option(help="Measured layer profiles. Without it they are estimated from accelerators' data sheets."),
@@ -92,6 +73,8 @@ class Inputs:
             help="Rows of one iteration, in place of the model file's; `search` finds the batch size with the best throughput.",
         ),
     ] = None
+    sequence_length: SequenceLengthOption = None
+    decoder_sequence_length: DecoderSequenceLengthOption = None
 
     @property
     def searches_batch(self) -> bool:
@@ -165,7 +148,8 @@ class Inputs:
     @cached_property
     def _requested(self) -> Training:
         given = self.global_batch_size
-        training: Training = read(self.model, Training, absent=None if given is None else ANY_BATCH)
+        absent = None if given is None else ANY_BATCH
+        training = read_training(self.model, self.sequence_length, self.decoder_sequence_length, absent=absent)
         if given is not None and not self.searches_batch:
             # Replaced after reading, so that a wrong option is not reported as the file's error.
             training = replace(training, global_batch_size=_rows(given))

@@ -29,6 +29,7 @@ from trainwright.report.breakdown import Difference, difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
+from trainwright.report.model_reading import ModelReading
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
 from trainwright.report.remark import Remark, sentences
@@ -132,6 +133,7 @@ def _fields(planner: str, answer: Answer, reason: Remark) -> dict[str, Any]:
 def _show(planner: str, answer: Answer, shown: PlanOutput, difference: Difference | None, reason: Remark) -> None:
     """Print the tables, and what there is to say of the best plan."""
     problem, candidates, best = answer.problem, answer.candidates, answer.best
+    show(ModelReading.of(problem.model, problem.optimizer).sentence, "")
     show(candidate_table(candidates, problem, planner=planner, searched=answer.search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, shown.top))

@@ -12,8 +12,10 @@ import typer
 
 from trainwright.accelerators import best_format
 from trainwright.answer.question import check_model_size, estimate_from_data_sheets
+from trainwright.cli.document_files import read
 from trainwright.cli.framework import command
-from trainwright.cli.options import ANY_BATCH, read, runtime_of
+from trainwright.cli.model_file import SequenceLengthOption, read_training
+from trainwright.cli.options import ANY_BATCH, runtime_of
 from trainwright.cli.output import note, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
@@ -110,7 +112,7 @@ def _without_command(context: typer.Context) -> None:
 
 @app.command("import")
 @command
-def import_tables(
+def import_tables(  # noqa: PLR0913 (options)
     *,
     tables: Annotated[list[Path], typer.Argument(metavar="TABLE…", help="The files that hold the measurements.")],
     table_format: Annotated[
@@ -118,22 +120,24 @@ def import_tables(
         typer.Option("--format", autocompletion=format_names, metavar="|".join(FORMATS), help="Format of the tables."),
     ],
     model: ModelFile,
+    sequence_length: SequenceLengthOption = None,
     more: TableOptions,
     write: TargetFile = None,
 ) -> None:
     """Turn another tool's layer tables into a profiles document, on standard output."""
     if table_format not in FORMATS:
         raise ValueError(f"unknown format {table_format!r}; choose one of {', '.join(FORMATS)}")
-    training = _training(model, [more.accelerator])
+    training = _training(model, sequence_length, [more.accelerator])
     profiles = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
     write_document(profiles, write)
 
 
 @app.command("estimate")
 @command
-def estimate_from_sheets(
+def estimate_from_sheets(  # noqa: PLR0913 (options)
     *,
     model: ModelFile,
+    sequence_length: SequenceLengthOption = None,
     cluster: Annotated[Path | None, typer.Option(help="Estimate for the accelerators of this cluster.")] = None,
     accelerator: Annotated[
         list[str] | None, typer.Option(help="Estimate for this accelerator; may be repeated.")
@@ -154,7 +158,7 @@ def estimate_from_sheets(
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
     profiles = estimate_from_data_sheets(
-        _training(model, names),
+        _training(model, sequence_length, names),
         tuple(dict.fromkeys(names)),
         devices=devices,
         runtime=runtime_of(runtime),
@@ -199,9 +203,9 @@ def _series(layer: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
     return layer.accelerator, layer.kind, layer.tensor_degree
 
 
-def _training(file: Path, accelerators: Collection[str]) -> Training:
+def _training(file: Path, tokens: int | None, accelerators: Collection[str]) -> Training:
     """Read a model, whose file may lack a batch, in the best format of the accelerators if it leaves that open."""
-    training: Training = read(file, Training, absent=ANY_BATCH)
+    training = read_training(file, tokens, absent=ANY_BATCH)
     if training.dtype is RequestedDtype.AUTO:
         training = training.in_format(best_format(accelerators))
         note(

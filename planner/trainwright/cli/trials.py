@@ -14,10 +14,11 @@ from trainwright import documents
 from trainwright.calibration import Trial, Trials, fit, implausible
 from trainwright.calibration.factors import Evaluation
 from trainwright.calibration.implausible_measurements import refuse_implausible
+from trainwright.cli.document_files import content_of
 from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.limit_options import LimitOptions
-from trainwright.cli.options import Inputs, content_of
+from trainwright.cli.options import Inputs
 from trainwright.cli.output import (
     Output,
     OutputOption,

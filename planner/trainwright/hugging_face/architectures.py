@@ -1,0 +1,339 @@
+"""Architectures of transformers: how the keys of their `config.json` become fields of a family.
+
+Defaults of absent keys are those of transformers' configuration classes, version 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
+from trainwright.hugging_face.config import Config
+
+SILU: Final = ("silu", "swish")
+GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Model type of transformers.
+
+    Attributes:
+        heads: classes whose head a family has.
+        read: from a config to the family.
+    """
+
+    heads: tuple[str, ...]
+    read: Callable[[Config], Family]
+
+
+def _gpt2(config: Config) -> Family:
+    hidden, tokens = config.number("n_embd", "hidden_size"), config.sequence()
+    entries = config.number("n_positions", "max_position_embeddings", default=1024)
+    _check_positions(entries, tokens)
+    if entries > tokens:
+        config.remarks.append(
+            f"of {entries} learned positions, {tokens} are counted: {(entries - tokens) * hidden:,} parameters fewer"
+        )
+    config.demand("n_inner", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
+    config.demand("activation_function", *GELU, lack="gpt has GELU")
+    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
+    config.demand("add_cross_attention", False, lack="gpt has no second input")
+    return Gpt(
+        layers=config.number("n_layer", "num_hidden_layers"),
+        hidden_size=hidden,
+        heads=config.number("n_head", "num_attention_heads"),
+        sequence_length=tokens,
+        vocabulary_size=config.number("vocab_size"),
+        dropout=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    )
+
+
+def _bloom(config: Config) -> Family:
+    hidden, tokens = config.number("hidden_size", "n_embed"), config.sequence()
+    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
+    config.skip("seq_length", "attention_softmax_in_fp32")
+    learned = tokens * hidden
+    config.remarks.append(
+        f"it has ALiBi in place of gpt's {learned:,} learned positions, and {2 * hidden:,} parameters of an embedding norm"
+    )
+    config.remarks.append(
+        "kernels without ALiBi store its scores: give `attention: stored` with the model's document for these"
+    )
+    return Gpt(
+        layers=config.number("n_layer", "num_hidden_layers"),
+        hidden_size=hidden,
+        heads=config.number("n_head", "num_attention_heads"),
+        sequence_length=tokens,
+        vocabulary_size=config.number("vocab_size"),
+        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
+    )
+
+
+def _llama(  # noqa: PLR0913 - what model types differ in
+    *,
+    tied: bool = False,
+    key_value_heads: int | None = None,
+    window: int | None = None,
+    window_needs_use: bool = False,
+    has_biases: bool = False,
+    multipliers: bool = False,
+) -> Callable[[Config], Family]:
+    def read(config: Config) -> Family:
+        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+        config.demand("hidden_act", *SILU, lack="llama has SiLU")
+        config.demand("hidden_activation", *SILU, lack="llama has SiLU")
+        _check_head_size(config, "llama", hidden, heads)
+        _check_window(config, window, needs_use=window_needs_use)
+        _note_positions(config)
+        layers, groups = (
+            config.number("num_hidden_layers"),
+            config.number("num_key_value_heads", default=key_value_heads or heads),
+        )
+        family = Llama(
+            layers=layers,
+            hidden_size=hidden,
+            heads=heads,
+            sequence_length=config.sequence(),
+            vocabulary_size=config.number("vocab_size"),
+            intermediate_size=config.number("intermediate_size"),
+            key_value_heads=groups,
+            tied_embeddings=config.flag("tie_word_embeddings", default=tied),
+        )
+        if has_biases or config.value("attention_bias", default=None):
+            biases = layers * (hidden + 2 * hidden // heads * groups)
+            config.remarks.append(f"biases of queries, keys and values are not counted: {biases:,} parameters")
+        config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
+        config.skip("attention_bias")
+        if multipliers:
+            config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
+            config.remarks.append("its multipliers are not counted: about 2.5 % of the time where they are not fused")
+        _note_dropout(config, "attention_dropout", "resid_pdrop", "embd_pdrop")
+        return family
+
+    return read
+
+
+def _mixtral(config: Config) -> Family:
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    config.demand("hidden_act", *SILU, lack="moe has SiLU")
+    _check_head_size(config, "moe", hidden, heads)
+    _check_window(config, None)
+    _note_positions(config)
+    _note_dropout(config, "attention_dropout")
+    return Moe(
+        layers=config.number("num_hidden_layers"),
+        hidden_size=hidden,
+        heads=heads,
+        sequence_length=config.sequence(),
+        vocabulary_size=config.number("vocab_size"),
+        experts=config.number("num_local_experts", default=8),
+        experts_per_token=config.number("num_experts_per_tok", default=2),
+        intermediate_size=config.number("intermediate_size"),
+        key_value_heads=config.number("num_key_value_heads", default=8),
+        tied_embeddings=config.flag("tie_word_embeddings", default=False),
+    )
+
+
+def _bert(*, types: int, positions_before: int = 0) -> Callable[[Config], Family]:
+    def read(config: Config) -> Family:
+        tokens = config.sequence()
+        entries = config.number("max_position_embeddings", default=512 + positions_before) - positions_before
+        hidden = config.number("hidden_size", "dim")
+        _check_positions(entries, tokens)
+        missing = (entries + positions_before - tokens) * hidden
+        if missing:
+            config.remarks.append(f"of its learned positions {tokens} are counted: {missing:,} parameters fewer")
+        config.demand("hidden_act", *GELU, lack="bert has GELU")
+        config.demand("activation", *GELU, lack="bert has GELU")
+        config.demand("tie_word_embeddings", True, lack="bert projects with its token embedding")
+        config.demand("sinusoidal_pos_embds", False, lack="bert learns its positions")
+        config.demand("position_embedding_type", "absolute", lack="bert learns its positions")
+        config.demand("add_cross_attention", False, lack="bert has no second input")
+        if not types:
+            config.remarks.append(f"it has no token types, of which bert has at least one: {hidden:,} parameters more")
+        return Bert(
+            layers=config.number("num_hidden_layers", "n_layers"),
+            hidden_size=hidden,
+            heads=config.number("num_attention_heads", "n_heads"),
+            sequence_length=tokens,
+            vocabulary_size=config.number("vocab_size"),
+            intermediate_size=config.number("intermediate_size", "hidden_dim"),
+            token_types=config.number("type_vocab_size", default=types) if types else 1,
+            next_sentence=config.head == "BertForPreTraining",
+            dropout=_drops(
+                config, "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"
+            ),
+        )
+
+    return read
+
+
+def _t5(config: Config) -> Family:
+    hidden, heads = config.number("d_model"), config.number("num_heads")
+    size = config.number("d_kv", default=64)
+    if heads * size != hidden:
+        config.lacks.append(
+            f"d_kv {size} makes {heads} heads {heads * size} wide, but t5's are hidden_size {hidden} wide"
+        )
+    kind = config.value("feed_forward_proj", default="relu")
+    if kind != "relu":
+        config.lacks.append(f"feed_forward_proj is {kind}, but t5 has two products with a ReLU between them")
+    config.demand("is_gated_act", False, lack="t5 has two products with a ReLU between them")
+    layers = config.number("num_layers")
+    return T5(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        sequence_length=config.sequence(),
+        vocabulary_size=config.number("vocab_size"),
+        decoder_layers=config.number("num_decoder_layers", default=layers),
+        decoder_sequence_length=config.decoder_tokens,
+        intermediate_size=config.number("d_ff"),
+        position_buckets=config.number("relative_attention_num_buckets", default=32),
+        tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        dropout=_drops(config, "dropout_rate"),
+    )
+
+
+def _vit(config: Config) -> Family:
+    config.demand("hidden_act", *GELU, lack="vit has GELU")
+    config.demand("qkv_bias", True, lack="vit has biases")
+    _note_dropout(config, "hidden_dropout_prob", "attention_probs_dropout_prob")
+    config.skip("pooler_output_size", "pooler_act")
+    return Vit(
+        layers=config.number("num_hidden_layers"),
+        hidden_size=config.number("hidden_size"),
+        heads=config.number("num_attention_heads"),
+        image_size=config.number("image_size", default=224),
+        patch_size=config.number("patch_size", default=16),
+        channels=config.number("num_channels", default=3),
+        classes=_classes(config),
+        intermediate_size=config.number("intermediate_size"),
+    )
+
+
+def _swin(config: Config) -> Family:
+    config.demand("hidden_act", *GELU, lack="swin has GELU")
+    config.demand("mlp_ratio", 4.0, lack="swin's feed-forward is four times as wide")
+    config.demand("qkv_bias", True, lack="swin has biases")
+    config.demand("use_absolute_embeddings", False, lack="swin has no absolute positions")
+    config.skip(
+        "path_norm", "drop_path_rate", "out_features", "out_indices", "stage_names", "hidden_size", "num_layers"
+    )
+    _note_dropout(config, "hidden_dropout_prob", "attention_probs_dropout_prob")
+    return Swin(
+        layers=config.numbers("depths", default=(2, 2, 6, 2)),
+        hidden_size=config.number("embed_dim", default=96),
+        heads=config.numbers("num_heads", default=(3, 6, 12, 24)),
+        image_size=config.number("image_size", default=224),
+        patch_size=config.number("patch_size", default=4),
+        window_size=config.number("window_size", default=7),
+        channels=config.number("num_channels", default=3),
+        classes=_classes(config),
+    )
+
+
+def _check_positions(entries: int, tokens: int) -> None:
+    if tokens > entries:
+        raise ValueError(
+            f"it learns positions of {entries} tokens, got a --sequence-length of {tokens}; give at most {entries}"
+        )
+
+
+def _note_positions(config: Config) -> None:
+    longest: Any = config.value("max_position_embeddings", default=None)
+    if isinstance(longest, int) and config.sequence() > longest:
+        config.remarks.append(
+            f"sequences of {config.sequence()} tokens are longer than max_position_embeddings {longest}"
+        )
+
+
+def _check_head_size(config: Config, family: str, hidden: int, heads: int) -> None:
+    size: Any = config.value("head_dim", default=None)
+    if isinstance(size, int) and size * heads != hidden:
+        config.lacks.append(
+            f"head_dim {size} makes {heads} heads {size * heads} wide, but {family}'s are hidden_size {hidden} wide"
+        )
+
+
+def _check_window(config: Config, absent: int | None, *, needs_use: bool = False) -> None:
+    """Note a lack where a window of attention is shorter than the sequence."""
+    kinds = config.value("layer_types", default=None)
+    is_used = config.value("use_sliding_window", default=None) or not needs_use
+    if "sliding_window" in config.keys and config.keys["sliding_window"] is None:
+        absent = None
+    has_window = is_used and (kinds is None or "sliding_attention" in kinds)
+    window: Any = config.value("sliding_window", default=absent if has_window else None)
+    if has_window and isinstance(window, int) and window < config.sequence():
+        config.lacks.append(
+            f"sliding_window {window} is not modelled, and sequences of {config.sequence()} are longer; "
+            f"give a --sequence-length of at most {window}"
+        )
+
+
+def _drops(config: Config, *names: str, default: float = 0.1) -> bool:
+    """Return whether any of the keys of a class drops out; one that no file has means the class's default."""
+    given = [name for name in names if config.has(name)]
+    shares = [config.share(name, default=default) for name in given or names[:1]]
+    config.skip(*names)
+    return any(shares)
+
+
+def _note_dropout(config: Config, *names: str) -> None:
+    for name in names:
+        if config.value(name, default=None):
+            config.remarks.append(f"{name} {config.keys[name]} is not counted; its masks cost memory")
+
+
+def _classes(config: Config) -> int:
+    named: Any = config.keys.get("id2label")
+    count: Any = config.keys.get("num_labels") or (len(named) if isinstance(named, Mapping) else None)
+    if isinstance(count, int) and count > 0:
+        return count
+    config.defaults.append("id2label of 2 classes")
+    return 2
+
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
+    {
+        "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
+        "bloom": Architecture(("BloomForCausalLM",), _bloom),
+        "llama": Architecture(("LlamaForCausalLM",), _llama()),
+        "mistral": Architecture(("MistralForCausalLM",), _llama(key_value_heads=8, window=4096)),
+        "qwen2": Architecture(
+            ("Qwen2ForCausalLM",), _llama(key_value_heads=32, window=4096, window_needs_use=True, has_biases=True)
+        ),
+        "phi3": Architecture(("Phi3ForCausalLM",), _llama()),
+        "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),
+        "mixtral": Architecture(("MixtralForCausalLM",), _mixtral),
+        "bert": Architecture(("BertForPreTraining", "BertForMaskedLM"), _bert(types=2)),
+        "roberta": Architecture(("RobertaForMaskedLM",), _bert(types=2, positions_before=2)),
+        "distilbert": Architecture(("DistilBertForMaskedLM",), _bert(types=0)),
+        "t5": Architecture(("T5ForConditionalGeneration",), _t5),
+        "vit": Architecture(("ViTForImageClassification",), _vit),
+        "swin": Architecture(("SwinForImageClassification",), _swin),
+    }
+)
+"""By model type; each is equal to the parameter, or says in a remark by how many it is not."""
+
+WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "opt": "its feed-forward has a ReLU, which saves a third less for the backward than gpt's GELU",
+        "gpt_neox": "attention and feed-forward of a block are parallel, and its projection is not the token embedding",
+        "falcon": "attention and feed-forward of a block are parallel, without biases, with shared keys and values",
+        "qwen3": "queries and keys are normalised by head",
+        "gemma2": "a block has four norms, and logits have a soft cap",
+        "gemma3_text": "a block has four norms, and queries and keys are normalised by head",
+        "olmo2": "queries and keys are normalised over their whole width",
+        "qwen3_moe": "queries and keys are normalised by head",
+        "gpt_oss": "every second block attends to a window of 128 tokens, and experts have biases",
+        "deepseek_v2": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
+        "deepseek_v3": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
+        "llama4_text": "it has shared experts, and attention by chunks of 8,192 tokens",
+    }
+)
+"""Known model types, and what of them no family has."""

@@ -1,0 +1,102 @@
+"""Reading of a `config.json` as a family, or as one sentence on what no family has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainwright.families import Family
+from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
+from trainwright.hugging_face.config import Config
+
+_NEAREST: Final = (
+    ("num_local_experts", "moe"), ("num_experts", "moe"), ("n_routed_experts", "moe"), ("patch_size", "vit"),
+    ("type_vocab_size", "bert"), ("rms_norm_eps", "llama"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceModel:
+    """Model of a `config.json`.
+
+    Attributes:
+        family: the family's fields.
+        architecture: class of transformers.
+        defaults: keys that the file leaves out, with their values.
+        remarks: what the family leaves out, each in a sentence.
+    """
+
+    family: Family
+    architecture: str
+    defaults: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def is_config(data: Any) -> bool:
+    """Return whether plain data is a `config.json` of Hugging Face."""
+    return isinstance(data, Mapping) and ("model_type" in data or "architectures" in data)
+
+
+def read_config(
+    keys: Mapping[str, Any],
+    *,
+    tokens: int | None = None,
+    decoder_tokens: int | None = None,
+    source: str = "config.json",
+) -> HuggingFaceModel:
+    """Return the family of a `config.json`.
+
+    Args:
+        keys: of the file.
+        tokens: of a sequence, which the file does not say; images need none.
+        decoder_tokens: of the decoder's sequences; by default as many.
+        source: name of the file in sentences.
+
+    Raises ValueError with one sentence for what no family has, and for what the file lacks.
+    """
+    model_type, head = _class_of(keys, source)
+    config = Config(keys, model_type, head, tokens, decoder_tokens)
+    try:
+        family = ARCHITECTURES[model_type].read(config)
+        config.unread()
+    except ValueError as error:
+        if not config.lacks:
+            raise ValueError(f"{source}: {error}") from None
+    if config.lacks:
+        raise ValueError(f"{source}: {head}: {'; '.join(config.lacks)}")
+    if "quantization_config" in keys:
+        config.remarks.append("quantization_config is of the checkpoint; the training's number format is `dtype`")
+    return HuggingFaceModel(family, head, tuple(config.defaults), tuple(config.remarks))
+
+
+def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
+    """Return model type and class. Raises ValueError where no family has them."""
+    listed = keys.get("architectures")
+    head = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if "text_config" in keys:
+        raise ValueError(
+            f"{source}: {head or keys.get('model_type')} has a text_config beside a tower of images, which no family has; to "
+            "plan for its text alone, write its text_config into a file"
+        )
+    model_type = str(keys.get("model_type") or _type_of(head))
+    if model_type in WITHOUT_FAMILY:
+        raise ValueError(
+            f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that, {_OTHERWISE}"
+        )
+    if model_type not in ARCHITECTURES:
+        near = next((family for key, family in _NEAREST if key in keys), "gpt")
+        raise ValueError(
+            f"{source}: {head or 'model_type'} ({model_type}) is not known; the nearest family is {near}, {_OTHERWISE}"
+        )
+    heads = ARCHITECTURES[model_type].heads
+    if head and head not in heads:
+        raise ValueError(f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, {_OTHERWISE}")
+    return model_type, head or heads[0]
+
+
+def _type_of(head: str) -> str:
+    return next((kind for kind, architecture in ARCHITECTURES.items() if head in architecture.heads), head)
+
+
+_OTHERWISE: Final = "or describe the model as custom (`trainwright describe`)"

@@ -1,0 +1,155 @@
+"""Families of `config.json` files: exact parameters, the defaults taken, and a sentence for what no family has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainwright.families import Bert, Gpt, Llama
+from trainwright.hugging_face import read_config
+from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
+from trainwright.model import Model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "tie_word_embeddings": False, "max_position_embeddings": 8192, "rope_theta": 5e5, "hidden_act": "silu",
+}  # fmt: skip
+QWEN = LLAMA | {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
+    "tie_word_embeddings": True, "sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 24,
+}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32000, "sliding_window": None,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+BERT = {
+    "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522, "type_vocab_size": 2,
+}  # fmt: skip
+ROBERTA = BERT | {
+    "architectures": ["RobertaForMaskedLM"], "model_type": "roberta", "hidden_size": 1024, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 50265, "type_vocab_size": 1,
+    "max_position_embeddings": 514,
+}  # fmt: skip
+T5_LARGE = {
+    "model_type": "t5", "d_model": 1024, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16, "d_kv": 64,
+    "d_ff": 4096, "vocab_size": 32128, "relative_attention_num_buckets": 32,
+}  # fmt: skip
+VIT = {
+    "model_type": "vit", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+    "patch_size": 16, "image_size": 224, "id2label": {str(label): "" for label in range(1000)},
+}  # fmt: skip
+SWIN = {
+    "model_type": "swin", "embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "window_size": 7,
+    "patch_size": 4, "image_size": 224, "id2label": {str(label): "" for label in range(1000)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "parameters"),
+    [
+        (LLAMA, 4096, 8_030_261_248),
+        (QWEN, 4096, 494_032_768 - 27_648),
+        (MIXTRAL, 4096, 46_702_792_704),
+        (GPT2, 1024, 124_439_808),
+        (BERT, 512, 110_106_428),
+        (ROBERTA, 512, 355_412_057 - 2_048),
+        (T5_LARGE, 512, 737_668_096),
+        (VIT, None, 304_326_632),
+        (SWIN, None, 87_768_224),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_parameters_are_the_published_ones_less_what_a_remark_says(config, tokens, parameters) -> None:
+    read = read_config(config, tokens=tokens)
+    assert Model.of(read.family).parameters == parameters
+    missing = {"qwen2": "27,648", "roberta": "2,048"}.get(str(config["model_type"]))
+    assert [remark for remark in read.remarks if "parameters" in remark] == (
+        [] if missing is None else list(read.remarks)
+    )
+    assert missing is None or missing in read.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"head_dim": 256}, "head_dim 256 makes 32 heads 8192 wide, but llama's are hidden_size 4096 wide"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu, but llama has SiLU"),
+        ({"mlp_bias": True}, "mlp_bias is true, but llama has no biases"),
+        ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification: llama is planned as LlamaForCausalLM"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number"),
+        ({"model_type": "mistral", "architectures": None, "sliding_window": 1024}, "sliding_window 1024 is not modelled"),
+        ({"model_type": "mistral", "architectures": None}, "sliding_window 4096 is not modelled, and sequences of 8192"),
+        ({"text_config": {}}, "write its text_config into a file"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM (mamba) is not known"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_family_lacks_is_refused_by_field(change, sentence) -> None:
+    with pytest.raises(ValueError, match=r"^config\.json: ") as refusal:
+        read_config(LLAMA | change, tokens=8192)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_FAMILY))
+def test_known_types_without_a_family_are_refused_by_what_they_have(model_type) -> None:
+    with pytest.raises(ValueError, match="no family has that, or describe the model as custom"):
+        read_config({"model_type": model_type}, tokens=4096)
+    assert model_type not in ARCHITECTURES
+
+
+def test_a_window_counts_only_where_it_is_used_and_shorter_than_the_sequence() -> None:
+    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    assert isinstance(read_config(mistral, tokens=4096).family, Llama)
+    assert isinstance(read_config(mistral | {"sliding_window": None}, tokens=8192).family, Llama)
+    assert isinstance(read_config(QWEN | {"sliding_window": 1024}, tokens=4096).family, Llama)
+    with pytest.raises(ValueError, match="sliding_window 1024"):
+        read_config(QWEN | {"sliding_window": 1024, "use_sliding_window": True}, tokens=4096)
+
+
+def test_sequences_come_from_the_user_and_learned_positions_bound_them() -> None:
+    with pytest.raises(ValueError, match="give --sequence-length"):
+        read_config(GPT2)
+    with pytest.raises(ValueError, match="give at most 1024"):
+        read_config(GPT2, tokens=2048)
+    shorter = read_config(GPT2, tokens=512)
+    assert isinstance(shorter.family, Gpt)
+    assert "393,216 parameters fewer" in shorter.remarks[0]
+    longer = read_config(LLAMA, tokens=16384)
+    assert "longer than max_position_embeddings 8192" in longer.remarks[0]
+
+
+def test_defaults_that_were_taken_are_listed() -> None:
+    config = {
+        name: value for name, value in LLAMA.items() if name not in ("num_key_value_heads", "tie_word_embeddings")
+    }
+    read = read_config(config, tokens=4096)
+    assert isinstance(read.family, Llama)
+    assert (read.family.key_value_heads, read.family.tied_embeddings) == (32, False)
+    assert read.defaults == ("num_key_value_heads 32", "tie_word_embeddings false")
+
+
+def test_the_head_of_bert_decides_on_its_second_task() -> None:
+    masked = read_config(BERT | {"architectures": ["BertForMaskedLM"]}, tokens=512).family
+    both = read_config(BERT, tokens=512).family
+    assert isinstance(masked, Bert)
+    assert isinstance(both, Bert)
+    assert (masked.next_sentence, both.next_sentence) == (False, True)
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_defaults_are_those_of_the_configuration_classes(model_type) -> None:
+    """A config with the sizes alone, and one with every key that transformers writes, are the same model."""
+    transformers = pytest.importorskip("transformers")
+    written: dict[str, Any] = transformers.AutoConfig.for_model(model_type).to_dict()
+    written["architectures"] = [ARCHITECTURES[model_type].heads[0]]
+    sizes = ("hidden_size n_embd n_embed d_model dim num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads "
+             "num_heads intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
+    short = {name: value for name, value in written.items() if name in (*sizes.split(), "model_type", "architectures")}
+    assert read_config(short, tokens=256).family == read_config(written, tokens=256).family
