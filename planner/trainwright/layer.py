@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Final, NamedTuple
 
-from trainwright.bounds import OMITTED_DEFAULT
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 
 
 class Dtype(StrEnum):
@@ -108,6 +108,7 @@ class Operator:
         saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
         is_causal: no position attends to later ones; the figures count all pairs, of which fused kernels skip about half.
         traffic: as counted, where memory bounds it; None: it follows from inputs, outputs and what is saved.
+        calls: products of equal shape for which it stands; its figures are the sums of them all, positions aside.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Operator:
     is_causal: bool = False
     traffic: Annotated[Traffic | None, OMITTED_DEFAULT] = None
     half_saved_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
+    calls: Annotated[int, OMITTED_ONE] = 1
 
     def saved_bytes(self, dtype: Dtype, tensor: int, *, sequence_parallel: bool = False) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""

@@ -12,7 +12,7 @@ from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.families import Gpt
+from trainwright.families import Custom, Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -64,20 +64,37 @@ def test_equal_layers_are_counted_and_checked_once(monkeypatch: pytest.MonkeyPat
     assert forwards[8] - forwards[2] == 8 - 2
 
 
-def test_gpt2_medium_takes_as_long_as_the_family() -> None:
-    """Both are priced on eight A100: in one stage, and in four with recompute, where the loss weighs most."""
-    own = Model.of(describe("own_gpt:medium", check_seconds=0), Dtype.FLOAT16)
+@pytest.fixture(scope="module", params=["medium", "medium_tied"])
+def own_medium(request: pytest.FixtureRequest) -> Custom:
+    return describe(f"own_gpt:{request.param}", check_seconds=0)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
+@pytest.mark.parametrize("accelerator", ["A100-40", "V100-32", "T4"])
+def test_gpt2_medium_takes_as_long_as_the_family(own_medium: Custom, accelerator: str, dtype: Dtype) -> None:
+    """Both are priced on eight devices: in one stage, and in four with recompute, where the loss weighs most."""
     sizes = own_gpt.MEDIUM
     family = Gpt(sizes.layers, sizes.hidden, sizes.heads, sizes.sequence, sizes.vocabulary)
     for stages in (1, 4):
-        seconds, expected = (seconds_of_iteration(model, stages) for model in (own, Model.of(family, Dtype.FLOAT16)))
-        assert seconds == pytest.approx(expected, rel=0.05), stages
+        seconds, expected = (
+            seconds_of_iteration(Model.of(model, dtype), accelerator, stages) for model in (own_medium, family)
+        )
+        assert seconds == pytest.approx(expected, rel=0.02), stages
 
 
-def seconds_of_iteration(model: Model, stages: int) -> float:
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
+def test_gpt2_medium_keeps_as_much_as_the_family(own_medium: Custom, dtype: Dtype) -> None:
+    """Log-probabilities and statistics are float32 in half formats, too."""
+    sizes = own_gpt.MEDIUM
+    family = Model.of(Gpt(sizes.layers, sizes.hidden, sizes.heads, sizes.sequence, sizes.vocabulary), dtype)
+    for own, kind in zip(Model.of(own_medium, dtype).kinds, family.kinds, strict=True):
+        assert own.saved_bytes_per_row(dtype) == pytest.approx(kind.saved_bytes_per_row(dtype), rel=0.005), kind.name
+
+
+def seconds_of_iteration(model: Model, accelerator: str, stages: int) -> float:
     """Return the predicted seconds of 64 rows in micro-batches of four, on stages of equal numbers of replicas."""
-    nodes = (Node("node", "A100-40", 8),)
-    cluster = Cluster((Accelerator("A100-40", 40 * 10**9),), nodes, (Link("node", "node", 1e-5, 200e9),))
+    nodes = (Node("node", accelerator, 8),)
+    cluster = Cluster((Accelerator(accelerator, 40 * 10**9),), nodes, (Link("node", "node", 1e-5, 200e9),))
     replicas = 8 // stages
     cuts = [round(stage * len(model.layers) / stages) for stage in range(stages + 1)]
     strategy = Strategy(1, replicas, recompute=stages > 1)
@@ -90,5 +107,5 @@ def seconds_of_iteration(model: Model, stages: int) -> float:
     )
     micro_batches = 64 // (4 * replicas)
     plan = Plan(len(model.layers), 64, (Pipeline(micro_batches, 4 * replicas, parts),))
-    profiles = estimate_profiles(model, ["A100-40"], tensor_degrees=[1], rows=[4])
+    profiles = estimate_profiles(model, [accelerator], tensor_degrees=[1], rows=[4])
     return estimate_with_context(plan, CostContext(model, cluster, profiles, "adam", Runtime())).iteration_seconds

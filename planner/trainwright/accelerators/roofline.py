@@ -8,7 +8,7 @@ small and skinny products reach less of the rate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -110,6 +110,9 @@ class OperatorSeconds:
 
 def operator_seconds(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
     """Return seconds on one of `degrees` ranks for `rows` rows (arrays that broadcast), without collectives."""
+    if operator.calls > 1:
+        single = operator_seconds(_one_call(operator), roof, degrees, rows)
+        return OperatorSeconds(operator.calls * single.forward, operator.calls * single.backward)
     if operator.kind in PRODUCTS:
         return _product(operator, roof, degrees, rows)
     if operator.kind is OperatorKind.ATTENTION:
@@ -118,6 +121,17 @@ def operator_seconds(operator: Operator, roof: Roof, degrees: Array, rows: Array
         logits = operator.input_elements_per_row * rows / _divisor(operator, degrees) * roof.value_bytes
         return OperatorSeconds(roof.seconds(0.0, logits), roof.seconds(0.0, 2 * logits))
     return _memory_bound(operator, roof, degrees, rows)
+
+
+def _one_call(operator: Operator) -> Operator:
+    calls = operator.calls
+    return replace(
+        operator,
+        forward_flops_per_row=operator.forward_flops_per_row / calls,
+        input_elements_per_row=operator.input_elements_per_row / calls,
+        output_elements_per_row=operator.output_elements_per_row / calls,
+        calls=1,
+    )
 
 
 def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trainwright.families.bert import Bert
 from trainwright.families.blocks import BLOCK, EMBEDDING, HEAD
-from trainwright.families.custom import Custom, CustomChecks, CustomKind
+from trainwright.families.custom import MAX_PRODUCTS, Custom, CustomChecks, CustomKind, CustomProduct, ProductName
 from trainwright.families.gpt import Gpt
 from trainwright.families.llama import Llama
 from trainwright.families.moe import Moe
@@ -35,15 +35,18 @@ __all__ = [
     "EMBEDDING",
     "FAMILIES",
     "HEAD",
+    "MAX_PRODUCTS",
     "T5",
     "Bert",
     "Custom",
     "CustomChecks",
     "CustomKind",
+    "CustomProduct",
     "Family",
     "Gpt",
     "Llama",
     "Moe",
+    "ProductName",
     "Swin",
     "TransGan",
     "Vit",

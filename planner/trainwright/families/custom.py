@@ -15,7 +15,51 @@ _Name = Annotated[str, Length(1, 64)]
 _Count = Annotated[float, Bounds(0, 1e18, limit=LARGEST_SIZE)]
 _Size = Annotated[int, Bounds(0, 10**15, limit=LARGEST_SIZE)]
 _Kernels = Annotated[int, Bounds(0, 10**9, limit=LARGEST_SIZE)]
+_ROUNDED: Final = 1e-6
+"""Share of FLOPs that is lost where products' figures are rounded."""
 _ENTRYPOINT: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+_Least = Annotated[float, Bounds(1, 1e18, limit=LARGEST_SIZE)]
+ProductName = Literal["matmul", "batched_matmul", "convolution", "attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class CustomProduct:
+    """Product that a layer's forward computes, once or several times in the same shape."""
+
+    product: Annotated[
+        ProductName,
+        Doc(
+            "With a matrix that is the same for all rows, of two that each row has, a convolution, or fused attention."
+        ),
+    ]
+    positions_per_row: Annotated[
+        int, Bounds(1, 10**15, limit=LARGEST_SIZE), Doc("Rows of the first matrix: tokens, pixels, queries.")
+    ]
+    forward_flops_per_row: Annotated[_Least, Doc("FLOPs of one call, 2 for each multiply-add.")]
+    input_elements_per_row: Annotated[_Least, Doc("Values that one call reads, a matrix for all rows aside.")]
+    output_elements_per_row: Annotated[_Least, Doc("Values that one call writes.")]
+    calls: Annotated[int, Bounds(1, 10**9, limit=LARGEST_SIZE), Doc("Calls in one forward."), OMITTED_ONE] = 1
+    is_causal: Annotated[bool, Doc("Whether a mask of the attention hides later positions."), OMITTED_DEFAULT] = False
+
+    def __post_init__(self) -> None:
+        check(self, lambda name: f"custom.kinds: {name} of a product")
+
+    def operator(self) -> Operator:
+        return Operator(
+            name=self.product,
+            kind=OperatorKind(self.product),
+            forward_flops_per_row=self.calls * self.forward_flops_per_row,
+            input_elements_per_row=self.calls * self.input_elements_per_row,
+            output_elements_per_row=self.calls * self.output_elements_per_row,
+            positions_per_row=self.positions_per_row,
+            is_causal=self.is_causal,
+            calls=self.calls,
+        )
+
+
+MAX_PRODUCTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +151,12 @@ class CustomKind:
         Doc("Values of that weight, which its layers' parameters include."),
         OMITTED_DEFAULT,
     ] = 0
+    products: Annotated[
+        tuple[Annotated[CustomProduct, Doc("Products of one shape.")], ...],
+        Length(0, MAX_PRODUCTS),
+        Doc("Its forward's products by shape, the largest first; absent: one square product takes all FLOPs."),
+        OMITTED_DEFAULT,
+    ] = ()
 
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.kinds: {name} of {self.name}")
@@ -133,14 +183,16 @@ class CustomKind:
         return traffic if traffic != NO_TRAFFIC else None
 
     def layer_kind(self) -> LayerKind:
-        """Return the kind as one product of the same FLOPs and weights, and one operator that moves what others do.
+        """Return the kind as its products, and one operator that holds the weights and moves what others do.
 
-        Measured profiles need no more; estimates from data sheets assume a square product, and where nothing was counted that
-        the other operators read and write what the layer saves.
+        Measured profiles need no more. Estimates from data sheets assume a square product for FLOPs whose shapes were not
+        counted, and where no traffic was counted that the other operators read and write what the layer saves.
         """
-        flops, kept = self.forward_flops_per_row, self.saved_elements_per_row
-        operators = []
-        if flops > 0:
+        kept = self.saved_elements_per_row
+        operators = [product.operator() for product in self.products]
+        flops = self.forward_flops_per_row - sum(operator.forward_flops_per_row for operator in operators)
+        in_product = 0 if operators or flops <= 0 else self.parameters
+        if flops > _ROUNDED * self.forward_flops_per_row:
             positions = max(round(flops / 2 / max(self.parameters, 1)), 1)
             width = max(math.isqrt(self.parameters), 1)
             operators.append(
@@ -151,7 +203,7 @@ class CustomKind:
                     input_elements_per_row=positions * width,
                     output_elements_per_row=positions * width,
                     positions_per_row=positions,
-                    weight_elements=self.parameters,
+                    weight_elements=in_product,
                 )
             )
         operators.append(
@@ -161,7 +213,7 @@ class CustomKind:
                 forward_flops_per_row=0.0,
                 input_elements_per_row=kept,
                 output_elements_per_row=kept,
-                weight_elements=0 if flops > 0 else self.parameters,
+                weight_elements=self.parameters - in_product,
                 saved_elements_per_row=kept,
                 saved_bytes_per_row=self.saved_bytes_per_row,
                 half_saved_bytes_per_row=self.half_saved_bytes_per_row,

@@ -6,39 +6,31 @@ import json
 import subprocess
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.families import Custom, CustomChecks, CustomKind
 from trainwright.quantity import format_bytes
-from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import (
-    CustomLayer,
     CustomLayers,
     custom_layers,
     is_without_backward,
     made_on,
 )
-from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.described_layers import output_sizes, shared_weight_of
 from trainwright_worker.layers.layer import dtype_name
 from trainwright_worker.model_description.fingerprint import SECONDS, digests, first_difference, other_process
-from trainwright_worker.model_description.formats import FORMATS, check_formats, in_format
+from trainwright_worker.model_description.formats import FORMATS, check_formats
 from trainwright_worker.model_description.layer_runs import Findings
-from trainwright_worker.model_description.passes import buffer_bytes, changed_buffer_bytes, count_passes, storage_id
+from trainwright_worker.model_description.passes import count_passes
 from trainwright_worker.model_description.values import MAX_BYTES, ValueCheck
 
 CHECK_SECONDS = 120.0
 """Time that the checks of values may take by default."""
-
-_FEWER_ROWS = 2
-"""Rows of the first of two runs of a layer, the second has twice as many; their common part does not depend on rows."""
 
 
 def _float32_outputs(layers: CustomLayers, layer: int, half: torch.dtype | None) -> int:
@@ -134,23 +126,6 @@ def _with_free_name(kind: CustomKind, taken: list[str]) -> CustomKind:
     return replace(kind, name=next(name for name in names if name not in taken))
 
 
-@dataclass(frozen=True, slots=True)
-class _ForwardCounts:
-    """Counts of a layer's forward in one format: values that it keeps in that, and bytes in others."""
-
-    flops: float
-    saved_elements: float
-    saved_bytes: float
-
-    def per_row(self, smaller: _ForwardCounts, rows: int) -> _ForwardCounts:
-        """Return what each of `rows` further rows adds."""
-        return _ForwardCounts(
-            max((self.flops - smaller.flops) / rows, 0.0),
-            max((self.saved_elements - smaller.saved_elements) / rows, 0.0),
-            max((self.saved_bytes - smaller.saved_bytes) / rows, 0.0),
-        )
-
-
 class _Counted(NamedTuple):
     """Kind of a layer under its class name, and what identifies the kind."""
 
@@ -177,100 +152,33 @@ def _boundaries(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
 
 
 def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> _Counted:
-    device = "meta"
-    try:
-        layer, few, more = _count_forwards(layers, number, device)
-    except RuntimeError:  # deliberate: a layer that needs values runs on the CPU
-        device = "cpu"
-        try:
-            layer, few, more = _count_forwards(layers, number, device)
-        except RuntimeError as error:
-            with torch.device("meta"):
-                arguments = layers.example(number - 1, _FEWER_ROWS)
-            raise layers.failure(layers.make_module(number), arguments, error) from error
-    without_backward = is_without_backward(layers, number)
-    facts = more.per_row(few, _rows_apart(layers))
-    half_bytes = 0.0 if half is None else _saved_in_halves(layers, number, device, half)
-    if half_bytes == 2 * facts.saved_elements + facts.saved_bytes:
-        half_bytes = 0.0
-    if without_backward:
-        facts, half_bytes = replace(facts, saved_elements=0.0, saved_bytes=0.0), 0.0
+    counts = count_passes(layers, number)
     elements, integer_bytes = output_sizes(layers, number)
-    kept = torch.float32.itemsize * facts.saved_elements + facts.saved_bytes
-    passes = count_passes(layers, number, device, kept)
     shared_weight, shared_parameters = shared_weight_of(layers, number)
-    kind = CustomKind(
-        name=layer.class_name,
-        parameters=layers.parameters[number],
-        forward_flops_per_row=facts.flops,
-        output_elements_per_row=elements,
-        output_bytes_per_row=integer_bytes,
-        output_float32_elements_per_row=_float32_outputs(layers, number, half),
-        saved_elements_per_row=facts.saved_elements,
-        saved_bytes_per_row=facts.saved_bytes,
-        half_saved_bytes_per_row=half_bytes,
-        workspace_bytes_per_row=passes.workspace_bytes_per_row,
-        buffer_bytes=buffer_bytes(layer),
-        changed_buffer_bytes=changed_buffer_bytes(layers, number, device),
-        forward_kernels=passes.forward_kernels,
-        backward_kernels=passes.backward_kernels,
-        forward_moved_elements_per_row=passes.traffic.forward_elements,
-        forward_moved_bytes_per_row=passes.traffic.forward_bytes,
-        backward_moved_elements_per_row=passes.traffic.backward_elements,
-        backward_moved_bytes_per_row=passes.traffic.backward_bytes,
-        shared_weight=shared_weight,
-        shared_parameters=shared_parameters,
-        frozen_parameters=layers.frozen[number],
-        without_backward=without_backward,
-    )
-    return _Counted(kind, (repr(layer.module), _boundaries(layers, number, half), layer.reads, kind))
-
-
-def _rows_apart(layers: CustomLayers) -> int:
-    return max(layers.model.min_rows, _FEWER_ROWS)
-
-
-def _count_forwards(
-    layers: CustomLayers, number: int, device: str, dtype: torch.dtype = torch.float32
-) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
-    fewer = _rows_apart(layers)
-    with made_on(layers, number, device) as layer:
-        in_format(layer, dtype)
-        few, more = (_count_forward(layers, layer, rows, dtype) for rows in (fewer, 2 * fewer))
-    return layer, few, more
-
-
-def _saved_in_halves(layers: CustomLayers, number: int, device: str, half: torch.dtype) -> float:
-    """Return the bytes per row that a layer keeps in a half format, float32 among them; 0 if it fails in that."""
-    try:
-        _, few, more = _count_forwards(layers, number, device, half)
-    except RuntimeError:  # deliberate: what no device computes is refused by the check of formats
-        return 0.0
-    facts = more.per_row(few, _rows_apart(layers))
-    return half.itemsize * facts.saved_elements + facts.saved_bytes
-
-
-def _count_forward(layers: CustomLayers, layer: CustomLayer, rows: int, dtype: torch.dtype) -> _ForwardCounts:
-    boundary, data = example_inputs(layers, layer, rows, dtype)
-    weights = {storage_id(parameter) for parameter in layer.parameters()}
-    stored = {storage_id(value): value for value in (*boundary, *data.values())}
-
-    def store(saved: Tensor) -> Tensor:
-        if storage_id(saved) not in weights:
-            stored[storage_id(saved)] = saved  # keep it alive: addresses identify storages only while all of them live
-        return saved
-
-    with (
-        FusedAttention(),
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(store, lambda saved: saved),
-    ):
-        output = layer(boundary, data)
-    del output
-    elements = sum(_storage_numel(value) for value in stored.values() if value.dtype is dtype)
-    others = sum(value.untyped_storage().nbytes() for value in stored.values() if value.dtype is not dtype)
-    return _ForwardCounts(float(counter.get_total_flops()), float(elements), float(others))
-
-
-def _storage_numel(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
+    with made_on(layers, number, "meta") as layer:
+        kind = CustomKind(
+            name=layer.class_name,
+            parameters=layers.parameters[number],
+            forward_flops_per_row=counts.forward_flops,
+            output_elements_per_row=elements,
+            output_bytes_per_row=integer_bytes,
+            output_float32_elements_per_row=_float32_outputs(layers, number, half),
+            saved_elements_per_row=counts.saved_elements,
+            saved_bytes_per_row=counts.saved_bytes,
+            half_saved_bytes_per_row=0.0 if half is None else counts.half_saved_bytes,
+            workspace_bytes_per_row=counts.workspace_bytes,
+            buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
+            changed_buffer_bytes=counts.changed_buffer_bytes,
+            forward_kernels=counts.forward_kernels,
+            backward_kernels=counts.backward_kernels,
+            forward_moved_elements_per_row=counts.traffic.forward_elements,
+            forward_moved_bytes_per_row=counts.traffic.forward_bytes,
+            backward_moved_elements_per_row=counts.traffic.backward_elements,
+            backward_moved_bytes_per_row=counts.traffic.backward_bytes,
+            shared_weight=shared_weight,
+            shared_parameters=shared_parameters,
+            frozen_parameters=layers.frozen[number],
+            without_backward=is_without_backward(layers, number),
+            products=counts.products,
+        )
+        return _Counted(kind, (repr(layer.module), _boundaries(layers, number, half), layer.reads, kind))

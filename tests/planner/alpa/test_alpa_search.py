@@ -15,7 +15,7 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.documents import dumps, parse
-from trainwright.families import T5, Custom, CustomKind, Family, Gpt, Moe, WideResnet
+from trainwright.families import T5, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Stage
@@ -148,11 +148,20 @@ def test_families_are_planned_on_unequal_machines(family: Family, dtype: Dtype) 
     assert all(sorted(one.plan.devices) == sorted(problem.devices) for one in candidates)
 
 
+PRODUCTS = (
+    CustomProduct("matmul", 64, 2.0**20, 4_096, 4_096, calls=4),
+    CustomProduct("convolution", 64, 2.0**20, 4_096, 4_096),
+    CustomProduct("attention", 64, 2.0**20, 12_288, 4_096, is_causal=True),
+    CustomProduct("batched_matmul", 64, 2.0**19, 8_192, 4_096, calls=2),
+)
+
+
 @pytest.mark.parametrize("planner", ["alpa", "auto"])
-def test_custom_model_may_begin_without_a_matmul(planner: str) -> None:
+@pytest.mark.parametrize("products", [(), PRODUCTS])
+def test_custom_model_may_begin_without_a_matmul(planner: str, products: tuple[CustomProduct, ...]) -> None:
     kinds = (
         CustomKind("Embedding", 36_864, 0, 4_096, 0, 512),
-        CustomKind("Block", 49_984, 7_340_032, 4_096, 73_984),
+        CustomKind("Block", 49_984, 7_340_032, 4_096, 73_984, products=products),
         CustomKind("Head", 520, 1_024, 1, 4_168, 8),
     )
     family = Custom("encoder:encoder", kinds, ("Embedding", "Block", "Block", "Block", "Block", "Head"))
