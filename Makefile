@@ -53,7 +53,7 @@ test-api-server: api-server  ## The tests on a real API server, shown once they 
 
 test-cluster: venv programs  ## A plan's whole way and a crash, on the local cluster, and the page of an answer in a browser
 	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install --yes -qq --no-install-recommends chromium; }
-	$(PYTHON) -m pytest -m "not slow" tests/cluster tests/planner/report/test_page_in_browser.py
+	$(PYTHON) -m pytest -m "not slow" tests/cluster tests/planner/report/test_page_in_browser.py tests/operator/kubectl/test_pages_in_browser.py
 
 test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"

@@ -13,6 +13,26 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
+LEAST_CONTRAST = 4.5
+"""Least contrast of text and background by WCAG 2.2, level AA."""
+CONTRASTS = """
+(() => {
+  const channel = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const luminance = rgb => rgb.slice(0, 3).map(v => channel(v / 255)).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const parse = text => text.match(/[0-9.]+/g).map(Number);
+  const poor = [];
+  for (const node of document.body.querySelectorAll("*")) {
+    if (![...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()) || node.tagName === "SCRIPT") continue;
+    let ground = node;
+    while (ground && (parse(getComputedStyle(ground).backgroundColor)[3] === 0)) ground = ground.parentElement;
+    const pair = [parse(getComputedStyle(node).color), parse(getComputedStyle(ground || document.body).backgroundColor)];
+    const [light, dark] = pair.map(luminance).sort((a, b) => b - a);
+    const contrast = (light + 0.05) / (dark + 0.05);
+    if (contrast < LEAST) poor.push(`${node.tagName} ${node.className} ${node.textContent.slice(0, 30)}: ${contrast.toFixed(2)}`);
+  }
+  return poor;
+})()
+""".replace("LEAST", str(LEAST_CONTRAST))
 
 
 class Tab:
@@ -52,6 +72,10 @@ class Tab:
     def value(self, expression: str) -> Any:
         """Evaluate an expression in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def poor_contrasts(self) -> Any:
+        """Return the texts of the page that are hard to read before their background."""
+        return self.value(CONTRASTS)
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final
 
+from trainwright_operator import plan_resource
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
@@ -33,7 +34,7 @@ async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseE
             return None
         raise
     try:
-        plan = object_facts.plan_facts(resource, "")
+        plan = plan_resource.plan_facts(resource, "")
     except Exception:
         logger.exception("plan %s/%s: cannot be read", *key)
         plan = object_facts.bare_plan_facts(resource)

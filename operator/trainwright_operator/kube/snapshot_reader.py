@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from trainwright.worker_api import MAX_REPORT_BYTES
+from trainwright_operator import plan_resource
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import LauncherKind, Replan
 from trainwright_operator.flow.actions import StoredRole
@@ -127,7 +128,7 @@ class SnapshotReader:
             raise
         if "deletionTimestamp" in resource["metadata"]:
             return None
-        return self.cache.store_plan(object_facts.plan_facts(resource, self._settings.worker_image))
+        return self.cache.store_plan(plan_resource.plan_facts(resource, self._settings.worker_image))
 
     async def snapshot(
         self, plan: PlanFacts, memory: ReadCache, planner: PlannerFacts, known_pods: Collection[PodFacts] | None = None

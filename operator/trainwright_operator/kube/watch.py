@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import kopf
 
+from trainwright_operator import plan_resource
 from trainwright_operator.api import GROUP, PLURAL, VERSION
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL
@@ -117,7 +118,7 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
     handle = partial(event_handler, observe)
 
     def plan_facts(body: dict[str, Any]) -> PlanFacts:
-        return object_facts.plan_facts(body, default_image)
+        return plan_resource.plan_facts(body, default_image)
 
     present = {PLAN_UID_LABEL: kopf.PRESENT}
     kopf.on.event(GROUP, VERSION, PLURAL, id="plan", registry=registry)(handle(plan_facts))

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
 
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.metrics.figures import plan_figures
 from trainwright_operator.metrics.plan_events import PlanEvents
 from trainwright_operator.metrics.plan_gauges import PlanCollector
 from trainwright_operator.metrics.series import HeldEvents, counter, gauge, histogram
+from trainwright_operator.plan_figures import plan_figures
 
 _PASS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

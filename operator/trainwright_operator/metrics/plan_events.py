@@ -13,7 +13,9 @@ from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Reason
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.metrics.figures import (
+from trainwright_operator.metrics.plan_gauges import Key
+from trainwright_operator.metrics.series import OTHER, EventSeries, HeldEvents, ReasonCounter, counter, histogram
+from trainwright_operator.plan_figures import (
     DEVICE_RESULTS,
     REFUTATION_CAUSES,
     PlanFigures,
@@ -22,8 +24,6 @@ from trainwright_operator.metrics.figures import (
     WaitFigures,
     active_since,
 )
-from trainwright_operator.metrics.plan_gauges import Key
-from trainwright_operator.metrics.series import OTHER, EventSeries, HeldEvents, ReasonCounter, counter, histogram
 
 _TRIAL_REASONS: Final = {
     TrialState.SUCCEEDED.lower(): {Reason.MEASUREMENT_TAKEN.value},

@@ -12,8 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS
-from trainwright_operator.metrics.figures import AnswerFigures, PlanFigures
 from trainwright_operator.metrics.series import OTHER
+from trainwright_operator.plan_figures import AnswerFigures, PlanFigures
 
 Key = tuple[str, str]
 """Namespace and name of a plan."""

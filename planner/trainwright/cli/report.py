@@ -20,34 +20,52 @@ app = typer.Typer(add_completion=False, help="Write the page of a TrainingPlan's
 def report(
     *,
     plan: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="NAME|DIRECTORY",
             help="TrainingPlan of the cluster, or the state directory of `trainwright tune` (.trainwright/NAME).",
         ),
-    ],
+    ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Write a page of all plans that you may read, or of those of --namespace, instead of one answer.",
+        ),
+    ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="File to write; by default NAME.html."), WRITTEN
     ] = None,
 ) -> None:
-    """Write the page of a TrainingPlan's answer, which loads nothing from a network.
+    """Write the page of a TrainingPlan's answer, which loads nothing from a network; with --cluster one of all plans.
 
     Read from the cluster with your own rights through kubectl, or from the state directory of `trainwright tune`.
     """
-    directory = Path(plan)
-    target = output if output is not None else Path(f"{directory.resolve().name if directory.exists() else plan}.html")
-    if "/" in plan and not directory.exists():
+    if cluster == (plan is not None):
+        raise ValueError("give the name of a plan, or a state directory of tune, or --cluster")
+    source = Path(plan) if plan is not None else None
+    is_local = source is not None and source.exists()
+    if plan is not None and "/" in plan and not is_local:
         raise ValueError(f"{plan}: there is no such file; give a plan of the cluster by its name")
+    name = "plans" if source is None else source.resolve().name if is_local else plan
+    target = output if output is not None else Path(f"{name}.html")
     check_writable(target)
-    if directory.exists():
-        page = _load("local.report").page_of_state(directory)
-    else:
-        client = _load("kubectl.client").Kubectl(context, namespace)
-        page = _load("kubectl.report").stored_page(client, plan)
-    target.write_text(page, encoding="utf-8")
+    target.write_text(_page(source, context, namespace, is_local=is_local), encoding="utf-8")
     note(f"wrote {target}")
+
+
+def _page(source: Path | None, context: str | None, namespace: str | None, *, is_local: bool) -> str:
+    """Return the page of one plan, or of all without `source`."""
+    page: str
+    if is_local:
+        page = _load("local.report").page_of_state(source)
+    elif source is None:
+        page = _load("kubectl.cluster_page").cluster_page(_load("kubectl.client").Kubectl(context, namespace))
+    else:
+        page = _load("kubectl.report").stored_page(_load("kubectl.client").Kubectl(context, namespace), str(source))
+    return page
 
 
 def _load(module: str) -> Any:

@@ -12,7 +12,7 @@ from trainwright_operator.api.status import Phase
 from trainwright_operator.flow.actions import SetStatus
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS
 from trainwright_operator.flow.quarantine import quarantine, released
-from trainwright_operator.metrics.figures import Stage, plan_figures
+from trainwright_operator.plan_figures import Stage, plan_figures
 
 CRASH = '{"document": "Failure", "reason": "Crashed", "message": "no"}'
 

@@ -17,10 +17,10 @@ from flow_reports import log_of, report_of
 from flow_world import World, spec_of
 
 from trainwright.worker_api import REPORT_MARKER, ProfilingTask
+from trainwright_operator import plan_resource
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, requeue_after_seconds
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.object_cache import WatchEvent
 from trainwright_operator.kube.watch import event_handler
 
@@ -214,18 +214,18 @@ def managed(fields: dict[str, Any], **entry: str) -> dict[str, Any]:
 def test_fields_that_the_definition_hides_are_found_among_the_managed_ones() -> None:
     fields = {"f:spec": {".": {}, "f:future": {}, "f:trials": {"f:topK": {}, "f:flag": {}},
                          "f:worker": {"f:podTemplate": {"f:spec": {"f:anything": {}}}}, "f:priority": {}}}  # fmt: skip
-    found = object_facts.plan_facts({"metadata": managed(fields), "spec": SPEC}, "image")
+    found = plan_resource.plan_facts({"metadata": managed(fields), "spec": SPEC}, "image")
     assert found.hidden_fields == ("spec.future", "spec.trials.flag")
-    shown = object_facts.plan_facts({"metadata": managed(fields), "spec": {**SPEC, "future": 1}}, "image")
+    shown = plan_resource.plan_facts({"metadata": managed(fields), "spec": {**SPEC, "future": 1}}, "image")
     assert shown.hidden_fields == ("spec.trials.flag",)
     assert shown.spec_error.startswith("spec.future: ")
-    status = object_facts.plan_facts({"metadata": managed(fields, subresource="status"), "spec": SPEC}, "image")
+    status = plan_resource.plan_facts({"metadata": managed(fields, subresource="status"), "spec": SPEC}, "image")
     assert status.hidden_fields == ()
 
 
 def test_fields_that_the_definition_hides_are_found_by_the_watch() -> None:
     seen: list[WatchEvent] = []
-    handler = event_handler(seen.append, lambda body: object_facts.plan_facts(body, "image"))
+    handler = event_handler(seen.append, lambda body: plan_resource.plan_facts(body, "image"))
     plan = {"metadata": managed({"f:spec": {"f:future": {}}}), "spec": SPEC}
     asyncio.run(handler(body=kopf.Body(plan), event={"object": plan}, type=None))
     (event,) = seen
@@ -244,7 +244,7 @@ def test_status_of_a_newer_version_is_kept_as_far_as_it_can_be_read() -> None:
         "conditions": [condition("Verified"), condition("Succeeded") | {"futureWord": 2}],
         "winner": {"summary": "pp1", "predictedRank": 1, "predictedSeconds": 1.0, "plan": {}},
     }
-    found = object_facts.plan_facts({"metadata": META, "spec": SPEC, "status": status}, "image").status
+    found = plan_resource.plan_facts({"metadata": META, "spec": SPEC, "status": status}, "image").status
     assert [one.type for one in found.conditions] == ["Succeeded"]
     assert found.phase is None
     assert found.winner is not None

@@ -21,6 +21,7 @@ from property_tests import examples
 
 from trainwright.outside.plain_text import find_control, plain_line, plain_text, without_controls
 from trainwright.worker_api import PROGRESS_MARKER, REPORT_MARKER, LinkTask
+from trainwright_operator import plan_resource
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
@@ -163,7 +164,7 @@ OBJECTS: dict[str, tuple[dict[str, Any], Any]] = {
                 "cluster": {"excludedNodes": [{"name": "n", "reason": "?"}], "nodes": [{"name": "n", "accelerator": "?", "devices": 1}]},
             },
         },
-        lambda one: object_facts.plan_facts(one, "worker:1"),
+        lambda one: plan_resource.plan_facts(one, "worker:1"),
     ),
     "queue": (
         {

@@ -12,11 +12,12 @@ from flow_harm import running
 from flow_world import World as FlowWorld
 from prometheus_client import CollectorRegistry
 
+from trainwright_operator import plan_resource
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow import decide as decisions
 from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL, ROLE_LABEL, Names
 from trainwright_operator.flow.quarantine import DecisionError, is_quarantined, released
-from trainwright_operator.kube import decision_runner, isolation, object_facts, reconciler
+from trainwright_operator.kube import decision_runner, isolation, reconciler
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.metrics import Metrics
@@ -172,11 +173,11 @@ def test_quarantine_survives_a_restart_of_the_same_version(world: World, monkeyp
 @pytest.mark.parametrize("change", ["edit", "version"])
 def test_quarantined_plan_is_taken_up_again_after_an_edit_or_by_another_version(world: World, change: str):
     world.run()
-    plan = object_facts.plan_facts(world.api.objects[PLAN], "worker:1")
+    plan = plan_resource.plan_facts(world.api.objects[PLAN], "worker:1")
     assert is_quarantined(released(plan, isolation.VERSION))
     if change == "edit":
         world.api.objects[PLAN]["metadata"]["generation"] = 4
-        plan = object_facts.plan_facts(world.api.objects[PLAN], "worker:1")
+        plan = plan_resource.plan_facts(world.api.objects[PLAN], "worker:1")
     assert not is_quarantined(released(plan, isolation.VERSION if change == "edit" else "another"))
 
 
@@ -185,7 +186,7 @@ def test_plan_that_cannot_even_be_read_is_quarantined(world: World, monkeypatch:
         raise RecursionError("spec")
 
     with monkeypatch.context() as patched:
-        patched.setattr(object_facts, "plan_facts", fail)
+        patched.setattr(plan_resource, "plan_facts", fail)
 
         async def breaks() -> None:
             try:
@@ -199,10 +200,10 @@ def test_plan_that_cannot_even_be_read_is_quarantined(world: World, monkeypatch:
 
 
 def test_message_names_the_place_in_the_operator(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reconciler, "decide", lambda snapshot, now: object_facts.parse_time(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(reconciler, "decide", lambda snapshot, now: plan_resource.parse_time(None))  # type: ignore[arg-type]
     monkeypatch.setattr(Reconciler, "_pause", world.pause)
     world.run()
-    assert "(in trainwright_operator/kube/object_facts.py, line" in world.answer["message"]
+    assert "(in trainwright_operator/plan_resource.py, line" in world.answer["message"]
 
 
 def test_one_broken_pass_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch):

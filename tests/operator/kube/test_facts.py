@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trainwright_operator import plan_resource
 from trainwright_operator.api.installation import (
     Handover,
     HandoverRule,
@@ -179,7 +180,7 @@ def test_spec_of_another_version_becomes_an_error_message() -> None:
         "metadata": {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"model": {"gpt": {"layers": 1}}, "training": {"globalBatchSize": 8}},
     }
-    found = object_facts.plan_facts(resource, "image")
+    found = plan_resource.plan_facts(resource, "image")
     assert found.spec is None
     assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
 

@@ -24,7 +24,7 @@ from trainwright_operator.api.status import (
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.trials.device_time import trial_device_seconds
 from trainwright_operator.metrics import Metrics
-from trainwright_operator.metrics.figures import plan_figures
+from trainwright_operator.plan_figures import plan_figures
 
 RATIOS = "trainwright_trial_predicted_over_measured_ratio"
 MOST_SERIES, MOST_SECONDS = 20_000, 0.3

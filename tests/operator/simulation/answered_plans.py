@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -51,3 +52,20 @@ def status_of(
 FIRST = trial("candidate-1", 1, predicted=1.0, measured=1.5)
 SECOND = trial("candidate-2", 2, predicted=1.1, measured=1.0, devices=3)
 BASELINE = trial("baseline-1", 1, predicted=2.0, measured=2.0, role="Baseline", devices=8)
+WAITING = {
+    "observedGeneration": 1,
+    "waiting": {"reason": "WaitingForCapacity", "since": START.isoformat(), "earlierSeconds": 3600},
+    "conditions": [],
+}
+"""Status of a plan that waits, and did for an hour before."""
+
+
+def resource(name: str, status: TrainingPlanStatus | dict[str, Any], namespace: str = "team") -> dict[str, Any]:
+    """Return a plan as the API server shows it."""
+    body = status if isinstance(status, dict) else status.dump()
+    meta = {"name": name, "namespace": namespace, "uid": name, "generation": 1, "creationTimestamp": START.isoformat()}
+    return {
+        "metadata": meta,
+        "spec": json.loads(spec_of().model_dump_json(by_alias=True, exclude_none=True)),
+        "status": body,
+    }

@@ -18,7 +18,8 @@ from flow_world import RESOURCE, START, found_before, node, spec_of
 from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import WorkerTask
-from trainwright_operator.flow.actions import PlanningRequest
+from trainwright_operator import plan_resource
+from trainwright_operator.flow.actions import PageRequest, PlanningRequest
 from trainwright_operator.flow.documents.stored_documents import parse_strict
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.scheduling import pinned_node
@@ -60,10 +61,12 @@ class JumpingTime(datetime):
 
 
 class Searches(SearchPool):
-    """Searches that are answered at once."""
+    """Searches that are answered and pages that are drawn at once."""
 
-    def start(self, uid: str, request: PlanningRequest) -> None:
-        self._facts[uid] = PlannerFacts(PlannerState.DONE, request.key, START, found_before(request))
+    def start(self, uid: str, request: PlanningRequest | PageRequest) -> None:
+        is_page = isinstance(request, PageRequest)
+        answer = "<p>page</p>" if isinstance(request, PageRequest) else found_before(request)
+        self._facts[uid] = PlannerFacts(PlannerState.DONE, request.key, START, answer, is_page=is_page)
 
 
 class CountingApi(Api):
@@ -218,7 +221,7 @@ class CountingApi(Api):
         launcher = next((one for one in LAUNCHERS.values() if one.api.plural == kind), None)
         found: Any = None
         if kind == "trainingplans":
-            found = object_facts.plan_facts(resource, "worker:1")
+            found = plan_resource.plan_facts(resource, "worker:1")
         elif launcher is not None:
             found = object_facts.job_facts(resource, launcher)
         elif kind == "pods":

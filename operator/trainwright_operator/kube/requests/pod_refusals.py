@@ -13,7 +13,7 @@ from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.object_facts import parse_time
+from trainwright_operator.plan_resource import parse_time
 
 _PATIENCE_SECONDS: Final = 15.0
 """Age of a job up to which its launcher is still at work."""

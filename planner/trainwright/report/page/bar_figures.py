@@ -46,7 +46,7 @@ MEMORY_COLOURS: Final = {
 }
 
 
-def _rectangle(name: str, start: float, length: float, whole: float) -> Element:
+def rectangle(name: str, start: float, length: float, whole: float) -> Element:
     return element("rect", class_=name, x=percent(start, whole), width=percent(length, whole), y="0", height="100%")
 
 
@@ -60,12 +60,12 @@ def time_figure(candidate: Candidate) -> Element:
     spent = {part: value for part, value in breakdown_fields(estimate).items() if value > 0}
     whole, start, shapes = estimate.iteration_seconds, 0.0, list[Element]()
     for part, value in spent.items():
-        shapes.append(_rectangle(PART_COLOURS[part], start, value, whole))
+        shapes.append(rectangle(PART_COLOURS[part], start, value, whole))
         start += value
     rows: list[Row] = [
         [
             PART_WORDS[part],
-            bar(_rectangle(PART_COLOURS[part], 0, value, whole), label=share(value, whole)),
+            bar(rectangle(PART_COLOURS[part], 0, value, whole), label=share(value, whole)),
             seconds(value),
             share(value, whole),
         ]
@@ -101,7 +101,7 @@ def difference_figure(difference: Difference) -> Element:
 
 
 def _step(name: str, start: float, length: float, whole: float) -> Element:
-    drawing = bar(_rectangle(name, start, length, whole), label=seconds(length))
+    drawing = bar(rectangle(name, start, length, whole), label=seconds(length))
     drawing.set("class", "line plain")
     return drawing
 
@@ -123,7 +123,7 @@ def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: P
     for (number, name), (parts, limit, count) in sorted(shown, key=lambda item: item[0]):
         shapes, start = list[Element](), 0
         for part, colour in MEMORY_COLOURS.items():
-            shapes.append(_rectangle(colour, start, getattr(parts, part), whole))
+            shapes.append(rectangle(colour, start, getattr(parts, part), whole))
             start += getattr(parts, part)
         shapes.append(_line("limit", limit, whole))
         label = f"{format_bytes(parts.total_bytes)} of {format_bytes(limit)}"
@@ -167,9 +167,9 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
         predicted, measured = each.candidate.estimate.iteration_seconds, each.measured_seconds
         shapes = [
             *([] if band is None else [_range(band, whole)]),
-            _dot("mark", predicted, whole),
+            dot("mark", predicted, whole),
             *([] if each.measured_range is None else [_range(each.measured_range, whole, "measured-band")]),
-            *([] if measured is None else [_dot("measured", measured, whole)]),
+            *([] if measured is None else [dot("measured", measured, whole)]),
         ]
         error = (
             "" if measured is None or not measured else f"{(predicted - measured) / measured:+.1%}".replace("-", "−")
@@ -213,7 +213,7 @@ def course_figure(course: Sequence[PageCandidate]) -> Element:
     rows: list[Row] = [
         [
             each.name,
-            bar(_rectangle("c7", 0, least, whole), _dot("measured", own, whole), label=seconds(own)),
+            bar(rectangle("c7", 0, least, whole), dot("measured", own, whole), label=seconds(own)),
             seconds(own),
             f"{seconds(least)}{', new' if own < before else ''}",
         ]
@@ -232,7 +232,7 @@ def _range(band: tuple[float, float], whole: float, name: str = "band") -> Eleme
     return element("line", class_=name, x1=percent(band[0], whole), x2=percent(band[1], whole), y1="50%", y2="50%")
 
 
-def _dot(name: str, at: float, whole: float) -> Element:
+def dot(name: str, at: float, whole: float) -> Element:
     return element("circle", class_=name, cx=percent(at, whole), cy="50%", r="5")
 
 
@@ -244,7 +244,7 @@ def worth_figure(worths: Sequence[NodeWorth], problem: Problem) -> Element:
     for worth in worths:
         longer = slowdown_words(worth)
         length = longest if worth.slowdown is None else max(worth.slowdown, 0.0)
-        drawing = bar(_rectangle("forward", 0, length, longest or 1.0), label=longer)
+        drawing = bar(rectangle("forward", 0, length, longest or 1.0), label=longer)
         rows.append([f"{worth.devices} × {names[worth.accelerator]}", drawing, longer, price_words(worth)])
     return figure(
         "How much longer an iteration of the best plan takes without these nodes, and their price per hour.",
