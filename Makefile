@@ -18,7 +18,7 @@ TITAN = torchtitan==0.3.0  # what the exports name
 # Gradients of plans against one process, devices and order of collectives of their ranks, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py device_placement.py collective_order.py layers_attention.py checkpoint.py checkpoint_conversion.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help try venv demo demo-down programs api-server test test-fast test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs release
+.PHONY: help try venv demo demo-down programs api-server test test-fast test-mcp test-api-server test-cluster test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs release
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -43,6 +43,7 @@ api-server: venv  ## Build those of them that an API server without nodes needs
 
 test: venv lint docs $(if $(HAS_GO),api-server)  ## Lint, docs, and every test that needs no cluster: a quarter of an hour on two cores
 	@$(MAKE) --no-print-directory --jobs 2 test-fast $(if $(HAS_GO),test-api-server)
+	@$(MAKE) --no-print-directory test-mcp
 	$(IN_PARALLEL) --dist loadfile -m "torch_processes and not timed and not slow" $(GANGS)
 	$(PYTHON) -m pytest -m "torch_processes and timed and not slow" $(GANGS)  # alone on the machine
 	@command -v promtool > /dev/null || echo "promtool is not installed: the numbers of panels and alerts were not tested"
@@ -57,6 +58,9 @@ test-cluster: venv programs  ## A plan's whole way and a crash, on the local clu
 
 test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"
+
+test-mcp: venv  ## The server for language models, with the client of the protocol's SDK
+	PYTHONPATH=planner:operator $$(deploy/development/mcp_venv.sh) -m pytest tests/planner/cli/test_mcp.py
 
 test-nightly: venv lint docs programs test-releases  ## Every test with all of its cases and examples
 	@$(call CLUSTER,build --kueue --kueue-release 0.18)

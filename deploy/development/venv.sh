@@ -21,6 +21,7 @@ from pathlib import Path
 project = tomllib.load(open("pyproject.toml", "rb"))
 for group in ("docs", "release"):  # docs.sh and release.sh install theirs by themselves
     project["dependency-groups"].pop(group)
+project["project"]["optional-dependencies"].pop("mcp")  # as mcp_venv.sh does
 wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
           project["dependency-groups"], project["build-system"], sys.version, "5",
           Path(sys.argv[1]).read_text()]
@@ -47,6 +48,7 @@ import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 for group in ("docs", "release"):
     project["dependency-groups"].pop(group)
+project["project"]["optional-dependencies"].pop("mcp")
 groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values(),
           *project["dependency-groups"].values(), project["build-system"]["requires"]]
 print("\n".join(sorted({line for group in groups for line in group})))

@@ -15,7 +15,7 @@ from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import NodeExclusion
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, ENVIRONMENTAL, Reason
 
-LANGUAGES = {"bash", "python", "text", "yaml"}
+LANGUAGES = {"bash", "json", "python", "text", "yaml"}
 MAX_README_LINES = 120
 FOLDERS = ("benchmarks", "charts", "deploy", "docs", "operator", "planner", "profiler-image", "tests")
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`")

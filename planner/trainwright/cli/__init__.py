@@ -32,6 +32,7 @@ COMMANDS = {
     "tune": ("tune", "Find and measure the fastest plan on this machine, without Kubernetes."),
     "watch": ("watch", "Show how far a TrainingPlan of a cluster is, until it has its answer."),
     "report": ("report", "Write the page of a TrainingPlan's answer, from a cluster or from `tune`."),
+    "mcp": ("mcp", "Serve these answers to language models: the Model Context Protocol."),
     "propose": ("propose", "Propose the next trial, or say that none is worth it."),
     "cluster": ("hardware", "Write a cluster document from machines by name and number."),
     "machines": ("hardware", "List the machines that `cluster` knows."),
