@@ -13,6 +13,7 @@ from trainwright.bounds import FLAT
 from trainwright.cluster import Device
 from trainwright.document_kind import document
 from trainwright.layer import LayerList
+from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.strategy import Strategy
 
 
@@ -147,7 +148,7 @@ class Pipeline:
 
 @document("Plan")
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(ShownInNotebooks):
     """Full training iteration: which device computes which layers on which rows of the batch.
 
     Attributes:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from trainwright.bounds import Count, IterationSeconds
 from trainwright.layer import Dtype
+from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.search import Candidate, Problem
 
 
@@ -90,7 +91,7 @@ class BatchSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(ShownInNotebooks):
     """Candidates of one or several number formats, best first, with the problem of the best one.
 
     Attributes:

@@ -15,6 +15,7 @@ from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.model import Model, least_rows, least_rows_words
+from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
@@ -81,7 +82,7 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(ShownInNotebooks):
     """Predicted cost of a plan.
 
     Attributes:

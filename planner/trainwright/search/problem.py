@@ -17,6 +17,7 @@ from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
 from trainwright.layer import Dtype
 from trainwright.model import Model, least_rows, least_rows_words
+from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -294,7 +295,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(ShownInNotebooks):
     """Plan with its estimate.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from trainwright.answer import NodeWorth
+from trainwright.cost.estimate import Estimate
 from trainwright.cost.memory import MemoryParts
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
@@ -54,9 +55,8 @@ def _line(name: str, at: float, whole: float) -> Element:
     return element("line", class_=name, x1=percent(at, whole), x2=percent(at, whole), y1="0", y2="100%")
 
 
-def time_figure(candidate: Candidate) -> Element:
+def time_figure(estimate: Estimate) -> Element:
     """Draw the parts of the iteration of the device that ends last."""
-    estimate = candidate.estimate
     spent = {part: value for part, value in breakdown_fields(estimate).items() if value > 0}
     whole, start, shapes = estimate.iteration_seconds, 0.0, list[Element]()
     for part, value in spent.items():

@@ -56,7 +56,7 @@ def html_page(content: PageContent) -> str:
         _section(
             "Where the time goes, and what would help most",
             [element("p", sentence) for sentence in explanation.sentences()],
-            time_figure(best),
+            time_figure(estimate),
             _levers(best, problem),
         ),
         _section("Memory", memory_figure(plan, estimate.memory_parts, problem)),
@@ -73,6 +73,19 @@ def html_page(content: PageContent) -> str:
         "p", f"Trainwright {version('trainwright')}. This page loads nothing from a network.", class_="note"
     )
     return document(f"Trainwright: {title}", head, lead, _tiles(content), sections, element("footer", footer))
+
+
+def answer_parts(content: PageContent) -> list[Content]:
+    """Return what of a page says the answer: its sentences, figures, iteration over time, reason and candidates."""
+    best, difference = content.answer.best, content.difference
+    explanation = Explanation.of(content.answer.problem, best.plan, best.estimate)
+    return [
+        *(element("p", sentence, class_=None if number else "lead") for number, sentence in enumerate(_lead(content))),
+        _tiles(content),
+        timeline_figure(explanation.tracks, best.estimate.iteration_seconds),
+        difference_figure(difference) if difference is not None else None,
+        candidate_figure(content.candidates, content.answer.problem),
+    ]
 
 
 def _section(heading: str, *content: Content) -> Element:

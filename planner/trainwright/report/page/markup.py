@@ -132,6 +132,16 @@ def document(title: str, *content: Content) -> str:
     return f"<!doctype html>\n{markup(element('html', head, body, lang='en'))}\n"
 
 
+def fragment(*content: Content) -> str:
+    """Return parts of a page for another page, with the style of their own that reaches nothing else there."""
+    style = _own_file("page.css").replace(":root", "&")
+    for whole in ("body {", "main {"):
+        style = style.replace(whole, "& {")
+    return markup(
+        element("div", _verbatim("style", f".trainwright-answer {{\n{style}}}"), content, class_="trainwright-answer")
+    )
+
+
 def picture(*content: Content, width: int, height: int) -> str:
     """Return an SVG file that shows parts of a page, in the theme of the page that embeds it."""
     body = element("div", _verbatim("style", _own_file("page.css")), element("main", content), xmlns=_XHTML)
