@@ -11,9 +11,10 @@ else
   if [ ! -e .venv-try/.complete ]; then
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
     "${PYTHON:-python3}" -m venv .venv-try
+    torch=$("$python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["worker"])')
     wheels=()
     command -v nvidia-smi > /dev/null || wheels=(--index-url https://download.pytorch.org/whl/cpu)
-    "$python" -m pip install --quiet torch "${wheels[@]}" || "$python" -m pip install --quiet torch
+    "$python" -m pip install --quiet "$torch" "${wheels[@]}" || "$python" -m pip install --quiet "$torch"
     "$python" -m pip install --quiet '.[worker]'
     touch .venv-try/.complete
   fi

@@ -53,7 +53,7 @@ def tune(path: Path, *, state: Path | None = None, cpu_devices: int | None = Non
 
     Raise ValueError with one sentence, nothing having been started, for input that cannot be used.
     """
-    _check_platform()
+    _check_packages()
     manifest = read_manifest(path)
     folder = state if state is not None else path.parent / _STATE / manifest.name
     machine = machine_of_plan(folder, manifest.spec.devices.resource_name, cpu_devices)
@@ -213,10 +213,8 @@ def describe_devices(devices: DiscoveredDevices) -> str:
     return " and ".join(f"{each.devices} × {each.name}" for each in devices.status().accelerators)
 
 
-def _check_platform() -> None:
-    """Raise ValueError where gangs cannot run."""
-    if not sys.platform.startswith("linux"):
-        raise ValueError(f"tune runs on Linux, since it counts what other programs take there; this is {sys.platform}")
+def _check_packages() -> None:
+    """Raise ValueError where a package is missing without which gangs cannot run."""
     for package in ("torch", WORKER):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"the package {package} is not installed here; run `pip install 'trainwright[worker]'`")

@@ -42,10 +42,13 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the TrainingPlan of a file. Raise ValueError with what is wrong with it, OSError where it cannot be read."""
-    text = path.read_text(encoding="utf-8")
+    """Return the TrainingPlan of a file. Raise ValueError with what is wrong with it."""
     try:
-        return _parse(_read_document(text), path)
+        return _parse(_read_document(path.read_text(encoding="utf-8")), path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not YAML: it is no text in UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{path}: {plain_line(str(error))}") from None
 

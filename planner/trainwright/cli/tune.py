@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -39,5 +40,7 @@ def tune(
     continued by the same command, and an edited plan reuses what it can. Exit codes: 0 with a winner, 1 where the plan failed, 2 for
     input that cannot be used (nothing is started then), 3 where no plan is feasible, 130 where it was interrupted.
     """
+    if not sys.platform.startswith("linux"):  # the package cannot even be loaded on Windows
+        raise ValueError(f"tune runs on Linux, since it counts what other programs take there; this is {sys.platform}")
     module = load_module(f"{PACKAGE}.local.loop", (PACKAGE,), REMEDY)
     raise typer.Exit(module.tune(plan, state=state, cpu_devices=cpu_devices))

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from local_plan import PLAN
-from typer.testing import CliRunner
 
-from trainwright.cli import app
 from trainwright_operator.local.manifest import read_manifest
 
 JOB = {"image": "i", "command": ["c"]}
@@ -75,14 +73,6 @@ def test_document_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=r"plan\.yaml: ") as refusal:
         read_manifest(path)
     assert words in str(refusal.value)
-
-
-def test_command_ends_with_2_and_writes_nothing(plan_file: Callable[..., Path]) -> None:
-    path = plan_file(queueName="q")
-    answer = CliRunner().invoke(app, ["tune", str(path)])
-    assert answer.exit_code == 2
-    assert "only a cluster has that" in answer.output
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_trials_share_gangs_unless_the_spec_says_how_many(plan_file: Callable[..., Path]) -> None:

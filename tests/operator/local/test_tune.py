@@ -193,36 +193,6 @@ def test_plan_waits_while_another_one_measures(tune: Tune, plan_file: PlanFile) 
     assert "links: waits for another `trainwright tune`" in shown.getvalue()
 
 
-def test_state_of_another_version_is_refused(tune: Tune, plan_file: PlanFile) -> None:
-    path = plan_file()
-    folder = path.parent / ".trainwright" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(ValueError, match="of version 99"):
-        tune(path, stream=io.StringIO())
-
-
-def test_too_little_disk_is_refused(tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_MIN_FREE_BYTES", 1 << 62)
-    with pytest.raises(ValueError, match="MB are free there"):
-        tune(plan_file(), stream=io.StringIO())
-
-
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems_are_refused(
-    tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
-    monkeypatch.setattr(loop.sys, "platform", platform)
-    with pytest.raises(ValueError, match="runs on Linux"):
-        tune(plan_file(), stream=io.StringIO())
-
-
-def test_missing_torch_is_refused(tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
-    with pytest.raises(ValueError, match="package torch is not installed here"):
-        tune(plan_file(), stream=io.StringIO())
-
-
 def test_killed_run_leaves_no_process_and_the_next_one_goes_on(
     tune: Tune, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
