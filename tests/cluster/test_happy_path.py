@@ -16,6 +16,7 @@ from prometheus import prometheus as run_prometheus
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright_demo.install import OPERATOR_NAMESPACE
+from trainwright_operator.kubectl.report import stored_page
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = (
@@ -90,3 +91,6 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     mine = f'trainwright_plan_measured_iteration_seconds{{plan_namespace="{workbench.namespace}",name="{name}"}}'
     (sample,) = prometheus.samples(mine, seconds=5)
     assert float(sample["value"][1]) == pytest.approx(winner["measuredSeconds"], rel=1e-3)
+
+    workbench.wait(name, "a page", lambda resource: resource["status"].get("report"))
+    assert f"{name}: " in stored_page(workbench.kubectl, name)

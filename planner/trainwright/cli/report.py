@@ -46,7 +46,7 @@ def report(
     if cluster == (plan is not None):
         raise ValueError("give the name of a plan, or a state directory of tune, or --cluster")
     source = Path(plan) if plan is not None else None
-    is_local = source is not None and source.exists()
+    is_local = source is not None and _is_local(source)
     if plan is not None and "/" in plan and not is_local:
         raise ValueError(f"{plan}: there is no such file; give a plan of the cluster by its name")
     name = "plans" if source is None else source.resolve().name if is_local else plan
@@ -66,6 +66,12 @@ def _page(source: Path | None, context: str | None, namespace: str | None, *, is
     else:
         page = _load("kubectl.report").stored_page(_load("kubectl.client").Kubectl(context, namespace), str(source))
     return page
+
+
+def _is_local(source: Path) -> bool:
+    """Return whether a file or directory is meant: a plan may have the name of a directory that happens to be here."""
+    is_path = len(source.parts) > 1 or source.is_file() or (source / "status.yaml").exists()
+    return is_path and source.exists()
 
 
 def _load(module: str) -> Any:

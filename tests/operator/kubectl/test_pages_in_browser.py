@@ -13,7 +13,11 @@ from flow_world import START, World, spec_of
 from trainwright_operator.kubectl.cluster_page import page_of
 from trainwright_operator.page_process import cluster_commands, draw_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +30,8 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return an answer's page and one of several plans, as files."""
     drawn: list[str] = []
-    search = {"planner": "Auto", "limits": {"maxTensorDegree": 2}}
     world = World(
-        spec=spec_of(trials={"topK": 2, "timeline": True}, search=search),
+        spec=spec_of(trials={"topK": 2, "timeline": True}),
         draw=lambda request: drawn.append(draw_page(request, cluster_commands(request))) or "",
     )
     world.run()

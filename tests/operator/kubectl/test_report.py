@@ -51,6 +51,13 @@ def test_the_page_is_written_under_the_plans_name_or_as_asked(cluster: Cluster, 
     assert again.exit_code == 1
 
 
+def test_a_directory_of_the_plans_name_is_not_taken_for_a_state(cluster: Cluster, folder: Path) -> None:
+    cluster(DRAWN, STORED)
+    (folder / "tiny").mkdir()
+    assert CliRunner().invoke(app, ["report", "tiny"]).exit_code == 0
+    assert (folder / "tiny.html").exists()
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [

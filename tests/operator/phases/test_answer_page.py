@@ -53,6 +53,7 @@ def test_page_is_stored_compressed_under_the_name_that_the_status_says_and_drawn
     assert len(drawn) == 1
 
 
+@pytest.mark.timeout(180)
 def test_page_has_trials_against_predictions_how_the_best_was_found_and_the_gain() -> None:
     pages_drawn: list[str] = []
 
@@ -61,7 +62,7 @@ def test_page_has_trials_against_predictions_how_the_best_was_found_and_the_gain
         pages_drawn.append(draw_page(request, cluster_commands(request)))
         return pages_drawn[-1]
 
-    search = {"planner": "Auto", "limits": {"maxTensorDegree": 2}}
+    search = {"planner": "Auto", "effort": 0.1, "limits": {"maxTensorDegree": 2}}
     world = World(spec=spec_of(trials={"topK": 2, "timeline": True}, search=search), draw=draw)
     world.run()
     settle(world)

@@ -14,6 +14,7 @@ from flow_harm import requests
 from flow_world import World
 
 from trainwright_operator import memory_limit
+from trainwright_operator.flow.actions import PageRequest
 from trainwright_operator.flow.phases.planning import MAX_SEARCH_STARTS
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.kube import child_process, search_pool
@@ -151,3 +152,32 @@ def test_search_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(search_pool, "start_module", search_for_ever)
     monkeypatch.setattr(search_pool, "SEARCH_DEADLINE_SECONDS", 0.05)
     assert pool_facts().state is PlannerState.TIMED_OUT
+
+
+def test_a_page_is_no_search_and_stays_when_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = asyncio.Event()
+
+    async def draw(_request: Any, _concurrent: int) -> tuple[PlannerState, str]:
+        await drawn.wait()
+        return PlannerState.DONE, "<p>page</p>"
+
+    async def scenario() -> None:
+        changed = asyncio.Queue[str]()
+        pool = search_pool.SearchPool(on_change=changed.put_nowait)
+        question = next(requests(World())).request
+        pool.start("uid", PageRequest("page-1", "demo", "default", question, "", "", ""))
+        await asyncio.sleep(0)
+        pool.discard_search("uid")
+        assert (pool.facts("uid").state, pool.running(), pool.waiting()) == (PlannerState.RUNNING, 0, 0)
+        drawn.set()
+        await changed.get()
+        await changed.get()
+        assert pool.facts("uid").answer == "<p>page</p>"
+        pool.refuse_page("uid", "no room")
+        assert (pool.facts("uid").answer, pool.facts("uid").message) == ("", "no room")
+        pool.start("uid", question)
+        pool.discard_search("uid")
+        assert pool.facts("uid").state is PlannerState.IDLE
+
+    monkeypatch.setattr(search_pool, "_run_in_time", draw)
+    asyncio.run(scenario())
