@@ -12,6 +12,7 @@ import yaml
 
 from trainwright import documents
 from trainwright.families import Custom
+from trainwright.report.progress import progress_bar
 
 
 def _arguments() -> argparse.Namespace:
@@ -77,7 +78,8 @@ def description(entrypoint: str, *, training_plan: bool, check_seconds: float, d
     from trainwright_worker.model_description.formats import FORMATS  # noqa: PLC0415
 
     formats = [choice for choice in FORMATS if dtype in {None, dtype_name(choice)}]
-    described = describe(entrypoint, check_seconds, formats)
+    with progress_bar("checking layers", sys.stderr) as report:
+        described = describe(entrypoint, check_seconds, formats, report)
     if described.checks is not None:
         for sentence in described.checks.left_out:
             sys.stderr.write(f"not checked: {sentence}\n")

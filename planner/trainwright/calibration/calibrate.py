@@ -24,6 +24,9 @@ from trainwright.cost.context import CostContext
 Predict = Callable[[Vector, int], Vector]
 """Predictions of one trial (one or several numbers) from parameter values and the trial's index."""
 
+Report = Callable[[float], object]
+"""Callback for progress, with the share that is done."""
+
 OUTLIER: Final = 4.0
 """Absolute residual beyond which a trial is an outlier; its weight is below a quarter."""
 
@@ -77,6 +80,7 @@ def calibrate(
     observed: tuple[Vector, ...],
     nested: Sequence[tuple[Parameter, ...]],
     deviation_ratio: float,
+    report: Report = lambda done: None,  # noqa: ARG005 - nobody asks
 ) -> CalibrationOutcome:
     """Return the fit, among those of `nested` parameter sets, that predicts left-out trials best.
 
@@ -84,7 +88,12 @@ def calibrate(
     the linearised residuals around the fit to all; the prediction for it is exact.
     """
     residuals = _Residuals(predict, observed, deviation_ratio)
-    outcomes = [_outcome(residuals, parameters) for parameters in (nested if len(observed) > 1 else nested[:1])]
+    tried = nested if len(observed) > 1 else nested[:1]
+    sizes = [1 + sum(parameter.low < parameter.high for parameter in parameters) for parameters in tried]
+    outcomes = list[CalibrationOutcome]()
+    for number, parameters in enumerate(tried, 1):
+        outcomes.append(_outcome(residuals, parameters))
+        report(sum(sizes[:number]) / sum(sizes))
     best = min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
     return replace(best, evidence=_evidence(best, residuals, nested[-1]))
 
@@ -135,11 +144,12 @@ MEMORY_DEVIATION_RATIO: Final = 0.03
 """Deviation of a good prediction from a measurement; beyond it a trial's weight falls."""
 
 
-def fit(trials: Trials, context: CostContext) -> Fit:
+def fit(trials: Trials, context: CostContext, report: Report = lambda done: None) -> Fit:  # noqa: ARG005 - nobody asks
     """Fit the factors with which the cost model agrees with the trials, and plans do not fit that ran out of memory.
 
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
     depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
+    `report` is called with the share of the fits that is done, by their numbers of factors.
 
     Raises ValueError, naming the trial, for a plan that does not belong to the context, for an iteration or a memory that
     no factor explains, and if no trial was measured.
@@ -151,7 +161,7 @@ def fit(trials: Trials, context: CostContext) -> Fit:
     overfull = tuple(trial for trial in trials.failed if trial.out_of_memory)
     evaluation = Evaluation((*trials.trials, *overfull), context)
     refuse_implausible(evaluation)
-    times, time = _fit_times(evaluation, trials.trials)
+    times, time = _fit_times(evaluation, trials.trials, report)
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
@@ -183,7 +193,9 @@ def fit(trials: Trials, context: CostContext) -> Fit:
     )
 
 
-def _fit_times(evaluation: Evaluation, trials: tuple[Trial, ...]) -> tuple[TimeFactors, CalibrationOutcome]:
+def _fit_times(
+    evaluation: Evaluation, trials: tuple[Trial, ...], report: Report
+) -> tuple[TimeFactors, CalibrationOutcome]:
     context = evaluation.context
     factors = TimeFactors(
         runtime=context.runtime,
@@ -197,6 +209,7 @@ def _fit_times(evaluation: Evaluation, trials: tuple[Trial, ...]) -> tuple[TimeF
         tuple(measured_seconds(trial) for trial in trials),
         factors.nested,
         TIME_DEVIATION_RATIO,
+        report,
     )
     return factors, outcome
 

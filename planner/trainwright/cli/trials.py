@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -43,6 +44,7 @@ from trainwright.report.explanation import Explanation
 from trainwright.report.format_sentences import number_format
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
+from trainwright.report.progress import progress_bar
 from trainwright.report.remark import sentences
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 from trainwright.search import Candidate, Problem
@@ -80,7 +82,8 @@ def calibrate(
     if problem.chooses_format:
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     try:
-        fitted = fit(measured, problem.cost_context)
+        with progress_bar("fitting the cost model", sys.stderr) as show_share:
+            fitted = fit(measured, problem.cost_context, lambda done: show_share(done, 1))
     except ValueError as error:
         raise DocumentError(f"{trials}: {error}") from None
     write_document(fitted.runtime, write)

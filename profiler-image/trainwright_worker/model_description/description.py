@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
@@ -41,12 +41,17 @@ def _float32_outputs(layers: CustomLayers, layer: int, half: torch.dtype | None)
     return sum(size for size, dtype in sized if dtype is torch.float32)
 
 
-def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequence[torch.dtype] = FORMATS) -> Custom:
+def describe(
+    entrypoint: str,
+    check_seconds: float = CHECK_SECONDS,
+    dtypes: Sequence[torch.dtype] = FORMATS,
+    report: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks for progress
+) -> Custom:
     """Count what the planner needs to know of an entry point's model, by running each layer separately, and check it.
 
     Layers with the same class, sizes and counts are of one kind. Layers run on torch's meta device, which computes nothing,
-    unless they need values; within `check_seconds` one of each kind also computes a few rows on the CPU. Raises ValueError
-    that states what to change in the model.
+    unless they need values; within `check_seconds` one of each kind also computes a few rows on the CPU, and `report` is
+    called with the kinds that are checked and their number. Raises ValueError that states what to change in the model.
     """
     layers = custom_layers(entrypoint)
     kinds: dict[Hashable, CustomKind] = {}
@@ -72,7 +77,7 @@ def describe(entrypoint: str, check_seconds: float = CHECK_SECONDS, dtypes: Sequ
     starts_other = check_seconds > 0 and whole_bytes <= MAX_BYTES
     with other_process(entrypoint, of_keys) if starts_other else nullcontext() as other:
         if check_seconds > 0:
-            ValueCheck(layers, of_layers, check_seconds, dtypes, findings).run(keys)
+            ValueCheck(layers, of_layers, check_seconds, dtypes, findings).run(keys, report)
         else:
             findings.left_out.append("values of all layers: no time was given for checks (--check-seconds)")
         if other is not None:

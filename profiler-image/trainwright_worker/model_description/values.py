@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import torch
@@ -46,14 +46,18 @@ class ValueCheck:
         self._seconds, self._start = seconds, _computed_seconds()
         self._rate = _flops_per_second() if seconds > 0 else 1.0
 
-    def run(self, keys: Sequence[Hashable]) -> None:
-        """Check one layer of each key, in order, on what the one before it handed on. Raises ValueError for what differs."""
+    def run(self, keys: Sequence[Hashable], report: Callable[[int, int], None]) -> None:
+        """Check one layer of each key, in order, on what the one before it handed on. Raises ValueError for what differs.
+
+        `report` is called with the number of keys that are checked, and with that of all.
+        """
         self._check_fields()
         outputs_of: dict[Hashable, list[Tensor] | None] = {}
         boundary: list[Tensor] | None = None
         for number, key in enumerate(keys):
             if key not in outputs_of:
                 outputs_of[key] = self._check(number, boundary)
+                report(len(outputs_of), len(set(keys)))
             boundary = outputs_of[key]
 
     def _check(self, number: int, boundary: list[Tensor] | None) -> list[Tensor] | None:

@@ -101,7 +101,10 @@ def test_five_trials_halve_the_error_of_held_out_plans(plans, setting, seed):
 
 def test_many_trials_recover_the_factors(plans, setting):
     draw = np.random.default_rng(0)
-    found = fit(Trials(tuple(_measured(plan, setting, draw=draw) for plan in plans[::2])), setting)
+    shares: list[float] = []
+    found = fit(Trials(tuple(_measured(plan, setting, draw=draw) for plan in plans[::2])), setting, shares.append)
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] == 1
 
     assert found.runtime.compute_ratio("emulated-slow") == pytest.approx(1.6, rel=0.08)
     assert found.runtime.compute_ratio("emulated-fast") == pytest.approx(1.35, rel=0.2)  # seldom the slowest
