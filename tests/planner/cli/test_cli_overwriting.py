@@ -127,5 +127,6 @@ def _commands() -> dict[str, Callable[..., None]]:
 def test_every_output_path_is_marked(name: str, function: Callable[..., None]) -> None:
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters:
-        writes = parameter.startswith("write") or parameter in {"trace", "append", "report"}
+        is_file = parameter in {"trace", "append", "report"} or (parameter == "output" and name == "report report")
+        writes = parameter.startswith("write") or is_file
         assert (WRITTEN in get_args(hints[parameter])) == writes, f"{name}: {parameter}"
