@@ -53,6 +53,7 @@ class Case:
         dtypes: dtypes of the weights before and after the checkpoint.
         chunk_values: maximum values per chunk; None for the default, which no small model's weight reaches.
         by_piece: whether the reference computes each replica's rows separately (layers with buffers).
+        later_model: model after the checkpoint, whose weights have the same names, if it trains others of them.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Case:
     dtypes: list[str] = field(default_factory=lambda: ["float32", "float32"])
     chunk_values: int | None = None
     by_piece: bool = False
+    later_model: dict | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,9 @@ def reference(case: Case | Refusal) -> Reference | None:
     optimizer = optimizer_of(case, list(named.values()))
     losses = []
     for step in range(2 * STEPS):
+        if step == STEPS and case.later_model is not None:
+            one, optimizer = trained_otherwise(case, one, optimizer)
+            named = one.named()
         optimizer.zero_grad()
         plan = case.first if step < STEPS else case.second
         loss = one.loss(step, plan.global_batch_size, plan if case.by_piece else None)
@@ -169,12 +174,30 @@ def reference(case: Case | Refusal) -> Reference | None:
     return losses, found
 
 
+def trained_otherwise(
+    case: Case, one: OneProcess, optimizer: torch.optim.Optimizer
+) -> tuple[OneProcess, torch.optim.Optimizer]:
+    """Return the later model with the same weights, and an optimizer with their states; Adam's start anew with new weights."""
+    before, later = one.named(), OneProcess(model_of(case.later_model or {}, "float32"), seed=SEED)
+    values, copies = before | one.frozen(), {"5.table": "0.weight"}
+    after = later.named()
+    with torch.no_grad():
+        for name, value in (after | later.frozen()).items():
+            value.copy_(values[name if name in values else copies[name]])
+    other = optimizer_of(case, list(after.values()))
+    if case.optimizer == "sgd" or after.keys() <= before.keys():
+        for name in after.keys() & before.keys():
+            other.state[after[name]] = optimizer.state[before[name]]
+    return later, other
+
+
 def heard(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return by name where Adam's gradients exceed rounding; everywhere for SGD."""
     if "square" not in states:
         return {name: torch.ones_like(value, dtype=torch.bool) for name, value in states["weights"].items()}
     least = HEARD**2 * max(value.max() for value in states["square"].values())
-    return {name: value >= least for name, value in states["square"].items()}
+    everywhere = {name: torch.ones_like(value, dtype=torch.bool) for name, value in states["weights"].items()}
+    return everywhere | {name: value >= least for name, value in states["square"].items()}
 
 
 def errors(executor: PlanExecutor | None, want: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
@@ -195,7 +218,8 @@ def difference(executor: PlanExecutor | None, saved: dict[str, torch.Tensor]) ->
     """Return the largest difference between this rank's state and the saved state, weights in the model's dtype included."""
     worst = 0.0
     for piece in resident_tiles(executor) if executor else ():
-        worst = max(worst, (piece.values - saved[piece.name][slices(piece)]).abs().max().item())
+        if piece.name in saved:
+            worst = max(worst, (piece.values - saved[piece.name][slices(piece)]).abs().max().item())
     for unit in executor.stage.flat_parameters if executor else ():
         worst = max(worst, (unit.shard - unit.master_shard.to(unit.shard.dtype)).abs().max().item())
     return worst
@@ -213,13 +237,15 @@ def scalars(executor: PlanExecutor) -> list[float]:
 
 def run_case(case: Case, rank: int, groups: ProcessGroups, wanted: Reference) -> dict:
     training = TrainingConfig(case.optimizer, case.learning_rate, SEED)
-    before, after = (model_of(case.model, dtype) for dtype in case.dtypes)
+    before, after = map(model_of, (case.model, case.later_model or case.model), case.dtypes)
     first = executor_of(case.first, before, training, rank, groups, name=case.name)
     losses = trained(first, range(STEPS))
     checkpoint.MAX_CHUNK_VALUES = case.chunk_values or USUAL_CHUNK_VALUES
     if first:
         save(first, Path(case.folder), STEPS)
     saved = whole_state(first)
+    if case.later_model is not None:  # states are compared after further iterations
+        saved = {name: values for name, values in saved.items() if name.startswith("weights/")}
     own_difference = gathered(difference(first, saved))
     second = executor_of(case.second, after, training, rank, groups, name=f"{case.name} after")
     trained(second, range(100, 101))  # loading must replace a trained state, not only initial values

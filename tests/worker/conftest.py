@@ -188,13 +188,20 @@ def executor() -> Iterator[Callable[..., PlanExecutor]]:
     groups = ProcessGroups(timedelta(seconds=10))
 
     def of(
-        model: Model, rank: int = 0, *, data: int = 1, tensor: int = 1, recompute: bool = False, **fields
+        model: Model,
+        rank: int = 0,
+        *,
+        data: int = 1,
+        tensor: int = 1,
+        recompute: bool = False,
+        optimizer: str = "sgd",
+        **fields,
     ) -> PlanExecutor:
         torch.manual_seed(0)  # every process starts with the same generator
         layers, devices = len(model.layers), tuple(Device("node", slot) for slot in range(data * tensor))
         run = LayerRun(0, layers, Strategy(tensor, data, recompute=recompute), (4 // data,) * data)
         plan = Plan(layers, 8, (Pipeline(2, 4, (Stage(devices, (run,)),)),), **fields)
-        return PlanExecutor(plan, model, TrainingConfig("sgd", 0.1), RankContext(rank, torch.device("cpu")), groups)
+        return PlanExecutor(plan, model, TrainingConfig(optimizer, 0.1), RankContext(rank, torch.device("cpu")), groups)
 
     yield of
     dist.destroy_process_group()

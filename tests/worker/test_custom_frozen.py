@@ -21,7 +21,7 @@ from trainwright.training import Training
 from trainwright.worker_api import FailureReason, ProfilingTask
 from trainwright_worker.checkpoint_conversion import to_torch, to_worker
 from trainwright_worker.executor.checkpoint import load, save
-from trainwright_worker.executor.checkpoint_chunks import resident_tiles
+from trainwright_worker.executor.checkpoint_chunks import CheckpointError, resident_tiles
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import custom_layers
 from trainwright_worker.layers.registry import make_family_layers
@@ -191,6 +191,66 @@ def test_a_checkpoint_holds_frozen_weights_without_a_state(saved: tuple[Path, di
     assert answer["missing"] == []
     assert answer["difference"] == 0.0
     assert answer["loss_error"] < (1e-5 if name != "encoder" else 2e-2)
+
+
+CHANGES = {
+    "whole, then low_rank": ("zero3", "stages of 2 and 4", "adam"),
+    "low_rank, then whole": ("stages of 2 and 4", "zero3", "sgd"),
+    "low_rank, then bases": ("replicas", "stages of 4 and 2", "adam"),
+    "tied_trained, then tied": ("stages of 2 and 4", "zero3", "sgd"),
+    "tied, then tied_trained": ("replicas", "stages of 4 and 2", "sgd"),
+}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    folder = tmp_path_factory.mktemp("changed")
+    cases = []
+    for name, (first, second, optimizer) in CHANGES.items():
+        before, later = (document(model) for model in name.split(", then "))
+        cases.append(
+            {
+                "name": name, "model": before, "later_model": later, "folder": str(folder / name), "chunk_values": 50,
+                "first": documents.dump(PLANS[first]), "second": documents.dump(PLANS[second]),
+                "optimizer": optimizer, "learning_rate": 0.05 if optimizer == "sgd" else 1e-3,
+            }
+        )  # fmt: skip
+    return answers_of(CHECKPOINT, folder, cases, processes=2)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_that_trains_other_weights_goes_on_from_a_checkpoint(changed: dict[str, dict], name: str) -> None:
+    answer = changed[name]
+    assert answer["difference"] == 0.0
+    assert answer["loss_error"] < 1e-5
+    assert max(answer["errors"].values()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("whole, then low_rank", r"states of 0.base.first.bias and 19 more are left out, since this run does not"),
+        ("low_rank, then whole", r"states of 0.base.first.bias and 19 more start at zero, since the checkpoint's"),
+        ("low_rank, then bases", r"the optimizer starts anew, .* did not train 0.base.* 9 more are left out"),
+    ],
+)
+def test_a_sentence_says_what_becomes_of_states(executor, tmp_path: Path, change: str, sentence: str) -> None:
+    optimizer = CHANGES[change][-1]
+    one, other = (executor(Model.of(described(name)), optimizer=optimizer) for name in change.split(", then "))
+    one.run_iteration(one.make_batch(0))
+    save(one, tmp_path / "saved", 1)
+    with pytest.warns(UserWarning, match=sentence):
+        assert load(other, tmp_path / "saved") == 1
+    assert other.optimizer.updates == (0 if change.endswith("bases") else 1)
+
+
+def test_a_model_of_other_sizes_is_refused_by_its_layer(executor, tmp_path: Path) -> None:
+    one = executor(Model.of(described("low_rank")))
+    save(one, tmp_path / "saved", 0)
+    with pytest.raises(
+        CheckpointError, match=r"layer 0 holds 660 values in the checkpoint's model, but 612 in this run"
+    ):
+        load(executor(Model.of(described("encoder"))), tmp_path / "saved")
 
 
 def test_a_checkpoint_in_bfloat16_loads_in_float32(executor, tmp_path: Path) -> None:

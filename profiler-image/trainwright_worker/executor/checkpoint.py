@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,19 +26,23 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 
 from trainwright import documents
 from trainwright.document_kind import document
-from trainwright.families import Family
+from trainwright.families import Custom, Family
 from trainwright_worker.executor.checkpoint_chunks import (
+    WEIGHTS,
     CheckpointError,
     TileLoadPlanner,
     TileSavePlanner,
     optimizer_states,
     resident_tiles,
+    stored_name,
     written_tiles,
 )
 from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.executor.flat_parameter import publish_updates
+from trainwright_worker.executor.resumed_states import TrainedChange
 from trainwright_worker.gang.errors import one_line
 from trainwright_worker.gang.gathering import gather
+from trainwright_worker.layers.custom import CustomLayers
 
 
 @document("TrainingState")
@@ -64,19 +69,42 @@ class TrainingState:
         """Return why training that model with that optimizer cannot resume here, as text; None if it can."""
         if self.family.family != family.family:
             return f"it holds a model of family {self.family.family}, but this run trains {family.family}"
-        for field in fields(family):
-            saved, current = getattr(self.family, field.name), getattr(family, field.name)
-            if saved != current:
-                return (
-                    f"{family.family}.{field.name} is {_format_value(saved)} in the checkpoint's model, but {_format_value(current)} in "
-                    "this run's; load it into the model that it was saved from"
-                )
+        if isinstance(family, Custom) and isinstance(self.family, Custom):
+            problem = _other_layers(self.family, family)
+        else:
+            problem = _other_fields(self.family, family)
+        if problem is not None:
+            return f"{problem}; load it into the model that it was saved from"
         if self.optimizer != optimizer:
             return (
                 f"it was saved by optimizer {self.optimizer}, and the state of {optimizer} is not in it; "
                 f"go on with {self.optimizer}"
             )
         return None
+
+
+def _other_fields(saved: Family, current: Family) -> str | None:
+    """Return the first field in which two models of a family differ, as text; None if there is none."""
+    for field in fields(current):
+        values = getattr(saved, field.name), getattr(current, field.name)
+        if values[0] != values[1]:
+            before, now = map(_format_value, values)
+            return f"{current.family}.{field.name} is {before} in the checkpoint's model, but {now} in this run's"
+    return None
+
+
+def _other_layers(saved: Custom, current: Custom) -> str | None:
+    """Return in which layers two own models differ, as text. Names and shapes of their weights are compared as these are read."""
+    sizes = []
+    for model in (saved, current):
+        parameters = {kind.name: kind.parameters for kind in model.kinds}
+        sizes.append([parameters[name] for name in model.layers])
+    if len(sizes[0]) != len(sizes[1]):
+        return f"it holds {len(sizes[0])} layers, but this run's model has {len(sizes[1])}"
+    for layer, (before, now) in enumerate(zip(*sizes, strict=True)):
+        if before != now:
+            return f"layer {layer} holds {before} values in the checkpoint's model, but {now} in this run's"
+    return None
 
 
 def _format_value(value: object) -> str:
@@ -130,7 +158,13 @@ def load(executor: PlanExecutor, folder: Path) -> int:
     executor.beat(f"loading the checkpoint {folder}")
     reader = CheckpointReader(folder)
     state = _run_on_all_ranks(executor, folder, lambda: _begin_loading(executor, folder, reader))
-    planner = TileLoadPlanner(list(resident_tiles(executor)), folder, executor.beat)
+    tiles, copies = list(resident_tiles(executor)), _copies(executor)
+    stored = reader.index.state_dict_metadata
+    names = _on_all_ranks(executor, (stored_name(tile.name, stored, copies) for tile in tiles))
+    change = TrainedChange.of(names, stored, counts_updates=executor.optimizer.counts_updates)
+    if (sentence := change.sentence()) and _is_first_rank(executor):
+        warnings.warn(f"{folder}: {sentence}", stacklevel=2)
+    planner = TileLoadPlanner(tiles, folder, executor.beat, change.reads, copies)
     with raise_first_error(folder, executor.plan_ranks.ranks):
         read(
             {},
@@ -141,7 +175,7 @@ def load(executor: PlanExecutor, folder: Path) -> int:
         )
     executor.beat("publishing the loaded weights")
     publish_updates(executor.stage.flat_parameters)
-    executor.optimizer.resume(state.updates)
+    executor.optimizer.resume(0 if change.resets else state.updates)
     executor.loss_scale.resume(state.loss_scale, state.quiet_iterations)
     return state.iteration
 
@@ -218,6 +252,23 @@ def _begin_loading(executor: PlanExecutor, folder: Path, reader: CheckpointReade
         raise CheckpointError(f"{folder}: {problem}")
     executor.optimizer.begin_resuming(has_states=bool(optimizer_states(reader.index.state_dict_metadata)))
     return state
+
+
+def _on_all_ranks(executor: PlanExecutor, names: Iterable[str]) -> frozenset[str]:
+    """Return the names that some rank has."""
+    own = sorted(set(names))
+    if _is_single_rank(executor):
+        return frozenset(own)
+    return frozenset(chain.from_iterable(gather(own, list[str], executor.device, _process_group(executor))))
+
+
+def _copies(executor: PlanExecutor) -> dict[str, str]:
+    """Return the weights that layers of an own model share, which a checkpoint holds once where they are trained."""
+    if not isinstance(layers := executor.family_layers, CustomLayers):
+        return {}
+    shared = {**layers.shared_weights, **layers.copied_weights}
+    own_names = {layer: layers.whole_names.checkpoint_name(layer, weight.own_name) for layer, weight in shared.items()}
+    return {f"{WEIGHTS}/{own_names[layer]}": f"{WEIGHTS}/{weight.name}" for layer, weight in shared.items()}
 
 
 def _process_group(executor: PlanExecutor) -> dist.ProcessGroup | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -255,6 +256,12 @@ def optimizer_states(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names} - {WEIGHTS, BUFFERS}
 
 
+def weight_with_state(name: str) -> str | None:
+    """Return the weight whose state of an optimizer a checkpoint's tensor is; None of other tensors."""
+    kind, _, weight = name.partition("/")
+    return None if kind in {WEIGHTS, BUFFERS} else weight
+
+
 class CheckpointError(ValueError):
     """Checkpoint that cannot be saved or loaded; the message is one sentence."""
 
@@ -277,28 +284,37 @@ class TileSavePlanner(DefaultSavePlanner):
 
 
 class TileLoadPlanner(DefaultLoadPlanner):
-    """Planner that reads the chunks that overlap the tiles into the tiles' values."""
+    """Planner that reads the chunks that overlap the tiles into the tiles' values.
 
-    def __init__(self, pieces: list[StateTile], folder: Path, beat: Callable[[str], None]) -> None:
+    Args:
+        reads: whether a tensor of the checkpoint is read, if one of the tiles is part of it.
+        copies: weights that a checkpoint may hold once, under another name, by their own names.
+    """
+
+    def __init__(
+        self,
+        pieces: list[StateTile],
+        folder: Path,
+        beat: Callable[[str], None],
+        reads: Callable[[str], bool] = lambda _name: True,
+        copies: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._pieces = pieces
         self._tiles: dict[str, list[StateTile]] = {}
-        for piece in pieces:
-            self._tiles.setdefault(piece.name, []).append(piece)
-        self._folder, self._beat = folder, beat
+        self._folder, self._beat, self._reads, self._copies = folder, beat, reads, copies
 
     def create_local_plan(self) -> LoadPlan:
         items: list[ReadItem] = []
-        self._tiles = {self._stored_name(name): pieces for name, pieces in self._tiles.items()}
+        for piece in self._pieces:
+            name = stored_name(piece.name, self._stored_tensors, self._copies)
+            if self._reads(name):
+                self._tiles.setdefault(name, []).append(piece)
         self._drop_buffers_of_former_version()
         for name, pieces in self._tiles.items():
             stored = self._stored_metadata(name, pieces[0].shape)
             items += create_read_items_for_chunk_list(name, stored, [_chunk_metadata(piece.tile) for piece in pieces])
         return LoadPlan(items)
-
-    def _stored_name(self, name: str) -> str:
-        """Return a tensor's name in the checkpoint: Trainwright 0.2.0 put `module.` before the names of own models."""
-        former = former_name(name)
-        return former if name not in self._stored_tensors and former in self._stored_tensors else name
 
     def _drop_buffers_of_former_version(self) -> None:
         """Leave buffers as they are made, with a warning, if the checkpoint has none: Trainwright 0.2.0 saved none."""
@@ -325,7 +341,8 @@ class TileLoadPlanner(DefaultLoadPlanner):
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Check, on the first rank, that some rank reads every stored tensor. Raises CheckpointError otherwise."""
         names = {item.dest_index.fqn for plan in global_plan for item in plan.items}
-        if unread := sorted(set(self._stored_tensors) - names):
+        names |= {copy for copy, name in self._copies.items() if name in names}
+        if unread := sorted(filter(self._reads, set(self._stored_tensors) - names)):
             raise CheckpointError(f"{self._folder}: {unread[0]} is in the checkpoint, but not in this run's model")
         return global_plan
 
@@ -337,6 +354,15 @@ class TileLoadPlanner(DefaultLoadPlanner):
         # Two tiles of a rank may begin at the same place, so the number that torch gives a rank's chunks tells them apart.
         self._beat(f"reading {index.fqn}")
         return self._tiles[index.fqn][index.index or 0].values
+
+
+def stored_name(name: str, stored: Container[str], copies: Mapping[str, str]) -> str:
+    """Return the name that a tensor has in a checkpoint: its own, that of the weight of which it is a copy, or a former one.
+
+    Trainwright 0.2.0 put `module.` before the names of own models.
+    """
+    names = name, former_name(name), copies.get(name, name)
+    return next((candidate for candidate in names if candidate in stored), name)
 
 
 def former_name(name: str) -> str:

@@ -58,6 +58,11 @@ class Optimizer(ABC):
         self.flat_parameters = tuple(flat_parameters)
         self.updates = 0
 
+    @property
+    @abstractmethod
+    def counts_updates(self) -> bool:
+        """Return whether an update depends on the number of those before, which is one for all weights."""
+
     def begin_resuming(self, *, has_states: bool) -> None:
         """Make room for the states of a checkpoint, if it has some. The weights are read after this, too."""
         del has_states  # the worker's own optimizers always have them
@@ -110,6 +115,11 @@ class FusedOptimizer(Optimizer):
             for flat_parameter in flat_parameters
         ]
 
+    def begin_resuming(self, *, has_states: bool) -> None:
+        super().begin_resuming(has_states=has_states)
+        for state in self.state_tensors:
+            state.zero_()
+
     @property
     def state_tensors(self) -> list[Tensor]:
         """All states."""
@@ -125,6 +135,7 @@ class Sgd(FusedOptimizer):
 
     name = "sgd"
     state_names = ("momentum",)
+    counts_updates = False
     _MOMENTUM = 0.9
 
     @torch.no_grad()
@@ -150,6 +161,7 @@ class Adam(FusedOptimizer):
 
     name = "adam"
     state_names = ("mean", "square")
+    counts_updates = True
     _DECAYS = (0.9, 0.999)
     _EPSILON = 1e-8
 

@@ -122,6 +122,10 @@ class TorchOptimizer(Optimizer):
                 state[STEP] = updates
 
     @property
+    def counts_updates(self) -> bool:
+        return any(STEP in state for state in self._states)
+
+    @property
     def _states(self) -> list[dict[str, Any]]:
         return [] if self._optimizer is None else list(self._optimizer.state.values())
 

@@ -88,6 +88,23 @@ def low_rank() -> CustomModel:
     return CustomModel([LowRank, LowRank, LowRank, LowRank, LowRank, Head], rows)
 
 
+class Base(LowRank):
+    """Layer of low rank that trains its block alone, or all of its weights."""
+
+    def __init__(self, *, all_weights: bool) -> None:
+        super().__init__()
+        self.requires_grad_(all_weights)
+        self.base.requires_grad_(True)
+
+
+def bases() -> CustomModel:
+    return CustomModel([*[partial(Base, all_weights=False)] * 5, Head], rows)
+
+
+def whole() -> CustomModel:
+    return CustomModel([*[partial(Base, all_weights=True)] * 5, Head], rows)
+
+
 def scaled() -> CustomModel:
     return CustomModel([Scaled, FROZEN, LowRank, FROZEN, Block, Head], rows)
 
@@ -116,7 +133,11 @@ class TableHead(nn.Module):
 
 def sharing(head: Callable[[], nn.Module]) -> CustomModel:
     """Return a model whose first and last layer share a weight that the first does not train."""
-    layers = [partial(frozen, Table), LowRank, LowRank, Block, LowRank, head]
+    return sharing_with(partial(frozen, Table), head)
+
+
+def sharing_with(first: Callable[[], nn.Module], head: Callable[[], nn.Module]) -> CustomModel:
+    layers = [first, LowRank, LowRank, Block, LowRank, head]
     return CustomModel(layers, rows, shared_weights={"5.table": "0.weight"})
 
 
@@ -126,6 +147,10 @@ def tied() -> CustomModel:
 
 def half_tied() -> CustomModel:
     return sharing(TableHead)
+
+
+def tied_trained() -> CustomModel:
+    return sharing_with(Table, TableHead)
 
 
 def nothing() -> CustomModel:
