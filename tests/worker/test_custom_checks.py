@@ -86,6 +86,21 @@ pytestmark = pytest.mark.timeout(300)
             "format_habits:sparse_matrix",
             r"layer 1 \(SparseGraph\) fails .*indices and values of a sparse matrix as buffers",
         ),
+        ("format_habits:sparse_rows", r"layer 1 \(SparseGraph\) fails .*indices and values of a sparse matrix"),
+        (
+            "format_habits:sparse_gradients",
+            r"layer 1 \(SparseGradients\) fails .*leave sparse=True out of the embedding",
+        ),
+        ("format_habits:sparse_between_layers", r"layer 1 hands on a sparse tensor, .* hand on .to_dense\(\) of it"),
+        ("format_habits:quantized_matrix", r"layer 1 cannot be made: .*integers and the scales .* as buffers"),
+        (
+            "format_habits:late_buffer",
+            r"layer 1 \(LateBuffer\) changes its buffer mean from NoneType to float32 \(8,\)",
+        ),
+        (
+            "format_habits:growing_buffer",
+            r"its buffer rows from float32 \(1, 8\) to float32 \(3, 8\) in a forward, which",
+        ),
     ],
 )
 def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None:
@@ -140,6 +155,13 @@ def test_buffer_that_counts_forwards_is_remarked() -> None:
     found = describe("habits:counts_forwards_in_a_buffer")
     assert found.checks is not None
     assert any("with buffer step, which each forward changes" in remark for remark in found.checks.remarks)
+
+
+def test_a_changed_buffer_that_no_checkpoint_holds_is_remarked_on() -> None:
+    found = describe("format_habits:buffer_that_is_not_persistent")
+    assert found.checks is not None
+    (remark,) = found.checks.remarks
+    assert remark.startswith("layer 1 (Passing) changes buffer seen, which is not persistent: where training resumes")
 
 
 def test_products_of_autocast_are_remarked_with_their_figure() -> None:

@@ -22,6 +22,7 @@ from trainwright.quantity import format_bytes
 from trainwright_worker.layers.custom_boundaries import Float32Outputs, HandedOn
 from trainwright_worker.layers.custom_checks import (
     check_boundary,
+    check_buffers,
     check_float32_fields,
     check_least_rows,
     check_losses,
@@ -356,10 +357,12 @@ class CustomLayers:
                 layer_module = self.make_module(layer)
                 check_weights_are_new(self, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
+                buffers = dict(layer_module.module.named_buffers())
                 try:
                     result = layer_module.call(arguments)
                 except Exception as error:
                     raise self.failure(layer_module, arguments, error) from error
+                check_buffers(self, layer_module, buffers)
                 if layer_module.is_last:
                     check_losses(self, result)
                     self.weighs_rows = isinstance(result, tuple)

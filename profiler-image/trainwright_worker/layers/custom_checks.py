@@ -94,6 +94,17 @@ def check_weights_are_new(layers: CustomLayers, made: CustomLayer) -> None:
         )
 
 
+def check_buffers(layers: CustomLayers, layer: CustomLayer, before: Mapping[str, Tensor]) -> None:
+    """Check that a forward left the buffers of before in their shapes and formats, and made no new one."""
+    for name, buffer in layer.module.named_buffers():
+        made, now = format_value(before.get(name)), format_value(buffer)
+        if made != now:
+            raise layers.error(
+                f"{layer.label} changes its buffer {name} from {made} to {now} in a forward, which no checkpoint can load and no "
+                "recompute repeat; make it in its last shape and format where the layer is made"
+            )
+
+
 def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
     for part in result if isinstance(result, tuple) else (result,):
         if isinstance(part, dict) and not all(isinstance(key, str) for key in part):
@@ -110,6 +121,10 @@ def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
                 f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
                 f"rows ({layers.probed_rows} here), or dicts of such tensors, got {format_value(value)}"
             )
+    if any(value.layout is not torch.strided for value in boundary):
+        raise layers.error(
+            f"layer {layer} hands on a sparse tensor, which no stage can send; hand on .to_dense() of it"
+        )
     if not any(value.is_floating_point() for value in boundary):
         raise layers.error(
             f"layer {layer} hands on integers alone, which have no gradients; make it and the next one a single layer"

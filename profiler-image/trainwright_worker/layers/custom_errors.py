@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
+from trainwright_worker.gang.errors import one_line
 from trainwright_worker.layers.layer import dtype_name
 
-_IN_PLACE = re.compile(r"leaf Variable that requires grad|modified by an inplace operation")
-_LEFT_ON_META = re.compile(r"out of meta tensor|device meta is not on the expected device cpu")
 _NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
 _LACKS_FORMAT = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype|type c10::(Half|BFloat16)")
 """Words of PyTorch's own failures."""
+
+_WAYS: Final = (
+    (
+        re.compile(r"leaf Variable that requires grad|modified by an inplace operation"),
+        "it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)",
+    ),
+    (
+        re.compile(r"out of meta tensor|device meta is not on the expected device cpu"),
+        (
+            "it takes a tensor that another layer or another forward left in a global, an attribute or a cache, where processes of "
+            "other stages and recompute have none: hand it on, or make it in this layer's own function as a buffer"
+        ),
+    ),
+    (
+        re.compile(r"reshape is not implemented for sparse tensors"),
+        "its gradients are sparse, which no plan sums: leave sparse=True out of the embedding",
+    ),
+    (
+        re.compile(r"Sparse\w*TensorImpl"),
+        "keep the indices and values of a sparse matrix as buffers (index_add), or the dense one",
+    ),
+    (re.compile(r"[qQ]uantized"), "keep the integers and the scales of a quantized tensor as buffers of their own"),
+)
+"""Ways out of failures, by their words."""
 
 
 class ModelError(ValueError):
@@ -27,27 +50,16 @@ def model_error(where: str, what: str) -> ModelError:
 
 def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
     """Return a failure of the user's code in one line, with the way out."""
-    failure_text = " ".join(f"{type(error).__name__}: {error}".split())
+    failure_text = one_line(f"{type(error).__name__}: {error}", limit=300)
     if isinstance(error, ModuleNotFoundError):
         return f"{failure_text}; install {error.name} here and in the worker's image"
-    if _IN_PLACE.search(failure_text):
-        return f"{failure_text}; it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)"
-    if _LEFT_ON_META.search(failure_text):
-        return (
-            f"{failure_text}; it takes a tensor that another layer or another forward left in a global, an attribute or a "
-            "cache, where processes of other stages and recompute have none: hand it on, or make it in this layer's own "
-            "function as a buffer"
-        )
-    if "SparseTensorImpl" in failure_text:
-        return (
-            f"{failure_text}; keep the indices and values of a sparse matrix as buffers (index_add), or the dense one"
-        )
     if needs_gpu(error):
-        return (
-            f"{failure_text}; a kernel for GPUs alone needs a function that states the shapes of its result "
+        otherwise = (
+            "a kernel for GPUs alone needs a function that states the shapes of its result "
             "(torch.library.custom_op and register_fake)"
         )
-    return f"{failure_text}; {otherwise}"
+    way = next((way for words, way in _WAYS if words.search(failure_text)), otherwise)
+    return f"{failure_text}; {way}"
 
 
 def needs_gpu(error: Exception) -> bool:

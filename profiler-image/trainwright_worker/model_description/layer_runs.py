@@ -209,6 +209,13 @@ class LayerRuns:
     def _check_buffers(self, every: Sequence[int], together: Values, findings: Findings) -> None:
         """Raise ValueError if the layer reads buffers that it also changes by the rows: replicas would differ in them."""
         changed = self._changed_buffers()
+        saved = {attribute for attribute, _ in self.layer.persistent_buffers()}
+        findings.remarks += [
+            f"{self.layer.label} changes buffer {name.removeprefix('module.')}, which is not persistent: where training resumes from "
+            "a checkpoint, it has its first values"
+            for name in changed
+            if name not in saved
+        ]
         if not changed or self.layers.model.whole_batch:
             return
         if self.compute(every, keeps_buffers=True).difference(together) <= _TOLERANCE:

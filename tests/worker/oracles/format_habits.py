@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from plain_model import WIDTH, linear, model, rows
 from torch import Tensor, nn
@@ -178,9 +180,9 @@ def reads_values_as_it_is_made() -> CustomModel:
 
 
 class SparseGraph(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layout: torch.layout = torch.sparse_coo) -> None:
         super().__init__()
-        self.register_buffer("matrix", torch.eye(WIDTH).to_sparse())
+        self.register_buffer("matrix", torch.eye(WIDTH).to_sparse(layout=layout))
 
     def forward(self, values: Tensor) -> Tensor:
         return torch.sparse.mm(self.matrix, values.T).T
@@ -188,6 +190,93 @@ class SparseGraph(nn.Module):
 
 def sparse_matrix() -> CustomModel:
     return model(SparseGraph)
+
+
+def sparse_rows() -> CustomModel:
+    return model(partial(SparseGraph, torch.sparse_csr))
+
+
+class SparseGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, WIDTH, sparse=True)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.table((values[:, 0] > 0).long())
+
+
+def sparse_gradients() -> CustomModel:
+    return model(SparseGradients)
+
+
+class HandsOnSparse(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values.to_sparse()
+
+
+def sparse_between_layers() -> CustomModel:
+    return model(HandsOnSparse)
+
+
+class Quantized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.quantize_per_tensor(torch.eye(WIDTH), 0.1, 0, torch.qint8))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values @ self.matrix.dequantize()
+
+
+def quantized_matrix() -> CustomModel:
+    return model(Quantized)
+
+
+class LateBuffer(nn.Module):
+    """Makes its buffer in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.mean = values.detach().mean(0) if self.mean is None else 0.9 * self.mean
+        return values * 2
+
+
+def late_buffer() -> CustomModel:
+    return model(LateBuffer)
+
+
+class Queue(nn.Module):
+    """Appends to its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, WIDTH))
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.rows = torch.cat([self.rows, values.detach()])
+        return values * 2
+
+
+def growing_buffer() -> CustomModel:
+    return model(Queue)
+
+
+class Passing(nn.Module):
+    """Counts in a buffer that its state_dict leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.seen += 1
+        return values * 2
+
+
+def buffer_that_is_not_persistent() -> CustomModel:
+    return model(Passing)
 
 
 class InAutocast(nn.Module):
