@@ -7,7 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from trainwright.document_kind import document
 
@@ -179,17 +183,29 @@ def _check_speed(port: Port | Link, whose: str = "") -> None:
         raise ValueError(f"{whose}flow_bytes_per_second must be at least 1, got {flow:g}; or leave it out")
 
 
+class PricedBy(StrEnum):
+    """Unit of a plan's price: whole nodes, as machines are rented, or the devices in use, on machines that are shared."""
+
+    NODE = "node"
+    DEVICE = "device"
+
+
 @document("Cluster")
 @dataclass(frozen=True)
 class Cluster:
     """Accelerators, nodes and directed links between every two nodes (and within every node of several devices).
 
     Links that are not listed follow from the nodes' ports: the slower of two NICs, the larger of two latencies.
+
+    Attributes:
+        priced_by: `node`: a plan pays for all devices of each node that it uses, as machines are rented; `device`: for the
+            devices that it uses, on machines of one's own or shared ones.
     """
 
     accelerators: tuple[Accelerator, ...]
     nodes: tuple[Node, ...]
     links: tuple[Link, ...] = ()
+    priced_by: Annotated[PricedBy, Field(exclude_if=lambda value: value is PricedBy.NODE)] = PricedBy.NODE
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -319,3 +335,14 @@ class Cluster:
     def is_emulated(self) -> bool:
         """True if any device is emulated; every time that involves it must then be labelled so."""
         return any(accelerator.emulation is not None for accelerator in self.accelerators)
+
+
+def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
+    """Return what a plan on these devices pays for an hour, by `priced_by`; None if an accelerator has no price."""
+    total = 0.0
+    for name, used in Counter(device.node for device in devices).items():
+        price = cluster.accelerator_of(Device(name, 0)).price_per_hour
+        if price is None:
+            return None
+        total += price * (cluster.node(name).devices if cluster.priced_by is PricedBy.NODE else used)
+    return total

@@ -152,6 +152,13 @@ EXTENDED_RESOURCE: Final = Rule(
 )
 
 
+class PricedBy(StrEnum):
+    """Unit of a plan's price."""
+
+    NODE = "Node"
+    DEVICE = "Device"
+
+
 class DevicesSpec(ApiModel):
     """Devices that may be used."""
 
@@ -176,6 +183,9 @@ class DevicesSpec(ApiModel):
     ]
     """Price of one device for an hour, by accelerator, all in one currency, for example {Tesla-T4: 0.35}. Needed where
     search.objective is Cost."""
+    priced_by: PricedBy | None = None
+    """What a plan pays for: Node, as where it is absent (all devices of each node that it uses, as machines are rented) or Device (the devices that it
+    uses, on machines of your own or shared ones)."""
     network: NetworkDevices | None = None
     """Network devices (EFA, InfiniBand, RoCE) that pods ask for, for example vpc.amazonaws.com/efa. Auto, as where it is absent:
     in gangs of several nodes, those that all of these offer and the queue covers, as many as a pod's part of its node's
@@ -206,7 +216,7 @@ class SearchSpec(ApiModel):
     AmpAnnealing (Algorithms 1 and 2 of the AMP paper), GalvatronBase and GalvatronBmw (a strategy for every layer), Alpa
     (submeshes, and an integer programme over operators), Megatron (the usual heuristic alone) or Random (fifty draws)."""
     objective: Objective = Objective.TIME
-    """What is least in the best plan: Time (of an iteration) or Cost (of a sample, by devices.pricesPerHour)."""
+    """What is least in the best plan: Time (of an iteration) or Cost (of a sample, by devices.pricesPerHour and pricedBy)."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
     simplest of them is tried first. 0: the prediction alone decides."""

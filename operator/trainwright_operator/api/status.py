@@ -330,7 +330,7 @@ class Winner(StatusModel):
     """FLOPs that the model needs over the peak of the plan's devices in its number format, by the same seconds: 0.4 is 40 per
     cent. Absent where a device's peak is not known."""
     price_per_sample: Figure | None = None
-    """Price of training on one sample, by devices.pricesPerHour and the measured (or else predicted) seconds."""
+    """Price of training on one sample, by devices.pricesPerHour and pricedBy, and the measured (or else predicted) seconds."""
     emulated: bool = False
     """Whether the times involve devices whose speed is emulated."""
     revision: Annotated[int, Field(ge=1)] = 1

@@ -64,7 +64,9 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         Kind.GAUGE, "Tokens trained on in a second for each device of the winner.", _PLAN
     ),
     "trainwright_plan_price_per_sample": MetricDefinition(
-        Kind.GAUGE, "Price of training on one sample with the winner, by spec.devices.pricesPerHour.", _PLAN
+        Kind.GAUGE,
+        "Price of training on one sample with the winner, by spec.devices.pricesPerHour and pricedBy.",
+        _PLAN,
     ),
     "trainwright_plan_outdated": MetricDefinition(
         Kind.GAUGE,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from trainwright.answer.answer import NodeWorth
+from trainwright.cluster import price_per_hour
 from trainwright.search import NoFeasiblePlan, Problem, SearchControl
 
 FindWithout = Callable[[str, SearchControl], float]
@@ -37,13 +38,11 @@ def node_worths(
 
 
 def _worth(problem: Problem, accelerator: str, best_seconds: float, without_seconds: float | None) -> NodeWorth:
-    nodes = [problem.cluster.node(name) for name in problem.nodes]
-    devices = sum(node.devices for node in nodes if node.accelerator == accelerator)
-    price = next(priced.price_per_hour for priced in problem.cluster.accelerators if priced.name == accelerator)
+    devices = problem.on_accelerator(accelerator).devices
     return NodeWorth(
         accelerator,
-        devices,
+        len(devices),
         without_seconds,
         None if without_seconds is None else without_seconds / best_seconds - 1,
-        None if price is None else price * devices,
+        price_per_hour(problem.cluster, devices),
     )

@@ -9,7 +9,7 @@ import typer
 
 from trainwright.answer import HEURISTIC, Question, find_candidates, stop_of, with_baselines, with_price
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
-from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.limit_options import LimitOptions, RunOptions
 from trainwright.cli.options import Inputs, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, check_writable, show, show_json
 from trainwright.cli.page import PageOption, write_page
@@ -40,6 +40,7 @@ def compare(  # noqa: PLR0913 - one group of options each
     inputs: Inputs,
     limits: LimitOptions,
     preferences: PreferenceOptions,
+    run: RunOptions,
     search: SearchOptions,
     report: PageOption = None,
     output: OutputOption = Output.TABLE,
@@ -50,7 +51,7 @@ def compare(  # noqa: PLR0913 - one group of options each
     for planner in chosen:
         preload_search(planner)
     search.check(chosen)
-    problem = inputs.problem(limits, preferences.preference(inputs))
+    problem = run.of(inputs.problem(limits, preferences.preference(inputs)))
     rows: list[ComparisonRow] = []
     for planner in dict.fromkeys(chosen):
         question = Question.compared(problem, planner, 1, searches_batch=inputs.searches_batch)

@@ -11,12 +11,13 @@ import typer
 from trainwright import documents
 from trainwright.answer import Answer, answer_of_plan
 from trainwright.cli.framework import command, end_if_infeasible
-from trainwright.cli.limit_options import HeadroomOption, LimitOptions
+from trainwright.cli.limit_options import HeadroomOption, LimitOptions, RunOptions
 from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
 from trainwright.report.breakdown import breakdown_fields, breakdown_table
+from trainwright.report.cost import whole_run
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
 from trainwright.report.model_reading import ModelReading
@@ -46,8 +47,10 @@ def cost_model_names(incomplete: str) -> list[str]:
 
 @app.command()
 @command
-def estimate(
+def estimate(  # noqa: PLR0913 - one group of options each
+    *,
     inputs: Inputs,
+    run: RunOptions,
     plan_file: Annotated[
         Path,
         typer.Option(
@@ -74,7 +77,7 @@ def estimate(
     if cost_model not in {EXACT, *COST_MODELS}:
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
     limits = LimitOptions(memory_headroom=memory_headroom)
-    answer = estimated_plan(plan_file, inputs.problem(limits, is_given=True), inputs)
+    answer = estimated_plan(plan_file, run.of(inputs.problem(limits, is_given=True)), inputs)
     problem, given, prediction = answer.problem, answer.best.plan, answer.best.estimate
     seconds, of_paper = prediction.iteration_seconds, []
     if cost_model != EXACT:
@@ -99,6 +102,7 @@ def estimate(
                 "breakdown": breakdown_fields(prediction),
                 **expected_range(answer.best, problem).fields,
                 **number_format(answer).fields,
+                **whole_run(answer.best, problem).fields,
                 **origin_fields(problem),
             }
         )
@@ -119,6 +123,7 @@ def _show(answer: Answer, of_paper: list[str]) -> None:
             idle_devices(candidate.plan, problem.cluster),
             expected_range(candidate, problem),
             number_format(answer, given=True),
+            whole_run(candidate, problem),
         ),
         *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),
     )

@@ -1,8 +1,8 @@
-"""Options that limit what plans may use, and the names of trainers that can run them."""
+"""Options that limit what plans may use, the names of trainers that can run them, and the run that plans are for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import typer
@@ -13,7 +13,9 @@ from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Capabilities, Target
 from trainwright.report.plan_summary import short_names
 from trainwright.runtime import Runtime
-from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective
+from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective, Problem
+from trainwright.throughput import tokens_per_row
+from trainwright.training_run import SECONDS_PER_DAY, TrainingRun
 
 ANY_TRAINER: Final = "any"
 """Value of --expressible-by that lifts the limit which a runtime of the same name implies."""
@@ -126,3 +128,39 @@ def _names(option: str, text: str | None) -> tuple[str, ...]:
     if text is not None and not names:
         raise ValueError(f"{option} needs at least one name, got {text!r}; leave the option out for no limit")
     return names
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the whole run that a plan is for."""
+
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens of the whole run, e.g. 300e9: how many days does it take, at what price?"),
+    ] = None
+    within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS", help="Days that the run of --tokens may take: the cheapest plan that ends within them."
+        ),
+    ] = None
+
+    def of(self, problem: Problem) -> Problem:
+        """Return the problem of the run. Raises ValueError for a model without tokens, and for a time without tokens."""
+        if self.tokens is None:
+            if self.within is not None:
+                raise ValueError("--within needs --tokens, the length of the run; add it, or leave --within out")
+            return problem
+        if not self.tokens > 0:
+            raise ValueError(f"--tokens must be above 0, got {self.tokens:g}")
+        row = tokens_per_row(problem.model.family)
+        if row is None:
+            raise ValueError("--tokens needs a model of sequences of tokens; rows of this one have none")
+        run = TrainingRun(self.tokens / row)
+        objective = problem.limits.objective
+        if self.within is not None:
+            if not self.within > 0:
+                raise ValueError(f"--within must be above 0 days, got {self.within:g}")
+            run = replace(run, within_seconds=self.within * SECONDS_PER_DAY)
+            objective = Objective.COST if objective is Objective.TIME else objective
+        return replace(problem, limits=replace(problem.limits, objective=objective, run=run))

@@ -14,7 +14,7 @@ from rich.text import Text
 from trainwright import documents
 from trainwright.answer import Answer, Question, compose
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
-from trainwright.cli.limit_options import LimitOptions
+from trainwright.cli.limit_options import LimitOptions, RunOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
     Inputs,
@@ -27,6 +27,7 @@ from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.page import PageOption, ranked_candidates, write_page
 from trainwright.report.breakdown import Difference, difference_table, why
 from trainwright.report.comparison import cut_short, work_bound
+from trainwright.report.cost import is_priced, pricing_fields, run_fields, whole_run
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
 from trainwright.report.model_reading import ModelReading
@@ -69,6 +70,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     inputs: Inputs,
     limits: LimitOptions,
     preferences: PreferenceOptions,
+    run: RunOptions,
     search: SearchOptions,
     shown: PlanOutput,
     planner: PlannerOption = DEFAULT_PLANNER,
@@ -78,10 +80,10 @@ def plan(  # noqa: PLR0913 - one group of options each
     search.check([planner])
     for path in (shown.write_plan, shown.report, shown.trace):
         check_writable(path)
-    problem = inputs.problem(limits, preferences.preference(inputs))
+    problem = run.of(inputs.problem(limits, preferences.preference(inputs)))
     if shown.node_worth and (problem.limits.objective is not Objective.TIME or inputs.searches_batch):
         raise ValueError(
-            "--node-worth compares iterations of one batch; leave out --objective and --global-batch-size search"
+            "--node-worth compares iterations of one batch; leave out --objective, --within and --global-batch-size search"
         )
     question = Question.compared(
         problem, planner, shown.top, searches_batch=inputs.searches_batch, node_worth=shown.node_worth
@@ -152,6 +154,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput, difference: Differenc
         work_bound(best, problem),
         cut_short(answer.stopped),
         unchecked(problem.model),
+        whole_run(best, problem),
         *([node_worth(answer)] if shown.node_worth else []),
     )
     if lines:
@@ -198,11 +201,13 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
             **figure_fields(candidate, problem),
             **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
-            **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
+            **({"price_per_row": candidate.price_per_row} if is_priced(problem) else {}),
+            **run_fields(candidate, problem),
             **preference_fields(candidate, running, problem),
             "plan": documents.dump(candidate.plan),
             **_operator_fields(candidate),
         }
         for number, candidate in enumerate(candidates, 1)
     ]
-    return {**origin_fields(problem), **preferred(candidates, problem).fields, "candidates": ranked}
+    pricing = pricing_fields(problem) if is_priced(problem) else {}
+    return {**origin_fields(problem), **pricing, **preferred(candidates, problem).fields, "candidates": ranked}

@@ -50,6 +50,8 @@ class ListedCandidate:
     rows_per_second_per_device: float | None = None
     model_flop_utilisation: float | None = None
     price_per_row: float | None = None
+    run_seconds: float | None = None
+    run_price: float | None = None
     traded: str | None = None
     moved_bytes: float | None = None
     move_seconds: float | None = None
@@ -76,6 +78,7 @@ class Candidates:
     estimated_range: dict[str, Any] | None = None
     mean_error: float | None = None
     profiles: str | None = None
+    priced_by: str | None = None
     lower_bound_seconds: float | None = None
     gap: float | None = None
     dtype: Dtype | None = None

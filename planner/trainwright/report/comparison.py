@@ -15,10 +15,11 @@ from trainwright.answer import Answer, Stop
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
 from trainwright.report import plan_summary, units
+from trainwright.report.cost import cost_legend, pricing_fields, run_columns, run_fields
 from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.remark import Remark, sentences
-from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.report.units import SAME
 from trainwright.search import Candidate, Problem
 
@@ -100,6 +101,7 @@ def comparison_fields(rows: Sequence[ComparisonRow], problem: Problem) -> dict[s
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
+        **pricing_fields(problem),
         "planners": [_fields(row, baseline) for row in rows],
     }
 
@@ -122,6 +124,7 @@ def _fields(row: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any
         **figure_fields(best, problem),
         **({} if best.dtype is None else {"dtype": best.dtype}),
         "price_per_row": best.price_per_row,
+        **run_fields(best, problem),
         **work_bound(best, problem).fields,
         **expected_range(best, problem).fields,
         "plan": documents.dump(best.plan),
@@ -143,7 +146,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
     bests = [row.answer.best for row in rows if row.answer is not None]
     priced = all(best.price_per_row is not None for best in bests)
     batch_differs = not {best.plan.global_batch_size for best in bests} <= {problem.global_batch_size}
-    columns = figure_columns(problem)[:-1]
+    columns, of_run = figure_columns(problem)[:-1], run_columns(problem)
     figures = new_table([("planner", "whole"), *((heading, "right") for heading, _ in columns)])
     searches = new_table(
         [
@@ -151,6 +154,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
             ("time", "right"),
             *([("batch", "right")] if batch_differs else []),
             *([("cost", "right")] if priced else []),
+            *((heading, "right") for heading, _ in of_run),
             ("search", "right"),
             ("format", "right"),
         ]
@@ -159,7 +163,8 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
     for row in rows:
         if row.answer is None:
             add_row(figures, row.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
-            add_row(searches, row.planner, "", *[""] * (batch_differs + priced), _searched(row), "", style="dim")
+            blank = [""] * (batch_differs + priced + len(of_run))
+            add_row(searches, row.planner, "", *blank, _searched(row), "", style="dim")
             continue
         best = row.answer.best
         of_plan = PlanFigures.of(best, row.answer.problem)
@@ -170,6 +175,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
             f"{_relative(row, baseline):.1%}",
             *([str(best.plan.global_batch_size)] if batch_differs else []),
             *([units.money(1000 * (best.price_per_row or 0.0))] if priced else []),
+            *(cell(best) for _, cell in of_run),
             _searched(row),
             SHORT_FORMATS[of_plan.dtype],
         )
@@ -177,7 +183,7 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
     caption += f"; {FIGURES}; {plan_summary.DEGREES}"
     if priced:
-        caption += f"; {COST}"
+        caption += f"; {cost_legend(problem)}"
     refusals = [Text(f"{row.planner}: {row.reason}") for row in rows if row.reason is not None]
     unfinished = [
         Text(f"{row.planner}: stopped before its end; it may have left better plans out")

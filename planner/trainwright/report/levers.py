@@ -64,7 +64,7 @@ def _faster_links(cluster: Cluster, *, inside: bool) -> Cluster:
         nodes = tuple(replace(node, inside=node.inside and _faster(node.inside)) for node in cluster.nodes)
     else:
         nodes = tuple(replace(node, network=node.network and _faster(node.network)) for node in cluster.nodes)
-    return Cluster(cluster.accelerators, nodes, links)
+    return replace(cluster, nodes=nodes, links=links)
 
 
 def _faster(link: Speed) -> Speed:

@@ -12,6 +12,7 @@ from rich.text import Text
 from trainwright.cost.estimate import Estimate
 from trainwright.plan import Plan
 from trainwright.report import plan_summary
+from trainwright.report.cost import cost_legend, is_priced, run_columns
 from trainwright.report.divided_table import DividedTable
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.units import money, seconds
@@ -98,10 +99,6 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
-COST = "cost: of 1000 rows, in the cluster's currency"
-"""Legend of the column of costs."""
-
-
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
     """Return candidates, best first, as a table of their figures and one of their plans.
 
@@ -111,8 +108,8 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     front = problem.limits.objective is Objective.PARETO
     title = f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}"
     legend = f"predicted, not measured; searched for {seconds(searched)}; {FIGURES}"
-    if problem.limits.objective is not Objective.TIME:
-        legend += f"; {COST}"
+    if is_priced(problem):
+        legend += f"; {cost_legend(problem)}"
     plans = [candidate.plan for candidate in candidates]
     return Group(
         titled(title, _figures_table(candidates, problem), legend),
@@ -125,14 +122,14 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
 
 def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
-    costs = problem.limits.objective is not Objective.TIME
-    columns = figure_columns(problem)
+    costs, columns, of_run = is_priced(problem), figure_columns(problem), run_columns(problem)
     table = new_table(
         [
             ("rank", "right"),
             *((heading, "right") for heading, _ in columns),
             *([("batch", "right")] if batch_differs else []),
             *([("cost", "right")] if costs else []),
+            *((heading, "right") for heading, _ in of_run),
         ]
     )
     for number, candidate in enumerate(candidates, 1):
@@ -142,6 +139,7 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
             *(cell(figures) for _, cell in columns),
             *([str(candidate.plan.global_batch_size)] if batch_differs else []),
             *(["?" if cost is None else f"{1000 * cost:.3g}"] if costs else []),
+            *(cell(candidate) for _, cell in of_run),
         ]
         add_row(table, *cells, style="bold" if number == 1 else "")
     return table

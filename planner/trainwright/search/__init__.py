@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from trainwright.search.candidates import drop_equivalent, with_other_kinds
 from trainwright.search.cost_objective import (
     MAX_SUBCLUSTERS,
     cheapest_first,
+    in_time,
     on_growing_subclusters,
     on_subclusters,
     pareto,
@@ -81,7 +83,7 @@ def run(
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
     that the estimate does not tell apart are one candidate (`drop_equivalent`), and half of `auto`'s may be the best plans of
     other kinds (`with_other_kinds`). If both time and cost are the objective, return their Pareto front; preferences do not
-    apply to it. Raises ValueError for an unknown search or, if cost is an objective, for a device without a price;
+    apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or, if cost is an objective, for a device without a price;
     NoFeasiblePlan if no plan is feasible.
     """
     _check_known(planner)
@@ -92,16 +94,16 @@ def run(
     if problem.limits.objective is Objective.PARETO:
         count = _requested_candidates(planner, problem, top)
         front = pareto(_search(planner, problem), problem, control, count, max_subclusters=max_subclusters)
-        return subsampled(front, top)
+        return subsampled(in_time(front, problem), top)
     try:
         candidates = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
     except NoFeasiblePlan:
         # The running plan, adapted to the devices, may be feasible although the search found nothing.
         if not (adapted := order_by_preference([], problem)):
             raise
-        return _first(planner, adapted, problem, top)
+        return _first(planner, in_time(adapted, problem), problem, top)
     order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
-    return _first(planner, order(candidates, problem), problem, top)
+    return _first(planner, in_time(order(candidates, problem), problem), problem, top)
 
 
 def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
@@ -120,7 +122,9 @@ def _run_search(
     """Return the search's own candidates: enough that a preference has some to choose from."""
     search, count = _search(planner, problem), _requested_candidates(planner, problem, top)
     if problem.limits.objective is Objective.COST:
-        on_parts = on_growing_subclusters if planner in MAY_LEAVE_DEVICES_IDLE else on_subclusters
+        # Where time is short, the cheapest plan may need more nodes than pay for themselves.
+        is_growing = planner in MAY_LEAVE_DEVICES_IDLE and problem.limits.row_seconds == math.inf
+        on_parts = on_growing_subclusters if is_growing else on_subclusters
         return cheapest_first(on_parts(search, problem, control, count, max_subclusters=max_subclusters))
     candidates = search(problem, control, count)
     return (

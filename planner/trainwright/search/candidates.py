@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Cluster, price_per_hour
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
 from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, overall_band, plan_kind
@@ -74,7 +74,7 @@ class LazyCandidate:
 
 
 def candidate_of(problem: Problem, plan: Plan) -> Candidate:
-    """Return the plan with its estimate and the price of its devices."""
+    """Return the plan with its estimate and its price."""
     return _with_price(problem, plan, estimate_with_context(plan, problem.cost_context))
 
 
@@ -93,10 +93,7 @@ def candidate_if_feasible(problem: Problem, plan: Plan) -> Candidate | None:
 
 
 def _with_price(problem: Problem, plan: Plan, estimate: Estimate) -> Candidate:
-    nodes = [device.node for device in plan.devices]
-    price_of = {name: problem.cluster.accelerator_of(Device(name, 0)).price_per_hour for name in dict.fromkeys(nodes)}
-    prices = [price for node in nodes if (price := price_of[node]) is not None]
-    return Candidate(plan, estimate, sum(prices) if len(prices) == len(nodes) else None)
+    return Candidate(plan, estimate, price_per_hour(problem.cluster, plan.devices))
 
 
 def fastest_first(candidates: Iterable[Candidate]) -> list[Candidate]:

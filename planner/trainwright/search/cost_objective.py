@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
+from trainwright.cluster import Device, price_per_hour
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
+from trainwright.training_run import SECONDS_PER_HOUR, days
 
 MAX_SUBCLUSTERS = 64
 _STEPS_PER_SUBCLUSTER = 1000
@@ -25,16 +27,33 @@ def _price(candidate: Candidate) -> float:
     return candidate.price_per_row or 0.0
 
 
+def in_time(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+    """Return the candidates that end the run of the limits in time. Raises NoFeasiblePlan if none of several does."""
+    run = problem.limits.run
+    if run is None or not candidates:
+        return list(candidates)
+    seconds = [candidate.run_seconds(run) for candidate in candidates]
+    chosen = [candidate for candidate, taken in zip(candidates, seconds, strict=True) if taken <= run.within_seconds]
+    if not chosen:
+        raise NoFeasiblePlan(
+            f"no plan that was found ends the run within {days(run.within_seconds)}; the fastest takes {days(min(seconds))}: "
+            "give it more time, or more devices"
+        )
+    return chosen
+
+
 def on_subclusters(
     search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
 ) -> list[Candidate]:
     """Return the search's candidates, subcluster by subcluster, each in the order of the search.
 
-    All nodes come first, with half of the budget, then subclusters from small to large, with equal shares of what is left. Raises
-    ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    All nodes come first, with half of the budget, then subclusters from small to large, with equal shares of what is left.
+    Once a plan ends the run of the limits in time, subclusters that by the work bound cannot are left out. Raises ValueError
+    if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
     largest, *others = subclusters(problem, max_subclusters)
+    most = problem.limits.row_seconds * problem.global_batch_size
     subproblems = [largest, *sorted(others, key=lambda part: len(part.devices))]
     candidates: list[Candidate] = []
     infeasible: NoFeasiblePlan | None = None
@@ -42,6 +61,8 @@ def on_subclusters(
         if candidates and control.expired():
             break
         least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
+        if least is not None and most < math.inf and least <= most < _bound_seconds(subproblem):
+            continue
         share = control.part(2 if number == 0 else len(subproblems) - number)
         try:
             candidates += search(
@@ -112,12 +133,14 @@ def _promise(subcluster: tuple[Problem, float]) -> tuple[int, float, float]:
 
 def _price_bound(problem: Problem) -> float:
     """Return what a row costs at least of a plan that uses a device of each node; of a single accelerator, of every plan."""
-    nodes = [problem.cluster.node(name) for name in problem.nodes]
-    prices = {accelerator.name: accelerator.price_per_hour or 0.0 for accelerator in problem.cluster.accelerators}
-    is_single = len({node.accelerator for node in nodes}) == 1
-    price_per_hour = sum(prices[node.accelerator] * (node.devices if is_single else 1) for node in nodes)
-    seconds = work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size)
-    return price_per_hour / 3600 * seconds / problem.global_batch_size
+    is_single = len(problem.accelerators) == 1
+    devices = problem.devices if is_single else [Device(name, 0) for name in problem.nodes]
+    price = price_per_hour(problem.cluster, devices) or 0.0
+    return price / SECONDS_PER_HOUR * _bound_seconds(problem) / problem.global_batch_size
+
+
+def _bound_seconds(problem: Problem) -> float:
+    return work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size)
 
 
 def subclusters(problem: Problem, max_subclusters: int = MAX_SUBCLUSTERS) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
+from trainwright.training_run import SECONDS_PER_HOUR, TrainingRun
 
 
 class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect
@@ -55,6 +56,7 @@ class Limits:
         use_nodes: names of the only nodes that plans use; empty: all.
         spare: names of nodes or accelerators that plans do not use.
         expressible_by: capabilities of the trainer that has to run the plans; None: any plan.
+        run: whole run that plans are for, which may have to end within a time; None where it is not stated.
     """
 
     max_tensor_degree: int | None = None
@@ -65,6 +67,7 @@ class Limits:
     spare: tuple[str, ...] = ()
     objective: Objective = Objective.TIME
     expressible_by: Capabilities | None = None
+    run: TrainingRun | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tensor_degree", "max_data_degree", "max_pipeline_degree"):
@@ -93,6 +96,11 @@ class Limits:
     def max_stages(self, most: int) -> int:
         """Return the bound of a pipeline's stages, of which `most` are possible."""
         return min(self.max_pipeline_degree or most, most)
+
+    @property
+    def row_seconds(self) -> float:
+        """Seconds that a row may take, so that the run ends within its time."""
+        return math.inf if self.run is None else self.run.within_seconds / self.run.rows
 
     @property
     def headroom(self) -> float:
@@ -299,7 +307,8 @@ class Candidate(ShownInNotebooks):
     """Plan with its estimate.
 
     Attributes:
-        price_per_hour: of all devices in the plan; None if an accelerator has no price.
+        price_per_hour: of the nodes that the plan uses, or of its devices, as the cluster is priced; None if an accelerator
+            has no price.
         traded: sentence on what a preference gave up for this plan; None if nothing.
         operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
             degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
@@ -320,7 +329,15 @@ class Candidate(ShownInNotebooks):
         """Price of training on one row (sample)."""
         if self.price_per_hour is None:
             return None
-        return self.price_per_hour / 3600 * self.estimate.iteration_seconds / self.plan.global_batch_size
+        return self.price_per_hour / SECONDS_PER_HOUR * self.estimate.iteration_seconds / self.plan.global_batch_size
+
+    def run_seconds(self, run: TrainingRun) -> float:
+        """Return how long a whole run by this plan takes."""
+        return run.seconds(self.estimate.iteration_seconds, self.plan.global_batch_size)
+
+    def run_price(self, run: TrainingRun) -> float | None:
+        """Return what a whole run by this plan costs; None if an accelerator has no price."""
+        return None if self.price_per_hour is None else self.price_per_hour / SECONDS_PER_HOUR * self.run_seconds(run)
 
 
 @dataclass(frozen=True, slots=True)

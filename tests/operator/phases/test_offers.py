@@ -15,7 +15,7 @@ from flow_world import World, spec_of
 from pydantic import ValidationError
 
 from trainwright import documents, families
-from trainwright.cluster import Cluster
+from trainwright.cluster import Cluster, PricedBy
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, Candidate, Objective, Problem, SearchControl, run
@@ -204,6 +204,25 @@ def test_cheapest_measured_plan_wins_when_cost_is_the_objective(objective: str, 
     expected = prices[winner.trial] / 3600 * winner.measured_seconds / spec.training.global_batch_size
     assert winner.price_per_sample == pytest.approx(expected, rel=1e-3)
     assert f"{winner.price_per_sample:.3g}"[:4] in world.condition("Succeeded").message
+
+
+@pytest.mark.parametrize(
+    ("stated", "priced_by", "words"),
+    [({}, PricedBy.NODE, "of whole nodes"), ({"pricedBy": "Device"}, PricedBy.DEVICE, "of the devices")],
+)
+def test_plan_pays_for_whole_nodes_unless_the_spec_says_devices(stated, priced_by: PricedBy, words: str) -> None:
+    spec = spec_of(search={"planner": "Amp", "objective": "Cost"}, devices={"pricesPerHour": BY_ACCELERATOR, **stated})
+    world = answered(spec)
+    winner = world.status.winner
+    cluster = documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
+    assert cluster.priced_by is priced_by
+    used = documents.parse(winner.plan, Plan).devices
+    of_device = sum(PRICES[device.node] for device in used)
+    of_node = sum(PRICES[node.name] * node.devices for node in cluster.nodes if node.name in {one.node for one in used})
+    price = of_node if priced_by is PricedBy.NODE else of_device
+    per_sample = price / 3600 * winner.measured_seconds / spec.training.global_batch_size
+    assert winner.price_per_sample == pytest.approx(per_sample, rel=1e-3)
+    assert f"per sample by the price {words}" in world.condition("Succeeded").message
 
 
 def test_plan_fails_before_measuring_when_a_price_is_missing() -> None:

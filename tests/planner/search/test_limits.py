@@ -167,7 +167,8 @@ def test_cheapest_plan_is_first_when_minimising_cost(small_problem: Problem, pla
     assert None not in prices
     assert prices == sorted(prices)  # type: ignore[type-var]
     for candidate in candidates:
-        per_hour = sum(2.0 if device.node in {"node-1", "node-3"} else 1.5 for device in candidate.plan.devices)
+        nodes = [cost.cluster.node(name) for name in candidate.plan.nodes]
+        per_hour = sum(node.devices * (2.0 if node.name in {"node-1", "node-3"} else 1.5) for node in nodes)
         seconds_per_row = candidate.estimate.iteration_seconds / cost.global_batch_size
         assert candidate.price_per_row == pytest.approx(per_hour / 3600 * seconds_per_row)
 

@@ -9,9 +9,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated
 
+from pydantic import Field
+
 from trainwright.accelerators import FormatChoice
 from trainwright.bounds import OMITTED_DEFAULT
-from trainwright.cluster import Accelerator, Emulation, Node, is_cpu
+from trainwright.cluster import Accelerator, Cluster, Emulation, Link, Node, PricedBy, is_cpu
 from trainwright.document_kind import document
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright.measurement.link_sampling import LinkSampling
@@ -51,6 +53,7 @@ class DiscoveredDevices:
         formats: number formats to profile and search with `dtype: auto`, so that later data sheets do not change them;
             empty where the spec names one, and in documents of former versions.
         network: of the nodes; None where they offer none, and in documents of former versions.
+        priced_by: what a plan pays for; never stored, since the spec states it (`with_prices`).
     """
 
     nodes: tuple[Node, ...]
@@ -59,6 +62,7 @@ class DiscoveredDevices:
     places: tuple[NodeLocation, ...] = ()
     formats: tuple[FormatChoice, ...] = ()
     network: Annotated[DiscoveredNetwork | None, OMITTED_DEFAULT] = None
+    priced_by: Annotated[PricedBy, Field(exclude_if=lambda value: value is PricedBy.NODE)] = PricedBy.NODE
 
     def __post_init__(self) -> None:
         used, listed = (
@@ -102,12 +106,16 @@ class DiscoveredDevices:
             }
         return network
 
-    def with_prices(self, prices: Mapping[str, float]) -> DiscoveredDevices:
+    def with_prices(self, prices: Mapping[str, float], priced_by: PricedBy = PricedBy.NODE) -> DiscoveredDevices:
         """Return the devices with prices per hour by accelerator, under whichever of its names."""
         priced = tuple(
             replace(accelerator, price_per_hour=_price_of(accelerator, prices)) for accelerator in self.accelerators
         )
-        return replace(self, accelerators=priced)
+        return replace(self, accelerators=priced, priced_by=priced_by)
+
+    def cluster(self, links: tuple[Link, ...] = ()) -> Cluster:
+        """Return the cluster of these nodes."""
+        return Cluster(self.accelerators, self.nodes, links, self.priced_by)
 
     def emulations(self) -> tuple[tuple[str, Emulation], ...]:
         """Return the device tables of the emulated accelerators."""

@@ -216,7 +216,7 @@ def report_of_nodes(report: LinkReport, nodes: tuple[Node, ...]) -> LinkReport |
 @lru_cache(maxsize=16)
 def findings_from_all_links(discovery: DiscoveredDevices, report: LinkReport) -> LinkFindings:
     """Return findings where every link was measured. Raise ValueError where one is missing."""
-    findings = _findings(Cluster(discovery.accelerators, discovery.nodes, report.links), report)
+    findings = _findings(discovery.cluster(report.links), report)
     return replace(findings, measured=len(report.links))
 
 
@@ -249,7 +249,7 @@ def findings_from_samples(
     count = len(discovery.nodes)
     everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
     return replace(
-        _findings(sampled.cluster, report),
+        _findings(replace(sampled.cluster, priced_by=discovery.priced_by), report),
         measured=len(measured),
         inferred=everything - len(measured),
         unlike_kinds=find_inconsistent_links(sampling, report).kinds,

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from trainwright import documents
-from trainwright.cluster import MAX_DEVICES, Accelerator, Node
+from trainwright.cluster import MAX_DEVICES, Accelerator, Node, PricedBy
 from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.api.quantities import MEBIBYTE
 from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
@@ -81,7 +81,7 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     cluster = kept.status().model_copy(update={"revision": context.names.revision})
     counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
     return Done(
-        replace(findings, discovery=kept.with_prices(spec.devices.prices_per_hour)),
+        replace(findings, discovery=kept.with_prices(spec.devices.prices_per_hour, _priced_by(spec.devices))),
         explain(
             Reason.DISCOVERED,
             devices=kept.device_count,
@@ -91,6 +91,10 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         ),
         status=TrainingPlanStatus(cluster=cluster),
     )
+
+
+def _priced_by(devices: DevicesSpec) -> PricedBy:
+    return PricedBy.NODE if devices.priced_by is None else PricedBy[devices.priced_by.name]
 
 
 def explain_none_usable(left_out: Sequence[LeftOut]) -> Explanation:

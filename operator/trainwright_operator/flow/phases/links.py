@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from trainwright.cluster import Cluster
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import LinkReport, LinkTask, Progress
@@ -46,7 +45,7 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Measure the links between and within the nodes."""
     discovery = findings.discovery
     if discovery.device_count == 1:
-        alone = Cluster(discovery.accelerators, discovery.nodes, links=())
+        alone = discovery.cluster()
         link_findings = LinkFindings(alone, measured_runtime(alone))
         return Done(replace(findings, links=link_findings), explain(Reason.NOT_NEEDED))
     names = [node.name for node in discovery.nodes]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright import documents
+from trainwright.cluster import Cluster, PricedBy, price_per_hour
 from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
 from trainwright_operator.api.frameworks import Apply
@@ -26,6 +27,7 @@ from trainwright_operator.flow.trials.comparison import explain_doubt
 
 _MIN_WAIT_SECONDS: Final = 60.0
 """Shortest wait for nodes or the job of the winner, two dry runs long."""
+_PRICED: Final = {PricedBy.NODE: "whole nodes", PricedBy.DEVICE: "the devices"}
 
 
 def select_winner(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -102,7 +104,7 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
 
     Without trials, return the planner's first candidate.
     """
-    discovery, best = findings.discovery, findings.planned.best
+    discovery, cluster, best = findings.discovery, findings.links.cluster, findings.planned.best
     if context.spec.trials.top_k == 0:
         status = TrainingPlanStatus(winner=_winner(context, findings, best))
         return best, status, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds)
@@ -110,18 +112,18 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
 
     def worth(measured: MeasuredTrial) -> tuple[float, int]:
         seconds, trial = measured.seconds, measured.planned
-        price = price_per_sample(trial.plan, seconds, discovery) if is_cost else None
+        price = _price_per_sample(trial.plan, seconds, cluster) if is_cost else None
         return (seconds if price is None else price), trial.overall_rank
 
     best_trial = min(findings.measured, key=worth)
     seconds, winner = best_trial.seconds, best_trial.planned
     speedup = _Speedup.of(findings, best_trial)
-    price = price_per_sample(winner.plan, seconds, discovery)
+    price = _price_per_sample(winner.plan, seconds, cluster)
     explanation = explain(
         Reason.BEST_TRIAL_SELECTED,
         trial=winner.name,
         seconds=seconds,
-        price=f", {price:.4g} per sample" if price is not None else "",
+        price="" if price is None else f", {price:.4g} per sample by the price of {_PRICED[cluster.priced_by]}",
         speedup=speedup.words if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
@@ -166,15 +168,10 @@ class _Speedup:
         return f", {self.ratio:.2f} × as fast as the baseline{where}"
 
 
-def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -> float | None:
+def _price_per_sample(plan: Plan, seconds: float, cluster: Cluster) -> float | None:
     """Return the price of training on one row, given seconds per iteration, or None where a price is unknown."""
-    by_accelerator = {accelerator.name: accelerator.price_per_hour for accelerator in discovery.accelerators}
-    by_node = {node.name: by_accelerator[node.accelerator] for node in discovery.nodes}
-    prices = [by_node[device.node] for device in plan.devices]
-    stated = [price for price in prices if price is not None]
-    if len(stated) < len(prices):
-        return None
-    return sum(stated) / 3600 * seconds / plan.global_batch_size
+    price = price_per_hour(cluster, plan.devices)
+    return None if price is None else price / 3600 * seconds / plan.global_batch_size
 
 
 def _winner(
@@ -198,7 +195,7 @@ def _winner(
         baseline_accelerator=speedup.accelerator if speedup is not None else None,
         tokens_per_second_per_device=tokens_per_second_per_device(speed, plan),
         model_flop_utilisation=speed.utilisation,
-        price_per_sample=price_per_sample(plan, seconds, discovery),
+        price_per_sample=_price_per_sample(plan, seconds, findings.links.cluster),
         emulated=bool(discovery.emulations()),
         revision=context.names.revision,
         plan=documents.dump(plan),
