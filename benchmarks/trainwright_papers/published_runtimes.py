@@ -46,6 +46,8 @@ SOURCES: Final[Mapping[str, SourceRuntime]] = {
     ),
     # Scores were stored, and sequence parallelism came later (Narayanan et al. 2021; NVIDIA DeepLearningExamples, LanguageModeling/BERT).
     "SC21": SourceRuntime("megatron", {"sequence_parallel": False}, Attention.STORED),
+    # Megatron-DeepSpeed of 2021 and 2022: train/ of https://github.com/bigscience-workshop/bigscience.
+    "BigScience": SourceRuntime("megatron", {"sequence_parallel": False}, Attention.STORED),
     "BERT": SourceRuntime("trainwright", {}, Attention.STORED),
     "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}),
 }

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar
 import yaml
 
 from trainwright.documents import adapter
-from trainwright.layer import Dtype
+from trainwright.layer import Attention, Dtype
 from trainwright.runtime import AttentionLibrary
 
 T = TypeVar("T")
@@ -200,9 +200,19 @@ class DataSheet:
         """Return the sheet with another power limit; None: its own."""
         return self if watts is None else replace(self, power_watts=replace(self.power_watts, value=watts))
 
-    def has_fused_attention(self, dtype: Dtype) -> bool:
-        """Return whether some kernel of PyTorch's fused attention, besides `math`, takes a format: native ones alone."""
-        return dtype in self.generation_sheet.formats.values
+    def attention(self, library: AttentionLibrary, dtype: Dtype) -> Attention:
+        """Return the attention that a library has for a number format, of those that the device computes natively.
+
+        PyTorch's fused kernels take all of them. FlashAttention's and cuDNN's take half formats, from Ampere on; without them
+        Transformer Engine writes the scores to memory.
+        """
+        is_native = dtype in self.generation_sheet.formats.values
+        if library is AttentionLibrary.PYTORCH:
+            return Attention.FUSED if is_native else Attention.MATH
+        is_fused = (
+            is_native and dtype is not Dtype.FLOAT32 and "flash" in self.generation_sheet.attention_kernels.values
+        )
+        return Attention.FUSED if is_fused else Attention.STORED
 
     def uses_matrix_units(self, dtype: Dtype, *, tensor_float32: bool = False) -> bool:
         """Return True if matrix products run on tensor (matrix) cores, not on the general units."""

@@ -9,15 +9,13 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from trainwright.accelerators import data_sheet, has_data_sheet
-from trainwright.layer import Attention
 from trainwright.report.error_range import expected_range
+from trainwright.report.format_sentences import slow_layers
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
-from trainwright.report.plan_summary import lines, savings, short_names
+from trainwright.report.plan_summary import lines, savings
 from trainwright.report.remark import Remark
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
 from trainwright.report.units import SAME, seconds
-from trainwright.runtime import AttentionLibrary
 from trainwright.search import Candidate, Problem
 
 
@@ -53,24 +51,8 @@ class ExportPrice:
         return [
             *(["Device times are emulated."] if self.problem.cluster.is_emulated else []),
             *(["This is estimated from data sheets, not measured."] if origin_fields(self.problem) else []),
-            *self._attention_sentences(),
+            *slow_layers(self.exported, self.problem).sentences,
         ]
-
-    def _attention_sentences(self) -> list[str]:
-        """Say where estimated attention is fused and Transformer Engine's is not: FlashAttention and cuDNN need an Ampere."""
-        model, runtime, names = self.problem.model, self.problem.runtime, short_names(self.problem.cluster)
-        if self.problem.profiles.origin == "measured" or runtime.attention_library is not AttentionLibrary.CUDNN:
-            return []
-        used = self.problem.cluster.accelerators_of(self.exported.plan.nodes)
-        older = [
-            names[name]
-            for name in used
-            if has_data_sheet(name) and "flash" not in data_sheet(name).generation_sheet.attention_kernels.values
-        ]
-        if not older or model.kinds == model.family.stack(Attention.STORED).kinds:
-            return []
-        sentence = f"Attention is predicted fused, which Transformer Engine's is not on {' and '.join(older)}"
-        return [f"{sentence}: write `attention: stored` into the model file to predict that."]
 
     def change_words(self) -> str:
         if abs(self.change) < SAME:

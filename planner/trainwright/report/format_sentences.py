@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
-from trainwright.accelerators import PREFERRED, best_format, is_native
+from trainwright.accelerators import PREFERRED, best_format, data_sheet, has_data_sheet, is_native
 from trainwright.answer import Answer, SlowFormat
 from trainwright.cluster import Cluster
-from trainwright.layer import Dtype
+from trainwright.layer import Attention, Dtype, OperatorKind
 from trainwright.report.plan_summary import short_names
 from trainwright.report.remark import Remark
 from trainwright.report.units import seconds
+from trainwright.runtime import AttentionLibrary
 from trainwright.search import Candidate, Problem
+
+_LIBRARIES: Final = {
+    AttentionLibrary.PYTORCH: "PyTorch",
+    AttentionLibrary.FLASH_ATTENTION_1: "FlashAttention",
+    AttentionLibrary.CUDNN: "Transformer Engine",
+}
 
 
 def number_format(answer: Answer, *, given: bool = False) -> Remark:
@@ -74,6 +82,8 @@ def slow_format(slow: SlowFormat | None, cluster: Cluster, used: Collection[str]
 
 def slow_layers(candidate: Candidate, problem: Problem) -> Remark:
     """Return the accelerators of a candidate whose attention stores all scores, and whose host bounds layers."""
+    if problem.profiles.origin == "estimated":
+        return _without_fused_attention(candidate, problem)
     stored = _kinds_of(problem.profiles.kinds_that_store_scores(), candidate, problem.cluster)
     bound = _kinds_of(problem.profiles.host_bound_kinds(), candidate, problem.cluster)
     return Remark(
@@ -88,6 +98,25 @@ def slow_layers(candidate: Candidate, problem: Problem) -> Remark:
                 "a faster GPU gains nothing; larger layers, or more rows if memory allows, do."
                 for name, kinds in bound.items()
             ),
+        )
+    )
+
+
+def _without_fused_attention(candidate: Candidate, problem: Problem) -> Remark:
+    """Return the accelerators on which the runtime's attention is estimated with stored scores, though the model's is fused."""
+    library, dtype = problem.runtime.attention_library, candidate.dtype or problem.model.dtype
+    fuses = any(operator.kind is OperatorKind.ATTENTION for kind in problem.model.kinds for operator in kind.operators)
+    names = [
+        name
+        for name in problem.cluster.accelerators_of(candidate.plan.nodes)
+        if has_data_sheet(name) and data_sheet(name).attention(library, dtype) is Attention.STORED
+    ]
+    if not fuses or not names:
+        return Remark()
+    software = _LIBRARIES[library]
+    return Remark(
+        (
+            f"Attention stores all scores on {_named(names, problem.cluster)}: {software} has no fused kernel there for {dtype}.",
         )
     )
 

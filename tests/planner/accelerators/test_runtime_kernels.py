@@ -38,6 +38,32 @@ def test_layers_of_bert_take_the_published_seconds(kernels):
         assert float(found.forward[0, 0] + found.backward[0, 0]) == pytest.approx(published, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "dtype", "library", "expected"),
+    [
+        ("V100", Dtype.FLOAT16, AttentionLibrary.CUDNN, Attention.STORED),
+        ("T4", Dtype.FLOAT16, AttentionLibrary.CUDNN, Attention.STORED),
+        ("A100-80", Dtype.FLOAT16, AttentionLibrary.CUDNN, Attention.FUSED),
+        ("A100-80", Dtype.BFLOAT16, AttentionLibrary.CUDNN, Attention.FUSED),
+        ("A100-80", Dtype.FLOAT32, AttentionLibrary.CUDNN, Attention.STORED),
+        ("H100", Dtype.BFLOAT16, AttentionLibrary.FLASH_ATTENTION_1, Attention.FUSED),
+        ("V100", Dtype.FLOAT16, AttentionLibrary.PYTORCH, Attention.FUSED),
+        ("V100", Dtype.BFLOAT16, AttentionLibrary.PYTORCH, Attention.MATH),
+        ("V100", Dtype.BFLOAT16, AttentionLibrary.CUDNN, Attention.STORED),
+    ],
+)
+def test_attention_is_that_of_the_library_on_each_accelerator(accelerator, dtype, library, expected):
+    options = {"tensor_degrees": [1, 2], "rows": [1, 4], "runtime": Runtime(attention_library=library)}
+    estimated, as_expected = (
+        estimate_profiles(Model.of(GPT, dtype, attention), [accelerator], **options).layers
+        for attention in (Attention.FUSED, expected)
+    )
+    assert estimated == as_expected
+    fused = estimate_profiles(Model.of(GPT, Dtype.BFLOAT16), ["A100-80"], **options | {"runtime": None}).layers
+    saved, of_fused = (sum(layer.activation_bytes for layer in layers) for layers in (estimated, fused))
+    assert (saved > of_fused) == (expected is not Attention.FUSED)
+
+
 def test_kernels_change_no_matrix_product():
     one = np.array([[1.0]])
     block = Model.of(GPT, Dtype.BFLOAT16).kind("block")
