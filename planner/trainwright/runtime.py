@@ -99,6 +99,8 @@ class Runtime:
         constant_seconds: of every iteration, for any plan.
         constant_bytes: on every device, for any plan (communication buffers, fragmentation), besides process_bytes.
         process_bytes: by accelerator, as measured with the profiles; 0 for those not named.
+        fragmented_ratio: share of every device's memory that the allocator holds besides a plan's tensors, in pieces that fit
+            none; plans leave it free where no head-room is given.
         activation_ratio: actual over profiled activation bytes.
         copied_bytes_per_parameter: for each parameter of a rank, sharded or not, besides its weight, gradient and optimizer
             state: flat buffers and copies of the framework.
@@ -112,7 +114,8 @@ class Runtime:
         syncs_every_micro_batch: replicas of a pipeline of one stage reduce gradients in the backward of every micro-batch, sharded
             or not, and under zero2 gather weights in its forward (FSDP2 and DDP without `no_sync`).
         kernels: of operators other than matrix products, where profiles are estimated from data sheets.
-        attention_library: of fused attention, where profiles are estimated from data sheets.
+        attention_library: of fused attention, where profiles are estimated from data sheets; accelerators and number formats
+            for which it has no kernel store the scores.
         host_seconds_per_operator: of the process to issue the forward of one operator, where profiles are estimated from
             data sheets. The default is three calls of 10 µs; beside an H200 a virtual machine's processor took 60 µs.
         fuses_loss: one kernel computes the loss from logits in the model's number format, another their gradient; no copy
@@ -161,6 +164,7 @@ class Runtime:
     gathers_inputs_again: bool = False
     syncs_every_micro_batch: bool = False
     trainer: Annotated[str | None, OMITTED_DEFAULT] = None
+    fragmented_ratio: Annotated[float, OMITTED_DEFAULT] = 0.0
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):
@@ -174,6 +178,8 @@ class Runtime:
         for name in ("constant_seconds", "constant_bytes", "copied_bytes_per_parameter", "host_seconds_per_operator"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.fragmented_ratio < 1:
+            raise ValueError(f"fragmented_ratio must be at least 0 and below 1, got {self.fragmented_ratio}")
         for field, entries in (("compute_ratios", self.compute_ratios), ("process_bytes", self.process_bytes)):
             names = [entry.accelerator for entry in entries]
             if len(set(names)) < len(names):

@@ -22,7 +22,7 @@ class Fact:
         note: how the source names it.
     """
 
-    value: bool | int | str | None
+    value: bool | int | float | str | None
     source: str
     note: str | None = None
 

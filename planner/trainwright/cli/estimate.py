@@ -20,6 +20,7 @@ from trainwright.report.breakdown import breakdown_fields, breakdown_table
 from trainwright.report.cost import whole_run
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format
+from trainwright.report.memory_fit import fit
 from trainwright.report.model_reading import ModelReading
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.plan_summary import idle_devices
@@ -97,6 +98,7 @@ def estimate(  # noqa: PLR0913 - one group of options each
                 **figure_fields(answer.best, problem),
                 "feasible": prediction.feasible,
                 "reason": prediction.reason,
+                **fit(answer.best, problem).fields,
                 **idle_devices(given, problem.cluster).fields,
                 "memory_headroom_ratio": problem.limits.memory_headroom_ratio,
                 "breakdown": breakdown_fields(prediction),
@@ -122,6 +124,7 @@ def _show(answer: Answer, of_paper: list[str]) -> None:
         *sentences(
             idle_devices(candidate.plan, problem.cluster),
             expected_range(candidate, problem),
+            fit(candidate, problem),
             number_format(answer, given=True),
             whole_run(candidate, problem),
         ),

@@ -39,7 +39,7 @@ HeadroomOption = Annotated[
         parser=share_of,
         metavar="SHARE",
         help="Share of every device's memory to leave free; default: "
-        f"{UNKNOWN_MEMORY_RATIO}, and 0 where the runtime states the memory of a process.",
+        f"{UNKNOWN_MEMORY_RATIO}, and what fragments where the runtime states the memory of a process.",
     ),
 ]
 

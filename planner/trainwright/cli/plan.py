@@ -30,6 +30,7 @@ from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.cost import is_priced, pricing_fields, run_fields, whole_run
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format, slow_layers
+from trainwright.report.memory_fit import fit, fit_fields
 from trainwright.report.model_reading import ModelReading
 from trainwright.report.plan_figures import figure_fields
 from trainwright.report.preference import preference_fields, preferred
@@ -145,6 +146,7 @@ def _show(planner: str, answer: Answer, shown: PlanOutput, difference: Differenc
         show("", worth_table(answer.node_worths, problem))
     lines = sentences(
         expected_range(best, problem),
+        fit(best, problem),
         number_format(answer),
         slow_layers(best, problem),
         heuristic(best, answer.baselines, problem),
@@ -200,6 +202,7 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             "predicted_seconds": candidate.estimate.iteration_seconds,
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
             **figure_fields(candidate, problem),
+            **fit_fields(candidate, problem),
             **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
             **({"price_per_row": candidate.price_per_row} if is_priced(problem) else {}),
             **run_fields(candidate, problem),

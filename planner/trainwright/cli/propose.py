@@ -52,6 +52,7 @@ class ListedCandidate:
     price_per_row: float | None = None
     run_seconds: float | None = None
     run_price: float | None = None
+    fits: float | None = None
     traded: str | None = None
     moved_bytes: float | None = None
     move_seconds: float | None = None

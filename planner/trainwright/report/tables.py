@@ -14,6 +14,7 @@ from trainwright.plan import Plan
 from trainwright.report import plan_summary
 from trainwright.report.cost import cost_legend, is_priced, run_columns
 from trainwright.report.divided_table import DividedTable
+from trainwright.report.memory_fit import FITS, fit_columns
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.units import money, seconds
 from trainwright.search import Candidate, Objective, Problem
@@ -103,11 +104,13 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     """Return candidates, best first, as a table of their figures and one of their plans.
 
     They are marked where devices are emulated or profiles estimated. Columns without information are left out: the batch if it
-    is the requested one, savings if nothing is saved, prices if the objective is time. Each group of uniform stages takes one line.
+    is the requested one, savings if nothing is saved, `fits` if all surely do, prices if the objective is time. Each group of uniform stages takes one line.
     """
     front = problem.limits.objective is Objective.PARETO
     title = f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}"
     legend = f"predicted, not measured; searched for {seconds(searched)}; {FIGURES}"
+    if fit_columns(candidates, problem):
+        legend += f"; {FITS}"
     if is_priced(problem):
         legend += f"; {cost_legend(problem)}"
     plans = [candidate.plan for candidate in candidates]
@@ -123,10 +126,11 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
 def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
     costs, columns, of_run = is_priced(problem), figure_columns(problem), run_columns(problem)
+    fits = fit_columns(candidates, problem)
     table = new_table(
         [
             ("rank", "right"),
-            *((heading, "right") for heading, _ in columns),
+            *((heading, "right") for heading, _ in (*columns, *fits)),
             *([("batch", "right")] if batch_differs else []),
             *([("cost", "right")] if costs else []),
             *((heading, "right") for heading, _ in of_run),
@@ -137,6 +141,7 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
         cells = [
             str(number),
             *(cell(figures) for _, cell in columns),
+            *(cell(candidate) for _, cell in fits),
             *([str(candidate.plan.global_batch_size)] if batch_differs else []),
             *(["?" if cost is None else f"{1000 * cost:.3g}"] if costs else []),
             *(cell(candidate) for _, cell in of_run),

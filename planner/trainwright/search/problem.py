@@ -118,7 +118,7 @@ class Limits:
         return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes
 
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
-        """Return the limits with the default head-room where none is stated: 0 where the runtime states the memory.
+        """Return the limits with the default head-room where none is stated: what fragments, where the runtime states the memory.
 
         It does if its constant bytes can be all that a process holds: calibration fits fewer to peaks of the allocator alone.
         What profiles measured is all of it on a single device, since processes that profile have no communicators.
@@ -130,7 +130,7 @@ class Limits:
             accelerator.name in measured for accelerator in cluster.accelerators
         )
         is_known = runtime.constant_bytes >= _MIN_CONTEXT_BYTES or is_measured
-        ratio = 0.0 if is_known else UNKNOWN_MEMORY_RATIO
+        ratio = runtime.fragmented_ratio if is_known else UNKNOWN_MEMORY_RATIO
         return replace(self, memory_headroom_ratio=ratio)
 
     def allowed(self, nodes: Iterable[Node]) -> tuple[Node, ...]:

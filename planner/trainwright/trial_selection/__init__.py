@@ -10,6 +10,7 @@ from trainwright.trial_selection.knowledge_gradient import (
     TrialPosterior,
     propose,
 )
+from trainwright.trial_selection.memory_fit import fit_probability
 from trainwright.trial_selection.model_uncertainty import ModelUncertainty
 from trainwright.trial_selection.posterior import Posterior
 from trainwright.trial_selection.trial_history import Observations, TrialHistory
@@ -24,5 +25,6 @@ __all__ = [
     "StoppingDecision",
     "TrialHistory",
     "TrialPosterior",
+    "fit_probability",
     "propose",
 ]

@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from trainwright.trial_selection.memory_fit import probability_below_one
 from trainwright.trial_selection.model_uncertainty import ModelUncertainty
-from trainwright.trial_selection.posterior import Posterior, Vector, expected_drop, normal_cdf
+from trainwright.trial_selection.posterior import Posterior, Vector, expected_drop
 
 _DRAWS: Final = 4096
 _SEED: Final = 0
@@ -79,7 +80,7 @@ class TrialPosterior:
     def fit_probability(self) -> Vector:
         """`[plan]` probability that the plan fits into memory."""
         spread = zip(self.memory.means.tolist(), self.memory.deviations.tolist(), strict=True)
-        probabilities = [normal_cdf(-mean / deviation) if deviation else float(mean <= 0) for mean, deviation in spread]
+        probabilities = [probability_below_one(mean, deviation) for mean, deviation in spread]
         probabilities = [
             1.0 if plan in self.measured else 0.0 if plan in self.failed else p for plan, p in enumerate(probabilities)
         ]

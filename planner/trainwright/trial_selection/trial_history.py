@@ -12,6 +12,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.plan import Plan
 from trainwright.trial_selection.knowledge_gradient import TrialPosterior
+from trainwright.trial_selection.memory_fit import peak_memory_ratio
 from trainwright.trial_selection.model_uncertainty import (
     FactorLoadings,
     ModelUncertainty,
@@ -79,7 +80,7 @@ class TrialHistory:
         before = TrialPosterior.before_trials(
             [estimate.iteration_seconds for estimate in estimates],
             covariance,
-            [_peak_memory_ratio(estimate, context) for estimate in estimates],
+            [peak_memory_ratio(estimate, context) for estimate in estimates],
             doubts,
         )
         number = {plan: index for index, plan in enumerate(plans)}
@@ -128,13 +129,8 @@ def _estimate(plan: Plan, number: int, context: CostContext) -> Estimate:
     return estimate
 
 
-def _peak_memory_ratio(estimate: Estimate, context: CostContext) -> float:
-    """Return the memory share of the fullest device."""
-    return max(peak_bytes / context.memory_of_node[device.node] for device, peak_bytes in estimate.memory_by_device)
-
-
 def _memory_share(trial: Trial, estimate: Estimate, context: CostContext) -> float | None:
     """Scale the predicted memory share to the trial's measured peak; None if that was not measured."""
     peaks = [memory.peak_bytes for memory in trial.memory_by_device]
     peak = trial.peak_memory_bytes or max(peaks, default=None)
-    return None if peak is None else _peak_memory_ratio(estimate, context) * peak / estimate.peak_memory_bytes
+    return None if peak is None else peak_memory_ratio(estimate, context) * peak / estimate.peak_memory_bytes

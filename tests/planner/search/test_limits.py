@@ -219,6 +219,7 @@ def test_unknown_memory_is_left_free_unless_the_runtime_states_it(problem: Probl
     assert left(Runtime()) == left(Runtime(), alone) == UNKNOWN_MEMORY_RATIO
     assert left(Runtime(process_bytes=held[:1]), alone) == UNKNOWN_MEMORY_RATIO
     assert left(Runtime(constant_bytes=2**29)) == left(Runtime(process_bytes=held), alone) == 0
+    assert left(Runtime(constant_bytes=2**29, fragmented_ratio=0.05)) == 0.05
     # Profiles are measured without communicators, which several devices have.
     assert left(Runtime(process_bytes=held)) == UNKNOWN_MEMORY_RATIO
     # Calibration fits as little to trials that state the peaks of the allocator.
