@@ -20,7 +20,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlowFormat:
-    """Format that was asked for by name although some accelerators only emulate it.
+    """Format that was asked for by name although another one is faster, or some accelerators only emulate it.
 
     Attributes:
         seconds, rows: iteration and global batch of the best plan.

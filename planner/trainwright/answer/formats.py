@@ -147,9 +147,7 @@ def search_problems(problems: Sequence[Problem], find: Find, control: SearchCont
         except NoFeasiblePlan as refused:
             refusal = refusal or refused
             continue
-        answers.append(
-            Answer(problem, tuple(replace(candidate, dtype=_label(candidate, problem)) for candidate in candidates))
-        )
+        answers.append(_labelled(problem, candidates, problems))
     if refusal is not None and not answers:
         raise refusal
     objective = problems[0].limits.objective
@@ -186,27 +184,29 @@ def _by_heuristic(problems: Sequence[Problem]) -> tuple[list[Problem], list[Prob
 def slow_format(
     problem: Problem, candidates: Sequence[Candidate], find: Find, control: SearchControl
 ) -> SlowFormat | None:
-    """Return the price of the problem's format; None if all its accelerators compute it natively.
+    """Return the price of the problem's format; None if no other one is faster, and all its accelerators compute it natively.
 
     The search for it ends with the control's budget, and leaves its events alone: they tell how the candidates were found.
     """
     dtype, names = problem.model.dtype, problem.accelerators
-    emulated_on = emulating(names, dtype)
-    if not emulated_on:
+    emulated_on, dtypes = emulating(names, dtype), problem.limits.dtypes
+    native, best, objective = best_format(names, dtypes), candidates[0], problem.limits.objective
+    if not emulated_on and equally_fast(names, dtype, dtypes) is native:
         return None
-    native, best, objective = best_format(names, problem.limits.dtypes), candidates[0], problem.limits.objective
     slow = SlowFormat(
         dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=None
     )
     try:
         faster = in_format(problem, native)
         if not _may_win(faster, Answer(problem, tuple(candidates))):
-            return slow
+            return slow if emulated_on else None
         other = find(faster, control.apart())[0]
     except ValueError:  # no data sheet, or no feasible plan
-        return slow
-    is_faster = objective_value(other, objective) < objective_value(best, objective)
-    return replace(slow, other=other) if is_faster else slow
+        return slow if emulated_on else None
+    fits = other.estimate.feasible or not best.estimate.feasible
+    if fits and objective_value(other, objective) < objective_value(best, objective):
+        return replace(slow, other=other)
+    return slow if emulated_on else None
 
 
 def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
@@ -223,9 +223,28 @@ def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
 
 
 def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
-    """Return the price of the problem's format for a given plan; None if all devices of the plan compute it natively."""
+    """Return the price of the problem's format for a given plan, on the plan's devices, as `slow_format`."""
     used = problem.with_nodes(plan.nodes)
     return slow_format(used, [candidate_of(used, plan)], lambda other, _: [candidate_of(other, plan)], SearchControl())
+
+
+def _labelled(problem: Problem, candidates: Sequence[Candidate], others: Sequence[Problem]) -> Answer:
+    """Return the candidates, each in its preferred format and with the estimate in that format.
+
+    Formats of equal rates differ in the optimizer's step: float16 unscales gradients. A plan that does not fit in the preferred
+    format keeps the problem's. `others`: problems in further formats.
+    """
+    own = problem.model.dtype
+    problems = {other.model.dtype: other for other in others} | {own: problem}
+    labelled = []
+    for candidate in candidates:
+        dtype = _label(candidate, problem)
+        if dtype not in problems:
+            problems[dtype] = in_format(problem, dtype, emulating(problem.accelerators, dtype))
+        estimate = candidate.estimate if dtype is own else candidate_of(problems[dtype], candidate.plan).estimate
+        fits = estimate.feasible or dtype is own
+        labelled.append(replace(candidate, dtype=dtype, estimate=estimate) if fits else replace(candidate, dtype=own))
+    return Answer(problems[labelled[0].dtype or own], tuple(labelled))
 
 
 def _label(candidate: Candidate, problem: Problem) -> Dtype:

@@ -55,7 +55,7 @@ def _reason(dtype: Dtype, used: Sequence[str], problem: Problem, *, given: bool)
 
 
 def slow_format(slow: SlowFormat | None, cluster: Cluster, used: Collection[str] | None = None) -> Remark:
-    """Return where a format is emulated, and the seconds of the best plan in it and in a native one.
+    """Return where a format is emulated, and the seconds of the best plan in it and in the fastest native one.
 
     `used`: accelerators of the best plan, if known, which may leave out those that emulate.
     """
@@ -70,7 +70,9 @@ def slow_format(slow: SlowFormat | None, cluster: Cluster, used: Collection[str]
     }
     emulating = [name for name in slow.emulated_on if used is None or name in used]
     left = "" if emulating else ", which the plan leaves out"
-    sentence = f"{slow.dtype} is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
+    sentence = f"{slow.dtype}"
+    if slow.emulated_on:
+        sentence += f" is emulated on {_named(emulating or slow.emulated_on, cluster)}{left}"
     if slow.other is not None and other is not None:
         batch = slow.other.plan.global_batch_size
         rows = f" (of {batch} rows)" if batch != slow.rows else ""

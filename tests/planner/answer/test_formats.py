@@ -175,14 +175,15 @@ def test_candidates_of_several_formats_are_merged_best_first(objective: Objectiv
 def test_front_of_several_formats_keeps_its_cheapest_plan_when_it_is_shortened() -> None:
     def front(problem: Problem, control: SearchControl) -> list[Candidate]:
         return [
-            replace(one, price_per_hour=9.0 / 4**rank, estimate=replace(one.estimate, iteration_seconds=1.0 + rank))
+            replace(one, price_per_hour=9.0 / 4**rank)
             for rank, one in enumerate(run("megatron", time, top=3, control=control))
         ]
 
     (time,) = problems_for(Objective.TIME, FLOAT16)
     problems = problems_for(Objective.PARETO, FLOAT16, BFLOAT16)
-    found = search_problems(problems, front, SearchControl(), 2).candidates
-    assert [one.estimate.iteration_seconds for one in found] == [1.0, 3.0]
+    whole = search_problems(problems, front, SearchControl()).candidates
+    assert len(whole) > 2
+    assert search_problems(problems, front, SearchControl(), 2).candidates == (whole[0], whole[-1])
 
 
 def test_each_format_gets_an_equal_share_of_the_budget_that_is_left() -> None:
