@@ -400,6 +400,14 @@ def test_operator_that_takes_over_in_time_is_no_alarm(tmp_path) -> None:
         check_alerts(tmp_path, series, alert, {"12m": [], "20m": [], "30m": []})
 
 
+@pytest.mark.parametrize("seen", ["0+60x5 300x30", "_x36"], ids=["stops", "never begins"])
+def test_operator_that_gets_nothing_done_is_missed(tmp_path, seen) -> None:
+    series = {f"trainwright_leader{LEADER}": "1x40", f"{SEEN}{LEADER}": seen}
+    labels = {"job": "trainwright-metrics", "namespace": "a", "instance": "first"}
+    fires = {"1m": [], "4m": [labels]} if seen.startswith("_") else {"5m": [], "9m": [], "12m": [labels]}
+    check_alerts(tmp_path, series, "TrainwrightStalled", fires)
+
+
 def test_operators_of_which_none_gets_the_lease_are_missed(tmp_path) -> None:
     series = {f"trainwright_leader{one}": "0x30" for one in (LEADER, STANDBY)}
     fires = [{"job": "trainwright-metrics", "namespace": "a"}]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -208,6 +210,10 @@ def test_metrics_report_winner_trials_phases_and_errors() -> None:
     assert value("trainwright_reconcile_errors_total") == 1
     shown = generate_latest(registry).decode()
     assert all(name in shown for name in CONTRACT)
+    promtool = shutil.which("promtool")
+    if promtool is not None:  # names, units and types by Prometheus' conventions
+        done = subprocess.run([promtool, "check", "metrics"], input=shown, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     metrics.forget("default", "demo")
     assert value("trainwright_plan_measured_iteration_seconds", plan) is None
 
