@@ -133,8 +133,7 @@ def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[Condition
         updates |= dict.fromkeys(_later_conditions(last.condition), ("Unknown", unreached))
     elif isinstance(last.result, Waiting) and last.result.is_lacking and last.result.explanation is not None:
         updates[ConditionType.SUCCEEDED] = ("Unknown", last.result.explanation)
-    was_suspended = context.condition(ConditionType.SUSPENDED) is not None
-    if was_suspended and context.plan.spec is not None and not context.is_suspended:
+    if context.plan.spec is not None and not context.is_suspended:
         updates[ConditionType.SUSPENDED] = ("False", explain(Reason.NOT_SUSPENDED))
     return updates
 

@@ -262,6 +262,15 @@ def test_trial_and_phase_seconds_count_once_across_edits() -> None:
     )
 
 
+def test_phases_of_a_plan_that_never_waited_are_all_of_its_time() -> None:
+    registry, world = CollectorRegistry(), World(spec=spec_of(trials={"topK": 2}))
+    created = world.snapshot().plan.created_at
+    told(world, Metrics(registry))
+    assert world.status.waiting is None
+    ended = world.condition("Succeeded").last_transition_time
+    assert counted(registry, "trainwright_phase_duration_seconds_sum") == (ended - created).total_seconds() > 0
+
+
 def test_plan_metric_names_the_current_phase_until_the_end() -> None:
     registry, world = CollectorRegistry(), World(others={"n1": 2})
     metrics = Metrics(registry)
