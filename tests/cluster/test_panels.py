@@ -10,11 +10,12 @@ import re
 import statistics
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from simulated_nodes import simulated_nodes
 from soak_cluster import NAMESPACE, cluster, node, operator, plan
 
 from trainwright.worker_api import Failure, FailureReason, TrialTask, WorkerTask
+from trainwright_operator.metrics.plan_events import _PHASE_BUCKETS as PHASE_BUCKETS
 from trainwright_operator.metrics.plan_events import _RATIO_BUCKETS as RATIO_BUCKETS
 from trainwright_operator.metrics.plan_events import _SPEEDUP_BUCKETS as SPEEDUP_BUCKETS
 
@@ -148,7 +150,10 @@ def run_story(folder: Path) -> Iterator[Story]:
 
         def statuses() -> dict[str, Status]:
             items = api.get("trainingplans", "--namespace", NAMESPACE)["items"]
-            return {one["metadata"]["name"]: one.get("status", {}) for one in items}
+            return {
+                one["metadata"]["name"]: one.get("status", {}) | {"created": one["metadata"]["creationTimestamp"]}
+                for one in items
+            }
 
         def answered(*names: str) -> Callable[[], bool]:
             return lambda: all(statuses()[name].get("phase") in ("Succeeded", "Failed") for name in names)
@@ -191,6 +196,24 @@ def stage(status: Status) -> tuple[str, str]:
     return PRINTED[present], conditions[present]["reason"]
 
 
+def phase_since(status: Status) -> float:
+    """Return since when a plan is in its phase."""
+    conditions = {one["type"]: one for one in status["conditions"]}
+    present = next(index for index, kind in enumerate(CONDITIONS) if conditions[kind]["status"] != "True")
+    return max(at(conditions[kind]["lastTransitionTime"]) for kind in CONDITIONS[: present + 1])
+
+
+def phase_seconds(status: Status) -> dict[str, float]:
+    """Return how long each phase took that succeeded, with its waits."""
+    seconds, since = {}, at(status["created"])
+    for condition in (one for kind in CONDITIONS for one in status["conditions"] if one["type"] == kind):
+        if condition["status"] != "True" or condition["type"] == "Succeeded":
+            break
+        ended = at(condition["lastTransitionTime"])
+        seconds[PRINTED[condition["type"]]], since = ended - since, ended
+    return seconds
+
+
 def counted(keys: Iterable[str]) -> Values:
     return dict(Counter(keys))
 
@@ -205,12 +228,11 @@ def within(ratios: list[float], low: float, high: float) -> Values:
 
 def quantile(share: float, ratios: list[float], edges: Iterable[float]) -> float:
     """Return the quantile as `histogram_quantile` estimates it."""
-    rank, low = share * len(ratios), 0.0
+    rank, low, before = share * len(ratios), 0.0, 0
     for edge in edges:
         if bucket(ratios, edge) >= rank:
-            before = bucket(ratios, low)
             return low + (edge - low) * (rank - before) / (bucket(ratios, edge) - before)
-        low = edge
+        low, before = edge, bucket(ratios, edge)
     return low
 
 
@@ -283,6 +305,9 @@ def right_numbers(story: Story) -> dict[Query, tuple[tuple[str, ...], Values]]:
         ("Waiting", "A"): (plain, {"": len(waiting)}),
         ("Plans under way", "A"): (("phase", "reason"), counted(",".join(stage(one)) for one in existing.values() if one["phase"] not in ("Succeeded", "Failed"))),
         ("Finished plans that exist", "A"): (("phase", "reason"), counted(",".join(stage(one)) for one in existing.values() if one["phase"] in ("Succeeded", "Failed"))),
+        ("Where each plan is", "A"): (("name", "phase"), {f"{name},{one['phase']}": now - phase_since(one) for name, one in existing.items() if one["phase"] not in ("Succeeded", "Failed", "Suspended")}),
+        ("Version", "A"): (("version",), {version("trainwright"): 1}),
+        ("Winners", "A"): of_winners(lambda one: 1),
         ("Where each plan is", "B"): ((*plan_labels, "reason"), {f"{NAMESPACE},{name},{one['waiting']['reason']}": now - at(one["waiting"]["since"]) for name, one in waiting.items()}),
         ("Where each plan is", "C"): (plan_labels, {f"{NAMESPACE},{name}": one["waiting"].get("earlierSeconds", 0) for name, one in waiting.items()}),
         ("Plans that finished", "A"): (("result", "reason"), results),
@@ -333,12 +358,31 @@ SHARES = {
 }  # fmt: skip
 OF_THE_CLOCK = {"Where each plan is", "Age of profiles"}
 HAS_DATA = {
-    ("Where each plan is", "A"), ("Without an answer from the API server", "A"), ("Version", "A"), ("Winners", "A"),
-    ("How long phases take", "A"), ("How long phases take", "B"), ("Passes over plans", "A"), ("Passes over plans", "B"),
-    ("How long a pass takes", "A"), ("How long a pass takes", "B"), ("How long a pass waits for its turn", "A"),
-    ("How long a pass waits for its turn", "B"), ("Waits", "A"),
+    ("Passes over plans", "A"), ("Passes over plans", "B"), ("How long a pass takes", "A"), ("How long a pass takes", "B"),
+    ("How long a pass waits for its turn", "A"), ("How long a pass waits for its turn", "B"),
 }  # fmt: skip
-"""Queries whose numbers depend on this machine: that they have data is tested."""
+"""Queries whose numbers depend on this machine, and no status has: that they have data is tested."""
+
+
+def bounds(story: Story) -> dict[Query, tuple[tuple[str, ...], Values, Values]]:
+    """Return the labels, least and most values of queries whose waits a status tells only all together, or by what it read last."""
+    waits = {name: one.get("waiting", {}).get("earlierSeconds", 0) for name, one in story.statuses.items()}
+    least, most = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for name, one in story.statuses.items():
+        for phase, seconds in phase_seconds(one).items():
+            most[phase].append(seconds)
+            least[phase].append(max(seconds - waits[name], 0.0))
+    close = 0.1  # the share that `increase` may lose or add of the events of one of two operators
+
+    def of_phases(seconds: Mapping[str, list[float]], share: float) -> Values:
+        return {phase: quantile(share, values, PHASE_BUCKETS) for phase, values in seconds.items()}
+
+    quantiles = {
+        ("How long phases take", letter): (("phase",), of_phases(least, share - close), of_phases(most, share + close))
+        for letter, share in (("A", 0.5), ("B", 0.9))
+    }
+    # Nothing wakes the operator for a minute but its listing of all plans.
+    return {**quantiles, ("Without an answer from the API server", "A"): ((), {"": 0.0}, {"": 95.0})}
 
 
 ROUNDING = 2e-4
@@ -354,10 +398,24 @@ def extrapolated(seconds: int, story: Story) -> float:
 def test_panels_show_what_the_statuses_say(story: Story, job: str) -> None:
     queries = panel_queries("1h", release=job)
     expected = right_numbers(story)
-    assert queries.keys() == expected.keys() | HAS_DATA
+    between = bounds(story)
+    waits = ("Waits", "A")
+    assert queries.keys() == expected.keys() | between.keys() | HAS_DATA | {waits}
     wrong = {}
     for query, expression in queries.items():
         title, _ = query
+        if query == waits:  # a status tells those of all reasons together
+            hours = sum(one.get("waiting", {}).get("earlierSeconds", 0) for one in story.statuses.values()) / 3600
+            (shown_hours,) = story.prometheus.values(f"sum({expression})", at=story.ended).values()
+            if shown_hours != pytest.approx(hours, rel=extrapolated(JOBS[job], story), abs=1e-6):
+                wrong[query] = f"shown {shown_hours}, right {hours}"
+            continue
+        if query in between:
+            labels, least, most = between[query]
+            shown = story.prometheus.values(expression, *labels, at=story.ended)
+            if shown.keys() != most.keys() or not all(least[key] <= shown[key] <= most[key] for key in most):
+                wrong[query] = f"shown {shown}, at least {least}, at most {most}"
+            continue
         if query in HAS_DATA:
             if not story.prometheus.query(expression, at=story.ended):
                 wrong[query] = "no data"

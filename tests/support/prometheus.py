@@ -105,6 +105,7 @@ def prometheus(folder: Path, jobs: Mapping[str, tuple[int, list[str]]], rules: A
     command = [
         *("setpriv", "--pdeathsig", "KILL", "prometheus", f"--config.file={folder / 'prometheus.yml'}"),
         *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"),
+        "--storage.tsdb.retention.time=1y",
     ]
     with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         yield Prometheus(port)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from answered_plans import BASELINE, FIRST, SECOND, plan_of, status_of, trial
-from prometheus import FILES, PANELS, page_queries, panel_queries
+from prometheus import FILES, PANELS, page_queries, panel_queries, prometheus
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.api.conditions import Condition, ConditionType
@@ -330,28 +331,61 @@ def by_days(name: str, labels: Mapping[str, str], counts: Sequence[int]) -> list
     return series
 
 
+GOOD = [9] * 14 + [2] * 14
+"""Trials of each day that were predicted within 20 %, of 10; 3 plans fail a day."""
+TRAITS = {"kind": "time", "role": "candidate", "accelerator": "T4", "planner": "Auto", "family": "gpt"}
+RATIOS = "trainwright_trial_predicted_over_measured_ratio"
+FAILURE = {"plan_namespace": "team", "result": "failed", "reason": "NoFeasiblePlan"}
+COUNTS: list[tuple[str, Mapping[str, str], Sequence[int]]] = [
+    (f"{RATIOS}_bucket", {**TRAITS, "le": "0.8"}, [0] * 28),
+    (f"{RATIOS}_bucket", {**TRAITS, "le": "1.2"}, GOOD),
+    (f"{RATIOS}_bucket", {**TRAITS, "le": "+Inf"}, [10] * 28),
+    (f"{RATIOS}_count", TRAITS, [10] * 28),
+    ("trainwright_plans_finished_total", FAILURE, [3] * 28),
+]
+"""Counters of 28 days, and what they count each day."""
+SHARES = ((1, 0.9), (2, 0.9), (3, 0.2), (4, 0.2))
+"""Share of the trials within 20 % by the end of each week."""
+
+
 def test_weeks_are_right_though_the_operator_is_replaced_every_day(tmp_path: Path) -> None:
-    """10 trials a day, of which as many as `good` were predicted within 20 %, and 3 plans that finish."""
-    good = [9] * 14 + [2] * 14
-    traits = {"kind": "time", "role": "candidate", "accelerator": "T4", "planner": "Auto", "family": "gpt"}
-    ratios = "trainwright_trial_predicted_over_measured_ratio_bucket"
-    failed = {"plan_namespace": "team", "result": "failed", "reason": "NoFeasiblePlan"}
-    series = [
-        *by_days(ratios, {**traits, "le": "0.8"}, [0] * 28),
-        *by_days(ratios, {**traits, "le": "1.2"}, good),
-        *by_days(ratios, {**traits, "le": "+Inf"}, [10] * 28),
-        *by_days("trainwright_plans_finished_total", failed, [3] * 28),
-    ]
+    series = [one for name, labels, counts in COUNTS for one in by_days(name, labels, counts)]
     share = f"round({QUERIES['Times that were predicted well', 'C']}, 0.001)"
     # `increase` extrapolates to both ends of its time.
     error = f"abs(({QUERIES['Finished plans', 'A']}) / 21 - 1) < bool 0.03"
     cases: list[dict[str, Any]] = []
-    for week, expected in ((1, 0.9), (2, 0.9), (3, 0.2), (4, 0.2)):
+    for week, expected in SHARES:
         time = f"{week * 7 * 24 * 60}m"
         cases.append({"expr": share, "eval_time": time, "exp_samples": [{"labels": "{}", "value": expected}]})
         labels = name_of("", {"result": "failed", "reason": "NoFeasiblePlan"})
         cases.append({"expr": error, "eval_time": time, "exp_samples": [{"labels": labels, "value": 1}]})
     compute(tmp_path, "10m", "12h", series, cases)
+
+
+def test_weeks_of_backfilled_blocks_answer_the_questions_of_the_page(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None or shutil.which("prometheus") is None:
+        pytest.skip("promtool or prometheus is not installed")
+    day = 24 * 3600
+    start = time.time() // day * day - 29 * day
+    lines = [
+        f"{name_of(name, {**labels, 'instance': str(number)})} {count if sample > 71 else 0} {start + day * number + 600 * sample:.0f}"
+        for name, labels, counts in COUNTS
+        for number, count in enumerate(counts)
+        for sample in range(SAMPLES_OF_A_DAY)
+    ]
+    (tmp_path / "weeks").write_text("\n".join([*lines, "# EOF\n"]))
+    blocks = ("tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=720h", "weeks", "data")
+    subprocess.run([promtool, *blocks], cwd=tmp_path, check=True, capture_output=True)
+    (share,) = (one for one in page_queries() if 'bucket{kind="time",le="1.2"}' in one)
+    (finished,) = (one for one in page_queries() if "trainwright_plans_finished_total" in one)
+    with prometheus(tmp_path, {}) as server:
+        assert server.samples("vector(1)", seconds=30)
+        for week, expected in SHARES:
+            at = start + 7 * day * week
+            assert server.values(share, "accelerator", at=at) == pytest.approx({"T4": expected}, rel=0.001), week
+            shown = server.values(finished, *FAILURE, at=at)
+            assert shown == pytest.approx({",".join(FAILURE.values()): 21}, rel=0.03), week
 
 
 def compute(
