@@ -145,6 +145,12 @@ def test_model_of_one_format_is_checked_in_that_alone() -> None:
     assert found.checks.left_out == ("bfloat16 and float16, so train it in another format (dtype)",)
 
 
+def test_every_format_without_kernels_is_named() -> None:
+    found = describe("format_habits:without_half_kernels", check_seconds=0)
+    assert found.checks is not None
+    assert "bfloat16 and float16 of layer 1, for which the CPU has no kernels" in found.checks.left_out
+
+
 def test_loss_of_a_function_is_described_where_no_format_scales_losses() -> None:
     found = describe("habits:loss_by_a_function", dtypes=[torch.bfloat16])
     assert found.checks is not None

@@ -73,7 +73,7 @@ def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtyp
 
     Return what could not be checked, None if nothing. Raises ValueError that states what to change.
     """
-    left_out: str | None = None
+    left_out: list[str] = []
     for dtype in dtypes:
         try:
             _check(layers, number, dtype, "meta")
@@ -85,8 +85,8 @@ def check_formats(layers: CustomLayers, number: int, dtypes: Sequence[torch.dtyp
             except RuntimeError as failure:
                 if dtype is torch.float32 or not lacks_format(failure):
                     raise _failure(layers, number, dtype, failure) from failure
-                left_out = f"{dtype_name(dtype)} of layer {number}, for which the CPU has no kernels"
-    return left_out
+                left_out.append(dtype_name(dtype))
+    return f"{' and '.join(left_out)} of layer {number}, for which the CPU has no kernels" if left_out else None
 
 
 def _check(layers: CustomLayers, number: int, dtype: torch.dtype, device: str) -> None:
