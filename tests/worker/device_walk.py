@@ -62,12 +62,20 @@ def gang_member(rank: int, ranks: int) -> Iterator[ProcessGroups]:
 def family_that_draws_values(model: Model) -> FamilyLayers:
     """Return a family that draws its rows on the real CPU, since values decide what an image shows.
 
-    A user's modules are made on the device: a fake tensor cannot move there from the CPU, as their weights do.
+    A user's modules are made on the device: a fake tensor cannot move there from the CPU, as their weights do. Formats of
+    what they hand on are found as ever, on the meta device, whose tensors are no fake ones.
     """
     with unset_fake_temporarily():
         family = make_family_layers(model)
     if isinstance(family, CustomLayers):
         family.make = lambda number, **_options: family.make_module(number)
+        formats = family.formats
+
+        def found_formats(*arguments: Any) -> tuple[torch.dtype, ...]:
+            with unset_fake_temporarily():
+                return formats(*arguments)
+
+        family.formats = found_formats
     rows = family.rows
 
     def drawn(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
