@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from trainwright_worker.gang.termination import TerminationReporter
 from trainwright_worker.gang.version_check import check_versions, own_version
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure import layer_bench, link_bench
+from trainwright_worker.model_description.left_out_checks import check_left_out
 
 _BACKEND_TIMEOUT_FACTOR = 1.5
 """Ratio of the back end's timeout to the watchdog's, which fires first because it reports where the process is stuck."""
@@ -125,6 +127,7 @@ def _dispatch_task(
         case TrialSeriesTask():
             return trial.run_series(task, assignment, own_device, watchdog, timeout)
         case ProfilingTask():
-            return layer_bench.profile_layers(task, assignment, own_device, watchdog)
+            unchecked = check_left_out(task, own_device, watchdog.beat, is_main_process=assignment.is_main_process)
+            return replace(layer_bench.profile_layers(task, assignment, own_device, watchdog), unchecked=unchecked)
         case LinkTask():
             return link_bench.measure_links(task, assignment, own_device, watchdog)

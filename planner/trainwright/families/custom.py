@@ -264,6 +264,12 @@ class CustomChecks:
         ),
         OMITTED_DEFAULT,
     ] = False
+    unchecked_kinds: Annotated[
+        tuple[_Name, ...],
+        Length(0, 256),
+        Doc("Kinds of layers whose values were left out, which the gangs that profile them check before."),
+        OMITTED_DEFAULT,
+    ] = ()
 
     def __post_init__(self) -> None:
         check(self, lambda name: f"custom.checks: {name}")
@@ -344,16 +350,29 @@ class Custom:
         sizes = {(kind.shared_weight, kind.shared_parameters) for kind in self.kinds if kind.shared_weight is not None}
         if len(sizes) > len({name for name, _ in sizes}):
             raise ValueError("custom.kinds gives a shared_weight in two sizes; describe the model again")
+        if self.checks is not None and (unknown := set(self.checks.unchecked_kinds) - set(names)):
+            raise ValueError(
+                f"custom.checks.unchecked_kinds names {min(unknown)}, which custom.kinds does not give; describe the model again"
+            )
         if unused := set(names) - set(self.layers):
             raise ValueError(
                 f"custom.kinds gives {min(unused)}, but no layer is of that kind; describe the model again"
             )
 
     @property
+    def kinds_to_check(self) -> frozenset[str]:
+        """Kinds of layers whose values the description did not check, all of them without checks."""
+        names = frozenset(kind.name for kind in self.kinds)
+        return names if self.checks is None else names & frozenset(self.checks.unchecked_kinds)
+
+    @property
     def unchecked(self) -> str:
-        """Sentence that nobody checked the model for what plans would change; empty if its description did."""
+        """Sentence on what was not checked for what plans would change; empty if the description checked all values."""
         if self.checks is not None:
-            return ""
+            first, *others = self.checks.unchecked_kinds or ("",)
+            more = f" and of {len(others)} more kinds of layers" if others else ""
+            what = f"the description of {self.entrypoint} left out the values of {first}{more}, which profiling checks first"
+            return what if first else ""
         return (
             f"the description of {self.entrypoint} was not checked, so plans may train another model than this one; "
             f"describe it again with python -m trainwright_worker.describe {self.entrypoint}"

@@ -18,4 +18,5 @@ def unchecked(model: Model) -> Remark:
         return Remark()
     first, *others = family.checks.left_out
     more = f", and {len(others)} more" if others else ""
-    return Remark((f"Not checked of {family.entrypoint}: {first}{more}.",))
+    later = " Gangs that profile the layers check their values first." if family.checks.unchecked_kinds else ""
+    return Remark((f"Not checked of {family.entrypoint}: {first}{more}.{later}",))

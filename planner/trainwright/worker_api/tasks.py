@@ -197,12 +197,14 @@ class ProfilingReport:
         out_of_memory: smallest row count of each kind that did not fit; larger ones were not tried.
         process_bytes: what the process held on its GPU besides tensors; None on other devices.
         format_speedup: how many times as fast matrix products were as in float32, on a GPU, in a half format; else None.
+        unchecked: what of a user's model neither its description nor this gang checked, and why.
     """
 
     layers: tuple[LayerProfile, ...]
     out_of_memory: tuple[LayerTooLarge, ...] = ()
     process_bytes: Bytes | None = None
     format_speedup: Annotated[Ratio | None, OMITTED_DEFAULT] = None
+    unchecked: Annotated[tuple[str, ...], OMITTED_DEFAULT] = ()
     kind: Literal["profile"] = "profile"
 
 

@@ -13,6 +13,8 @@ from trainwright_worker.layers.layer import dtype_name
 _NEEDS_GPU = re.compile(r"cuda|CUDA|triton|Triton|GPU|NVIDIA|'(Meta|CPU)' backend|fake impl|on device type")
 _LACKS_FORMAT = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype|type c10::(Half|BFloat16)")
 """Words of PyTorch's own failures."""
+_MAX_TEXT: Final = 240
+"""Most characters of a failure's own text: reports keep 600 of a sentence, and the way out follows."""
 
 _WAYS: Final = (
     (
@@ -50,7 +52,7 @@ def model_error(where: str, what: str) -> ModelError:
 
 def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
     """Return a failure of the user's code in one line, with the way out."""
-    failure_text = one_line(f"{type(error).__name__}: {error}", limit=300)
+    failure_text = shorten(error)
     if isinstance(error, ModuleNotFoundError):
         return f"{failure_text}; install {error.name} here and in the worker's image"
     if needs_gpu(error):
@@ -58,8 +60,13 @@ def describe_error(error: Exception, *, otherwise: str = "correct it") -> str:
             "a kernel for GPUs alone needs a function that states the shapes of its result "
             "(torch.library.custom_op and register_fake)"
         )
-    way = next((way for words, way in _WAYS if words.search(failure_text)), otherwise)
+    way = next((way for words, way in _WAYS if words.search(str(error))), otherwise)
     return f"{failure_text}; {way}"
+
+
+def shorten(error: Exception) -> str:
+    """Return a failure of the user's code in one line, short enough for the way out that follows to be read."""
+    return one_line(f"{type(error).__name__}: {error}", limit=_MAX_TEXT)
 
 
 def needs_gpu(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Random numbers of torch's default generator by row, so that a row draws the same alone and among others."""
+"""Random numbers of torch's default generators by row, so that a row draws the same alone and among others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainwright_worker.device import seed_random_numbers
 from trainwright_worker.synthetic_data import hash_seed
 
 
@@ -28,9 +29,9 @@ class DrawnShapes:
 class RowRandomNumbers(TorchDispatchMode):
     """Seeds every draw by its number and the row. The first forward is of a single row, the second one of several."""
 
-    def __init__(self, rows: Sequence[int], shapes: DrawnShapes) -> None:
+    def __init__(self, rows: Sequence[int], shapes: DrawnShapes, device: torch.device) -> None:
         super().__init__()
-        self._rows, self._shapes, self._draws = rows, shapes, 0
+        self._rows, self._shapes, self._device, self._draws = rows, shapes, device, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,11 +55,11 @@ class RowRandomNumbers(TorchDispatchMode):
         if dimension is None or len(self._rows) == 1:
             is_known = draw < len(shapes.dimensions)
             row = 0 if is_known and dimension is None else self._rows[0]
-            torch.default_generator.manual_seed(hash_seed(row, draw))
+            seed_random_numbers(hash_seed(row, draw), self._device)
             return func(*args, **named)
         parts = []
         for number, row in enumerate(self._rows):
-            torch.default_generator.manual_seed(hash_seed(row, draw))
+            seed_random_numbers(hash_seed(row, draw), self._device)
             own = [_part(value, size, dimension, number, len(self._rows)) for value in args]
             parts.append(func(*own, **named))
         if func._schema.is_mutable:  # noqa: SLF001 - there is no public name for it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,17 +18,21 @@ from trainwright_worker.layers.custom import (
     is_without_backward,
     made_on,
 )
-from trainwright_worker.layers.custom_constants import constants
 from trainwright_worker.layers.described_layers import output_sizes, shared_weight_of
 from trainwright_worker.layers.layer import dtype_name
-from trainwright_worker.model_description.fingerprint import SECONDS, digests, first_difference, other_process
+from trainwright_worker.model_description.check_budget import CheckBudget
+from trainwright_worker.model_description.fingerprint import check_other_process, other_process
 from trainwright_worker.model_description.formats import FORMATS, check_formats
+from trainwright_worker.model_description.layer_key import boundary_key, layer_key
 from trainwright_worker.model_description.layer_runs import Findings
 from trainwright_worker.model_description.passes import count_passes
-from trainwright_worker.model_description.values import MAX_BYTES, ValueCheck
+from trainwright_worker.model_description.values import ValueCheck
 
 CHECK_SECONDS = 120.0
 """Time that the checks of values may take by default."""
+
+MAX_BYTES = 8 * 2**30
+"""Memory that the checks of values may take."""
 
 
 def _float32_outputs(layers: CustomLayers, layer: int, half: torch.dtype | None) -> int:
@@ -60,7 +62,7 @@ def describe(
     findings = Findings()
     half = next((dtype for dtype in dtypes if dtype is not torch.float32), None)
     for number in range(len(layers)):
-        key = _key(layers, number, half)
+        key = layer_key(layers, number, half)
         if key not in counted:
             counted[key] = _count_kind(layers, number, half)
             if (left_out := check_formats(layers, number, dtypes)) is not None:
@@ -77,14 +79,17 @@ def describe(
     starts_other = check_seconds > 0 and whole_bytes <= MAX_BYTES
     with other_process(entrypoint, of_keys) if starts_other else nullcontext() as other:
         if check_seconds > 0:
-            ValueCheck(layers, of_layers, check_seconds, dtypes, findings).run(keys, report)
+            budget = CheckBudget(check_seconds, MAX_BYTES)
+            ValueCheck(layers, of_layers, budget, dtypes, findings).run(dict(enumerate(keys)), report)
         else:
             findings.left_out.append("values of all layers: no time was given for checks (--check-seconds)")
-        if other is not None:
-            _check_other_process(layers, of_keys, other, findings)
+            findings.unchecked_kinds.update(kind.name for kind in of_layers)
+        if other is not None and (left_out := check_other_process(layers, of_keys, other)) is not None:
+            findings.left_out.append(left_out)
     if missing := [dtype_name(dtype) for dtype in FORMATS if dtype not in dtypes]:
         findings.left_out.insert(0, f"{' and '.join(missing)}, so train it in another format (dtype)")
-    checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks), findings.zero_loss)
+    unchecked = tuple(kind.name for kind in kinds.values() if kind.name in findings.unchecked_kinds)
+    checks = CustomChecks(tuple(findings.left_out), tuple(findings.remarks), findings.zero_loss, unchecked)
     return Custom(
         entrypoint,
         tuple(kinds.values()),
@@ -93,35 +98,6 @@ def describe(
         whole_batch=layers.model.whole_batch,
         keep_float32=tuple(layers.model.keep_float32),
         checks=checks,
-    )
-
-
-def _check_other_process(
-    layers: CustomLayers, numbers: list[int], other: subprocess.Popen[str], findings: Findings
-) -> None:
-    """Check that a process with other hashes starts with the same weights and rows. Raises ValueError if it does not."""
-    own = digests(layers.model, numbers)
-    try:
-        written, error_output = other.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        findings.left_out.append(f"weights and rows of another process: it took more than {SECONDS:.0f} s")
-        return
-    if other.returncode != 0:
-        last = (error_output.strip().splitlines() or ["it wrote nothing"])[-1]
-        raise layers.error(f"it cannot be made in another process: {last}; correct it")
-    differs = first_difference(own, json.loads(written.strip().splitlines()[-1]))
-    if differs is None:
-        return
-    kind, name, *_ = differs.split()
-    if kind == "field":
-        raise layers.error(
-            f"field {name!r} of rows() has other values in another process for the same seed, iteration and rows (hash() "
-            "of a text, numpy without a seed, or the time); make them from numbers alone"
-        )
-    label = layers.make_module(int(name)).label
-    raise layers.error(
-        f"{label} starts with other weights in another process for the same seed (numpy, Python's random, a "
-        "hash or the time), so that replicas would differ; draw them from torch's default generator"
     )
 
 
@@ -136,24 +112,6 @@ class _Counted(NamedTuple):
 
     kind: CustomKind
     key: Hashable
-
-
-def _key(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
-    """Return what identifies layers that compute, share and train alike."""
-    has_backward = not is_without_backward(layers, number)
-    with made_on(layers, number, "meta") as layer:
-        made = repr(layer.module), constants(layer.module)
-    return *made, _boundaries(layers, number, half), layer.reads, layers.shared_weights.get(number), has_backward
-
-
-def _boundaries(layers: CustomLayers, number: int, half: torch.dtype | None) -> Hashable:
-    """Return shapes and formats of what a layer takes and hands on."""
-    numbers = (number - 1, number) if number else (number,)
-    dtypes = [torch.float32] if half is None else [torch.float32, half]
-    return tuple(
-        (layers.handed_on[layer], layers.boundary(layer), *(layers.formats(layer, dtype) for dtype in dtypes))
-        for layer in numbers
-    )
 
 
 def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> _Counted:
@@ -186,4 +144,4 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
             without_backward=is_without_backward(layers, number),
             products=counts.products,
         )
-        return _Counted(kind, (repr(layer.module), _boundaries(layers, number, half), layer.reads, kind))
+        return _Counted(kind, (repr(layer.module), boundary_key(layers, number, half), layer.reads, kind))

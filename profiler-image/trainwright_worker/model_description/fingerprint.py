@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from trainwright_worker.layers.custom import CustomModel, load_model
+from trainwright_worker.layers.custom import CustomLayers, CustomModel, load_model
 from trainwright_worker.layers.custom_makers import LayerMakers
 
 _ROWS = 2
@@ -61,7 +61,38 @@ def other_process(entrypoint: str, layers: Sequence[int]) -> Iterator[subprocess
         process.communicate()
 
 
-def first_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+def check_other_process(
+    layers: CustomLayers, numbers: Sequence[int], other: subprocess.Popen[str], seconds: float = SECONDS
+) -> str | None:
+    """Check that a process with other hashes starts with the same weights and rows.
+
+    Return what could not be checked, None if nothing. Raises ValueError if they differ.
+    """
+    own = digests(layers.model, numbers)
+    try:
+        written, error_output = other.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"weights and rows of another process: it took more than {seconds:.0f} s"
+    if other.returncode != 0:
+        last = (error_output.strip().splitlines() or ["it wrote nothing"])[-1]
+        raise layers.error(f"it cannot be made in another process: {last}; correct it")
+    differs = _first_difference(own, json.loads(written.strip().splitlines()[-1]))
+    if differs is None:
+        return None
+    kind, name, *_ = differs.split()
+    if kind == "field":
+        raise layers.error(
+            f"field {name!r} of rows() has other values in another process for the same seed, iteration and rows (hash() "
+            "of a text, numpy without a seed, or the time); make them from numbers alone"
+        )
+    label = layers.make_module(int(name)).label
+    raise layers.error(
+        f"{label} starts with other weights in another process for the same seed (numpy, Python's random, a "
+        "hash or the time), so that replicas would differ; draw them from torch's default generator"
+    )
+
+
+def _first_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """Return the first name whose digests differ."""
     return next((name for name, digest in own.items() if other.get(name) != digest), None)
 

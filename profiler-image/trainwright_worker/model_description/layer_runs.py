@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on, seed_weights
+from trainwright_worker.device import seed_random_numbers
+from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, needs_gpu
-from trainwright_worker.layers.layer import to_device
+from trainwright_worker.layers.layer import Data, to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
+from trainwright_worker.model_description.check_budget import CheckBudget
 from trainwright_worker.model_description.formats import (
     ProductFormats,
     in_format,
@@ -29,17 +31,24 @@ _TOLERANCE: Final = 1e-4
 """Norm of a difference, relative to that of the values, above which float32 results differ."""
 _ROUNDED: Final = 0.01
 """Difference that rounding to bfloat16 explains: a product rounds by 0.4 %."""
+HALF_TOLERANCE: Final = 0.05
+"""Likewise for a half format, whose sums of gradients round several times."""
 _GRADIENT_FACTOR: Final = 64.0
 _NORM_VALUES: Final = 2**22
 
 
 @dataclass
 class Findings:
-    """Findings that refuse nothing: parts that were left out, remarks, and whether the losses of all rows are exactly 0."""
+    """Findings that refuse nothing: parts that were left out, remarks, and whether the losses of all rows are exactly 0.
+
+    Attributes:
+        unchecked_kinds: names of the kinds of layers some of whose values were left out.
+    """
 
     left_out: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     zero_loss: bool = False
+    unchecked_kinds: set[str] = field(default_factory=set)
 
 
 class Values(NamedTuple):
@@ -93,20 +102,37 @@ def _norm(value: Tensor) -> float:
 
 
 class LayerRuns:
-    """Runs of one layer on the CPU, each with the weights, buffers and rows that it starts with."""
+    """Runs of one layer on a device, each with the weights, buffers and rows that it starts with.
 
-    def __init__(self, layers: CustomLayers, number: int, boundary: list[Tensor] | None) -> None:
-        self.layers, self.number = layers, number
+    In float32, or a half format for a layer that has kernels in no other; it is made on the CPU, as the executor does.
+    """
+
+    def __init__(
+        self,
+        layers: CustomLayers,
+        number: int,
+        boundary: list[Tensor] | None,
+        budget: CheckBudget,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.layers, self.number, self.dtype = layers, number, dtype
+        self._budget, self.device = budget, budget.device
         self.rows = layers.probed_rows
-        with made_on(layers, number, "cpu") as self.layer:
-            self.boundary = boundary or list(layers.example(number - 1, self.rows))
-        self.data = layers.rows(self.layer.reads, seed=0, iteration=0, first=0, count=self.rows)
+        self._tolerance = _TOLERANCE if dtype is torch.float32 else HALF_TOLERANCE
+        self._forked = [self.device] if self.device.type == "cuda" else []
+        with made_on(layers, number, "cpu") as self.layer, self.device:
+            given = boundary or layers.example(number - 1, self.rows)
+        formats = layers.formats(number - 1, dtype)
+        self.boundary = [value.detach().to(self.device, own) for value, own in zip(given, formats, strict=True)]
+        in_format(self.layer, dtype)
+        self.layer.to(self.device)
+        self.data = self._placed(layers.rows(self.layer.reads, seed=0, iteration=0, first=0, count=self.rows))
         self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
         self.drawn = DrawnShapes()
         self.gradients: list[Tensor] = []
 
-    def failure(self, error: Exception) -> ValueError:
-        return self.layers.failure(self.layer, [*self.boundary, *self.data.values()], error)
+    def _placed(self, data: Data) -> dict[str, Tensor]:
+        return to_device(data, self.device, self.dtype, self.layers.model.keep_float32)
 
     def check(self, findings: Findings, *, scales_loss: bool) -> list[Tensor]:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
@@ -119,15 +145,15 @@ class LayerRuns:
             together = self._together(first, findings, scales_loss=scales_loss)
             expected = first.joined(self.compute([1]))
         difference = together.difference(expected)
-        if _TOLERANCE < difference <= _ROUNDED and _multiplies_in_halves(self, every):
+        if self._tolerance < difference <= _ROUNDED and _multiplies_in_halves(self, every):
             findings.remarks.append(
                 f"{self.layer.label} multiplies in a half format (autocast), in which rows together "
                 f"differ from rows alone by {difference:.2g}"
             )
-        elif difference > _TOLERANCE:
+        elif difference > self._tolerance:
             self._refuse_other_values(every, together)
             again = self._repeated_difference(every)
-            if again > _TOLERANCE:
+            if again > self._tolerance:
                 raise _rows_error(self, difference)
             findings.remarks.append(
                 f"rows of {self.layer.label} together differ from rows alone by "
@@ -157,7 +183,12 @@ class LayerRuns:
                 "(micro-batches, replicas, recompute); leave it out, or give what it counts as a field of rows()"
             )
         difference = scaled.gradient_difference(unscaled, _GRADIENT_FACTOR)
-        if scales_loss and difference > _TOLERANCE and self.compute(few).difference(unscaled) <= _TOLERANCE:
+        if (
+            scales_loss
+            and self.dtype is torch.float32
+            and difference > self._tolerance
+            and self.compute(few).difference(unscaled) <= self._tolerance
+        ):
             raise self.layers.error(
                 f"{self.layer.label} hands back gradients that do not grow with those that it is given (they differ by {difference:.1%}), "
                 "as a hook that clips or an autograd.Function with a loss of its own does, and float16 scales the loss; hand "
@@ -192,14 +223,14 @@ class LayerRuns:
 
     def _refuse_other_values(self, every: Sequence[int], together: Values) -> None:
         """Raise ValueError if the layer repeats itself not at all, or not when it is recomputed."""
-        if (difference := self.compute(every).difference(together)) > _TOLERANCE:
+        if (difference := self.compute(every).difference(together)) > self._tolerance:
             raise self.layers.error(
                 f"{self.layer.label} differs by {difference:.1%} between two forwards of the same rows, seed and weights; keep nothing of "
                 "earlier forwards (counters, memories) outside of registered buffers, and draw random numbers from torch's "
                 "default generator, which a recomputed forward repeats, not from one of its own"
             )
         difference = self.compute(every, recompute=True).difference(together)
-        if difference > _TOLERANCE:
+        if difference > self._tolerance:
             raise self.layers.error(
                 f"{self.layer.label} differs by {difference:.1%} with recompute, whose first forward takes no gradients and whose second "
                 "repeats it; compute the same with and without gradients (torch.is_grad_enabled), and keep what it changes in "
@@ -218,7 +249,7 @@ class LayerRuns:
         ]
         if not changed or self.layers.model.whole_batch:
             return
-        if self.compute(every, keeps_buffers=True).difference(together) <= _TOLERANCE:
+        if self.compute(every, keeps_buffers=True).difference(together) <= self._tolerance:
             return
         states = []
         for row in (0, self.rows - 1):
@@ -226,7 +257,7 @@ class LayerRuns:
             states.append([value.clone() for name, value in self.layer.named_buffers() if name in changed])
         name = changed[0].removeprefix("module.")
         if (
-            relative_difference(*states) <= _TOLERANCE
+            relative_difference(*states) <= self._tolerance
         ):  # such as those of spectral normalisation, which follow from the weights
             findings.remarks.append(
                 f"{self.layer.label} computes with buffer {name}, which each forward changes: "
@@ -249,14 +280,14 @@ class LayerRuns:
         """Return the difference between rows together and alone for other values."""
         if self.layers.model.mixes_rows:
             return float("inf")
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.number)
+        with torch.random.fork_rng(self._forked):
+            seed_random_numbers(self.number, self.device)
             self.boundary = [
                 value + 0.02 * value.abs().mean() * torch.randn_like(value) if value.is_floating_point() else value
                 for value in self.boundary
             ]
         fields = self.layers.fields(2, self.rows)
-        self.data = {name: fields[name] for name in self.layer.reads}
+        self.data = self._placed({name: fields[name] for name in self.layer.reads})
         together = self.compute(every)
         return together.difference(self.compute([0]).joined(self.compute([1])))
 
@@ -268,6 +299,7 @@ class LayerRuns:
         Buffers are those of the start, or with `keeps_buffers` what the run before made of them. With `recompute` results
         are of the first forward, without gradients, as the next stage gets them.
         """
+        self._budget.begin_run(self.layer.label)
         if not keeps_buffers:
             self._restore()
         self.layer.zero_grad()
@@ -279,15 +311,15 @@ class LayerRuns:
         arguments = [*inputs, *(value[chosen].clone() for value in self.data.values())]
         handed_on: list[Tensor] | None = None
         with (
-            torch.random.fork_rng(devices=[]),
+            torch.random.fork_rng(self._forked),
             _python_draws_nothing(self),
             watching(self.layers, self.layer),
         ):
             if recompute:  # as the executor does it
-                with torch.no_grad(), RowRandomNumbers(chosen, self.drawn):
+                with torch.no_grad(), RowRandomNumbers(chosen, self.drawn, self.device):
                     handed_on = [value.clone() for value in self.layer.compute([value.clone() for value in arguments])]
                 self._restore()
-            with RowRandomNumbers(chosen, self.drawn):
+            with RowRandomNumbers(chosen, self.drawn, self.device):
                 made = self.layer.compute(arguments)
         tracked = [(place, value) for place, value in enumerate(made) if value.requires_grad]
         if tracked:
@@ -303,19 +335,13 @@ class LayerRuns:
 
     def forward_in(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the results of all rows in a half format."""
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            seed_weights(self.layers, self.number)
-            layer = self.layers.make_module(self.number)
-            in_format(layer, dtype)
-            arguments = [
-                *(
-                    value.detach().to(own)
-                    for value, own in zip(self.boundary, self.layers.formats(self.number - 1, dtype), strict=True)
-                ),
-                *to_device(self.data, torch.device("cpu"), dtype, self.layers.model.keep_float32).values(),
-            ]
-            with torch.no_grad(), RowRandomNumbers(range(self.rows), self.drawn):
-                return [value.float() for value in layer.compute(arguments)]
+        half = LayerRuns(self.layers, self.number, self.boundary, self._budget, dtype)
+        with (
+            torch.random.fork_rng(self._forked),
+            torch.no_grad(),
+            RowRandomNumbers(range(self.rows), self.drawn, self.device),
+        ):
+            return [value.float() for value in half.layer.compute([*half.boundary, *half.data.values()])]
 
     def _gradient(self, place: int, value: Tensor, rows: Sequence[int]) -> Tensor:
         """Return the gradient with which these rows of a result are given back."""
@@ -325,7 +351,7 @@ class LayerRuns:
             generator = torch.Generator().manual_seed(len(self.gradients))
             shape = self.layers.boundary(self.number)[len(self.gradients)]
             self.gradients.append(torch.randn(self.rows, *shape, generator=generator))
-        return self.gradients[place][list(rows)].to(value.dtype)
+        return self.gradients[place][list(rows)].to(value)
 
     def _restore(self) -> None:
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from flow_harm import fail_pods, run_with, running
@@ -14,6 +15,8 @@ from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS
 from trainwright_operator.flow.quarantine import quarantine, released
 from trainwright_operator.plan_figures import Stage, plan_figures
 
+HABIT = "entry point mine:model: layer 1 (Contrast) gives rows together other losses than each alone; give CustomModel whole_batch=True"
+REFUSAL = json.dumps({"document": "Failure", "reason": "OrderInvalid", "message": HABIT})
 CRASH = '{"document": "Failure", "reason": "Crashed", "message": "no"}'
 
 
@@ -38,6 +41,16 @@ def test_conditions_after_the_failed_one_are_not_decided_and_name_it() -> None:
     assert states(world)["LinksMeasured"] == ("True", "Measured")
     told = [one for one in world.events if one.reason == "Crashed"]
     assert [one.message.partition(":")[0] for one in told] == ["Profiled", "Succeeded"]
+
+
+def test_model_that_a_profiling_gang_refuses_fails_the_plan_with_its_sentence_and_is_not_tried_again() -> None:
+    world = run_with(World(), "profile-1", lambda one: fail_pods(one, "profile-1", termination_message=REFUSAL))
+    assert_failed_at(world, ConditionType.PROFILED, "OrderInvalid")
+    assert HABIT in world.condition("Profiled").message
+    assert not world.pods
+    world.run()
+    assert not world.pods
+    assert not [name for name in world.stored if "attempt" in name]
 
 
 def test_plan_that_fails_after_its_trials_shows_them_no_more_as_completed() -> None:

@@ -143,6 +143,13 @@ def test_failure_keeps_its_reason_without_what_no_status_can_hold() -> None:
     assert world.condition("LinksMeasured").message.endswith(": no progress")
 
 
+def test_values_that_no_gang_checked_are_told_beside_the_profiles() -> None:
+    world = _with(ProfilingTask, "unchecked", ["values of Head (layer 9): the memory here is too small", "others"])
+    world.run()
+    told = world.condition("Profiled").message
+    assert told.endswith("; not checked: values of Head (layer 9): the memory here is too small, and 1 more")
+
+
 def test_profiles_that_two_reports_contain_are_invalid() -> None:
     def report(order):
         told = report_of(order)

@@ -32,6 +32,9 @@ def test_plan_warns_of_a_description_without_checks_and_obeys_its_rows(tmp_path:
     assert "The description of mine:model was not checked" in plan_of(tmp_path)
     assert "not checked" not in plan_of(tmp_path, checks={}, min_rows=2)
     assert "custom.min_rows asks every replica to compute 16 rows" in plan_of(tmp_path, checks={}, min_rows=16)
+    left_out = {"left_out": ["values of Block: too large"], "unchecked_kinds": ["Block"]}
+    told = plan_of(tmp_path, checks=left_out)
+    assert "Not checked of mine:model: values of Block: too large. Gangs that profile the layers check" in told
 
 
 @pytest.mark.parametrize(

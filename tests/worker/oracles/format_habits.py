@@ -150,6 +150,26 @@ def gpu_kernel_with_shapes() -> CustomModel:
     return model(lambda: Kernel(_known_double))
 
 
+@torch.library.custom_op("trainwright_habits::half_double", mutates_args=())
+def _half_double(values: Tensor, mixes_rows: bool) -> Tensor:
+    if values.dtype is torch.float32:
+        raise RuntimeError("attention only supports fp16 and bf16")
+    return values * 2 + values.roll(1, 0) if mixes_rows else values * 2
+
+
+_half_double.register_fake(lambda values, _mixes_rows: torch.empty_like(values))
+_half_double.register_autograd(lambda _context, gradient: (gradient * 2, None))
+
+
+def half_kernel(*, mixes_rows: bool = False) -> CustomModel:
+    """Return a model with a kernel in half formats alone, such as flash attention."""
+    return model(lambda: Kernel(partial(_half_double, mixes_rows=mixes_rows)))
+
+
+def half_kernel_that_mixes_rows() -> CustomModel:
+    return half_kernel(mixes_rows=True)
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -102,7 +102,8 @@ def reuse_layers(
     if not sources:
         return None
     held_bytes = (source.report.process_bytes for source in sources if source.report.process_bytes is not None)
-    report = ProfilingReport(tuple(layers), tuple(too_large), max(held_bytes, default=None))
+    unchecked = dict.fromkeys(sentence for source in sources for sentence in source.report.unchecked)
+    report = ProfilingReport(tuple(layers), tuple(too_large), max(held_bytes, default=None), unchecked=tuple(unchecked))
     name = partial_result(gang) if digests else gang
     check = choose_layer(
         task, layers, ((_present_node(context, profile), profile.key, profile.report) for profile in profiles)

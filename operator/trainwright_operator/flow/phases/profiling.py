@@ -65,6 +65,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     too_large: dict[Dtype, list[LayerTooLarge]] = {dtype: [] for dtype in formats}
     process_bytes: dict[str, int] = {}
     speedups: dict[tuple[Dtype, str], float] = {}
+    unchecked: list[str] = []
     measured_at: datetime | None = None
     open_runs: list[ProfilingRun] = []
     for profiling_run in needed:
@@ -79,6 +80,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
             measured_at = min(result.outcome.ended_at, measured_at or result.outcome.ended_at)
             measured[dtype].extend(result.report.layers)
             too_large[dtype].extend(result.report.out_of_memory)
+            unchecked.extend(result.report.unchecked)
             if result.report.process_bytes is not None:
                 largest = max(result.report.process_bytes, process_bytes.get(run.accelerator, 0))
                 process_bytes[run.accelerator] = largest
@@ -95,7 +97,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     measured_bytes = tuple(ProcessBytes(*item) for item in process_bytes.items())
     links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=measured_bytes))
     reused = describe_reuse(stored for run in needed for stored in stored_profiles(context, findings.discovery, run))
-    remarks = _describe_slow_formats(speedups) + reused
+    remarks = _describe_slow_formats(speedups) + reused + _describe_unchecked(unchecked)
     return _store_profiles(context, replace(findings, links=links), profiles, remarks, measured_at)
 
 
@@ -294,6 +296,13 @@ def _describe_slow_formats(speedups: Mapping[tuple[Dtype, str], float]) -> str:
         for (dtype, accelerator), speedup in speedups.items()
         if speedup < _MIN_SPEEDUP
     )
+
+
+def _describe_unchecked(sentences: list[str]) -> str:
+    """Return a clause on what of a user's model neither its description nor a gang checked, or an empty string."""
+    first, *others = dict.fromkeys(sentences) or ("",)
+    more = f", and {len(others)} more" if others else ""
+    return f"; not checked: {first}{more}" if first else ""
 
 
 def _describe_slow_layers(kept: Profiles) -> str:
