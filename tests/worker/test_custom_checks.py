@@ -58,6 +58,9 @@ pytestmark = pytest.mark.timeout(300)
         ("format_habits:lazy", r"weight weight of layer 1 \(LazyLinear\) has no size .*Linear in place of LazyLinear"),
         ("format_habits:missing_module", r"layer 1 \(Flash\) fails .*install flash_attention_of_nobody"),
         ("format_habits:gpu_kernel", r"layer 1 \(Kernel\) fails .*register_fake"),
+        ("cached_habits:in_a_forward", r"layer 1 \(Adds\) fails .*left in .* a cache.*\(functools.cache\) the device"),
+        ("cached_habits:moved", r"layer 1 \(Adds\) fails .*left in .* a cache.*\(functools.cache\) the device"),
+        ("cached_habits:in_a_buffer", r"layer 1 \(Adds\) fails .*left in .* a cache.*in this layer's own function"),
         (
             "drawn_habits:rows_in_an_order_of_the_call",
             r"field 'inputs' of rows\(\) has other values for row \d when .* alone",
@@ -121,6 +124,7 @@ def test_habit_that_plans_would_change_is_refused(habit: str, told: str) -> None
         ("drawn_habits:dropout", {}),
         ("format_habits:large_field_in_float32", {"keep_float32": ("targets",)}),
         ("habits:reversed_gradient", {}),
+        ("cached_habits:by_device", {}),
         ("format_habits:reads_values_as_it_is_made", {}),
     ],
 )

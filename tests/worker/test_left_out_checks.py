@@ -11,6 +11,8 @@ from trainwright.families import Custom, CustomChecks
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.worker_api import ProfilingTask
+from trainwright_worker.gang.errors import WorkerError, one_line
+from trainwright_worker.layers.described_layers import load_described_layers
 from trainwright_worker.model_description import description, left_out_checks
 from trainwright_worker.model_description.description import describe
 
@@ -37,6 +39,10 @@ def test_values_without_time_or_memory_are_named_by_kind(monkeypatch: pytest.Mon
     ("habit", "told"),
     [
         ("habits:contrast", "layer 1 (Contrast) gives rows together other losses or gradients than each alone"),
+        (
+            "cached_habits:moved",
+            "layer 1 (Adds) fails on float32 (2, 8): NotImplementedError: Cannot copy out of meta tensor",
+        ),
         ("drawn_habits:numpy_weights", "layer 1 (Linear) starts with other weights in another process"),
         (
             "format_habits:gpu_kernel_with_shapes",
@@ -51,6 +57,21 @@ def test_habit_that_the_description_left_out_is_refused_before_a_layer_is_timed(
     assert outcome.reasons == {"OrderInvalid"}, outcome.errors
     assert outcome.failures[0].message.startswith(f"entry point {habit}: {told}")
     assert not outcome.progress
+
+
+@pytest.mark.parametrize(
+    ("habit", "way"),
+    [("lazy", "Linear in place of LazyLinear"), ("missing_module", "install flash_"), ("gpu_kernel", "register_fake")],
+)
+def test_model_that_only_the_pods_refuse_has_the_sentence_of_the_description(habit: str, way: str) -> None:
+    """The module was changed, or its libraries are not in the image."""
+    entrypoint = f"format_habits:{habit}"
+    with pytest.raises(ValueError, match=way) as described:
+        describe(entrypoint)
+    with pytest.raises(WorkerError) as refusal:
+        load_described_layers(replace(describe("habits:contrast", check_seconds=0), entrypoint=entrypoint))
+    assert refusal.value.message == str(described.value)
+    assert way in one_line(refusal.value.message)  # the way out is in what a pod's message keeps
 
 
 @pytest.mark.torch_processes

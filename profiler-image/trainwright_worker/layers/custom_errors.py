@@ -22,10 +22,11 @@ _WAYS: Final = (
         "it changes its input in place, which the layer before it still needs: take inplace=False, x * 2 for x.mul_(2)",
     ),
     (
-        re.compile(r"out of meta tensor|device meta is not on the expected device cpu"),
+        re.compile(r"out of meta tensor|device meta is not on the expected device"),
         (
             "it takes a tensor that another layer or another forward left in a global, an attribute or a cache, where processes of "
-            "other stages and recompute have none: hand it on, or make it in this layer's own function as a buffer"
+            "other stages and recompute have none: hand it on, make it in this layer's own function as a buffer, or give a cached "
+            "function (functools.cache) the device, too"
         ),
     ),
     (

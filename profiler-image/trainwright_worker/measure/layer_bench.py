@@ -21,6 +21,7 @@ from trainwright_worker.gang.errors import WorkerError, classify_error
 from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.layers.custom_errors import describe_error
 from trainwright_worker.layers.layer import Output
 from trainwright_worker.live_bytes import bytes_beside_tensors
 from trainwright_worker.measure.attention_kernels import attention_kernels
@@ -131,7 +132,7 @@ def profile_if_it_fits(
     except Exception as error:
         failure = classify_error(error)
         if failure.reason is FailureReason.CRASHED and isinstance(task.model.family, Custom):
-            raise _failure_of_own_layer(task.model.family, kind, rows, failure) from error
+            raise _failure_of_own_layer(task.model.family, kind, rows, error) from error
         if failure.reason is not FailureReason.OUT_OF_MEMORY:
             raise
         error.__traceback__ = None  # its frames keep the layer and its activations alive
@@ -140,14 +141,14 @@ def profile_if_it_fits(
     return None
 
 
-def _failure_of_own_layer(family: Custom, kind: LayerKind, rows: int, failure: WorkerError) -> WorkerError:
+def _failure_of_own_layer(family: Custom, kind: LayerKind, rows: int, error: Exception) -> WorkerError:
     number = family.layers.index(kind.name)
     on_what = "" if number == 0 else " on random floats and on integers of the layer before it"
     mend = "correct it" if number == 0 else "hand indices on as integers, or correct it"
     return WorkerError(
-        failure.reason,
+        FailureReason.CRASHED,
         f"entry point {family.entrypoint}: layer {number} ({kind.name}) fails as it is measured with {rows} rows{on_what}: "
-        f"{failure.message}; {mend}",
+        f"{describe_error(error, otherwise=mend)}",
     )
 
 
