@@ -120,6 +120,17 @@ def test_a_model_larger_than_the_host_is_refused_with_the_way_out(monkeypatch: p
         custom.check_memory(layers)
 
 
+def test_every_process_of_a_host_holds_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = CustomLayers("entry point own:model", model())
+    needed = 4 * (2 * (WIDTH * WIDTH + WIDTH) + WIDTH)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(custom, "host_bytes", lambda: 4 * needed)
+    custom.check_memory(layers)
+    monkeypatch.setattr(custom, "host_bytes", lambda: 4 * needed - 1)
+    with pytest.raises(ValueError, match=r"build\(\) makes .* in each of 4 processes, but this host has"):
+        custom.check_memory(layers)
+
+
 def large() -> CustomModel:
     """Return a model whose whole one is larger than the memory of checks, of which its layers are a small part."""
 

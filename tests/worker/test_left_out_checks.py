@@ -10,7 +10,7 @@ import torch
 from trainwright.families import Custom, CustomChecks
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.worker_api import ProfilingTask
+from trainwright.worker_api import Gang, ProfilingTask
 from trainwright_worker.gang.errors import WorkerError, one_line
 from trainwright_worker.layers.described_layers import load_described_layers
 from trainwright_worker.model_description import description, left_out_checks
@@ -21,6 +21,10 @@ pytestmark = pytest.mark.timeout(300)
 
 def task_of(make, family: Custom, dtype: Dtype = Dtype.FLOAT32, **fields) -> ProfilingTask:
     return ProfilingTask(make.gang(1), Model.of(family, dtype), 1, (1,), warmup_iterations=0, iterations=1, **fields)
+
+
+def on_cpus(gang: Gang) -> Gang:
+    return replace(gang, nodes=tuple(replace(node, accelerator="cpu-2") for node in gang.nodes))
 
 
 def test_values_without_time_or_memory_are_named_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +81,19 @@ def test_model_that_only_the_pods_refuse_has_the_sentence_of_the_description(hab
 @pytest.mark.torch_processes
 def test_model_that_keeps_to_the_rules_is_checked_and_profiled(worker, make) -> None:
     family = describe("drawn_habits:dropout", check_seconds=0)
-    gang = make.gang(2)
-    on_cpu = replace(gang, nodes=tuple(replace(node, accelerator="cpu-2") for node in gang.nodes))
-    outcome = worker.local(replace(task_of(make, family), gang=on_cpu))
+    outcome = worker.local(replace(task_of(make, family), gang=on_cpus(make.gang(2))))
     assert outcome.code == 0, outcome.errors
     (report,) = outcome.reports
     assert {layer.kind for layer in report.layers} == {kind.name for kind in family.kinds}
     assert report.unchecked == ()
+
+
+@pytest.mark.torch_processes
+def test_processes_of_a_gang_know_how_many_share_their_host(worker, make) -> None:
+    """Each of them may build a whole model."""
+    family = replace(describe("habits:contrast", check_seconds=0), entrypoint="habits:tells_its_processes")
+    outcome = worker.local(replace(task_of(make, family), gang=on_cpus(make.gang(1, 1))))
+    assert "tells_its_processes() fails: OSError: 2 processes share this host" in outcome.failures[0].message
 
 
 @pytest.mark.torch_processes

@@ -89,6 +89,7 @@ def _start_processes(
                 "RANK": str(len(processes)),
                 "LOCAL_RANK": str(local),
                 "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),  # all share this machine, whatever their nodes are
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
                 **_gpu_variables(gang, node, visible_devices),

@@ -32,7 +32,7 @@ from trainwright_worker.layers.custom_checks import (
     check_weights_are_new,
 )
 from trainwright_worker.layers.custom_errors import describe_error, format_value, model_error
-from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes
+from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes, processes_of_host
 from trainwright_worker.layers.custom_names import WholeNames, user_name
 from trainwright_worker.layers.custom_sharing import replace_weight, shared_weights_of
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
@@ -409,10 +409,12 @@ def seed_weights(layers: CustomLayers, layer: int, seed: int = 0) -> None:
 
 
 def check_memory(layers: CustomLayers) -> None:
-    """Check that this host can hold the whole model. Raises ValueError with the way out if it cannot."""
-    if (needed := layers.makers.whole_bytes()) > (available := host_bytes()):
+    """Check that this host can hold the whole model in each of its processes. Raises ValueError with the way out."""
+    needed, processes, available = layers.makers.whole_bytes(), processes_of_host(), host_bytes()
+    if processes * needed > available:
+        each = "in a process" if processes == 1 else f"in each of {processes} processes"
         raise layers.error(
-            f"build() makes {format_bytes(needed)} of weights and buffers in every process, but this host has "
+            f"build() makes {format_bytes(needed)} of weights and buffers {each}, but this host has "
             f"{format_bytes(available)}; leave build out, and let each function of layers make its own modules, such as "
             "lambda: Block(WIDTH)"
         )

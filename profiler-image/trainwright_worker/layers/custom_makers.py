@@ -90,6 +90,11 @@ def host_bytes() -> int:
         return total
 
 
+def processes_of_host() -> int:
+    """Return how many processes of the gang share this host's memory, as torchrun says; 1 outside of a gang."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def part(kind: Callable[..., nn.Module], *names: str) -> Callable[[nn.Module], nn.Module]:
     """Return the function of a layer whose class takes parts of the whole model: modules, weights and buffers, by name."""
 

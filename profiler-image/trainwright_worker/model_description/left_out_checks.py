@@ -15,7 +15,7 @@ from trainwright_worker.device import release_cached_memory
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom_errors import ModelError
-from trainwright_worker.layers.custom_makers import host_bytes
+from trainwright_worker.layers.custom_makers import host_bytes, processes_of_host
 from trainwright_worker.layers.described_layers import load_described_layers
 from trainwright_worker.model_description.check_budget import CheckBudget
 from trainwright_worker.model_description.fingerprint import check_other_process, other_process
@@ -56,7 +56,7 @@ def check_left_out(
     seconds = min(CHECK_SECONDS, _DEADLINE_SHARE * task.gang.deadline_seconds)
     budget = CheckBudget(seconds, _max_bytes(device), device, is_trained_here=True, beat=beat)
     findings = Findings()
-    is_small = 2 * layers.makers.whole_bytes() <= _HOST_SHARE * host_bytes()
+    is_small = 2 * layers.makers.whole_bytes() <= _host_bytes_of_process()
     if not is_small:
         findings.left_out.append(
             "weights and rows of another process: this host has no memory for two of the whole model"
@@ -83,4 +83,8 @@ def _max_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return _GPU_SHARE * free
-    return _HOST_SHARE * host_bytes()
+    return _host_bytes_of_process()
+
+
+def _host_bytes_of_process() -> float:
+    return _HOST_SHARE * host_bytes() / processes_of_host()

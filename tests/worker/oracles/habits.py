@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 
@@ -110,6 +111,10 @@ class Slow(nn.Module):
         while time.process_time() < end:
             pass
         return values + 1
+
+
+def tells_its_processes() -> CustomModel:
+    raise OSError(f"{os.environ['LOCAL_WORLD_SIZE']} processes share this host")
 
 
 def slow() -> CustomModel:
