@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hugging_face import Same, WholeModel, assert_same_training
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trainwright.families import Llama
 from trainwright.model import Model
@@ -17,7 +17,7 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 ROWS = 3
 
 
-def pairs(ours: WholeModel, theirs: LlamaForCausalLM) -> Iterator[Same]:
+def pairs(ours: WholeModel, theirs: LlamaForCausalLM | Qwen3ForCausalLM) -> Iterator[Same]:
     embedding, *blocks, head = ours.layers
     yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
     for block, layer in zip(blocks, theirs.model.layers, strict=True):
@@ -26,6 +26,9 @@ def pairs(ours: WholeModel, theirs: LlamaForCausalLM) -> Iterator[Same]:
         yield Same(layer.self_attn.k_proj.weight, block.key_weight)
         yield Same(layer.self_attn.v_proj.weight, block.value_weight)
         yield Same(layer.self_attn.o_proj.weight, block.attention_weight)
+        if isinstance(theirs, Qwen3ForCausalLM):
+            yield Same(layer.self_attn.q_norm.weight, block.query_norm_weight)
+            yield Same(layer.self_attn.k_norm.weight, block.key_norm_weight)
         yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
         yield Same(layer.mlp.gate_proj.weight, block.expand_weight, lambda w: w[0])
         yield Same(layer.mlp.up_proj.weight, block.expand_weight, lambda w: w[1])
@@ -39,19 +42,22 @@ def pairs(ours: WholeModel, theirs: LlamaForCausalLM) -> Iterator[Same]:
     [
         Llama(2, 32, 4, 16, 64, intermediate_size=56, key_value_heads=2),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
+        Llama(1, 20, 4, 16, 64, intermediate_size=40, key_value_heads=2, head_size=6, query_key_norm=True),
     ],
-    ids=["grouped", "tied"],
+    ids=["grouped", "tied", "qwen3"],
 )
 def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
     ours = WholeModel(llama)
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
+    model, config = (Qwen3ForCausalLM, Qwen3Config) if llama.query_key_norm else (LlamaForCausalLM, LlamaConfig)
+    theirs = model(
+        config(
             vocab_size=llama.vocabulary_size,
             hidden_size=llama.hidden_size,
             intermediate_size=llama.feed_forward_size,
             num_hidden_layers=llama.layers,
             num_attention_heads=llama.heads,
             num_key_value_heads=llama.key_value_heads,
+            head_dim=llama.head_size,
             rms_norm_eps=1e-6,
             tie_word_embeddings=llama.tied_embeddings,
             attn_implementation="eager",

@@ -197,6 +197,10 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
     if family.key_value_heads not in (None, family.heads):
         yield "--group-query-attention", "grouped queries"
         yield f"--num-query-groups {family.key_value_heads}", "heads of keys and values"
+    if family.head_size is not None:
+        yield f"--kv-channels {family.head_size}", "width of a head"
+    if family.query_key_norm:
+        yield "--qk-layernorm", "queries and keys are normalised by head"
     if not family.tied_embeddings:
         yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
 

@@ -83,7 +83,9 @@ def module_names(shape: UniformShape) -> list[list[str]]:
 
 def _recipe(request: ExportRequest) -> str:
     shape, model = request.shape, request.model
-    spec = _llama_spec(model.family) if model is not None and isinstance(model.family, Llama) else _own_spec(model)
+    spec = _own_spec(model)
+    if model is not None and isinstance(model.family, Llama) and _is_llama3(model.family):
+        spec = _llama_spec(model.family)
     stages = len(shape.ends)
     training = [
         (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
@@ -221,11 +223,15 @@ def _own_spec(model: Model | None) -> str:
     if model is None:
         reason = "The model was not given (--model)."
     else:
-        named = "MoE of these sizes" if isinstance(model.family, Moe) else model.family.family
+        named = {Moe: "MoE of these sizes", Llama: "Llama with such heads"}.get(type(model.family), model.family.family)
         reason = f"torchtitan 0.3.0 has no {named}."
     return f"""
 {comment([f"{reason} Name a module of yours whose model_spec() returns the ModelSpec; its model has tok_embeddings, layers, norm, lm_head."])}from your_model import model_spec
 """
+
+
+def _is_llama3(family: Llama) -> bool:
+    return family.head_size is None and not family.query_key_norm
 
 
 def _llama_spec(family: Llama) -> str:

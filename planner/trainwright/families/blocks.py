@@ -144,21 +144,31 @@ def attention_segment(  # noqa: PLR0913 - the shape of a branch
     )
 
 
-def attention_branch(
-    heads: AttentionShape, attention: Attention, *, bias: bool = True, drops: bool = False, score_biases: float = 0.0
+def attention_branch(  # noqa: PLR0913 - the shape of a branch
+    heads: AttentionShape,
+    attention: Attention,
+    *,
+    hidden: int | None = None,
+    bias: bool = True,
+    drops: bool = False,
+    score_biases: float = 0.0,
 ) -> tuple[Operator, ...]:
-    """Return self-attention from the normalised positions to its output, whose bias belongs to the residual."""
+    """Return self-attention from the normalised positions to its output, whose bias belongs to the residual.
+
+    `hidden`: width of both; by default that of all heads together.
+    """
+    hidden = hidden or heads.width
     return (
         matmul(
             "query_key_value",
             heads.queries,
-            heads.width,
+            hidden,
             heads.width + 2 * heads.key_width,
             bias=bias,
             split=Split.COLUMN,
         ),
         *heads.operators(attention, drops=drops, biases=score_biases),
-        matmul("attention_output", heads.queries, heads.width, heads.width, bias=False, split=Split.ROW),
+        matmul("attention_output", heads.queries, heads.width, hidden, bias=False, split=Split.ROW),
     )
 
 

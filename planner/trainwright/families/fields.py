@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from trainwright.bounds import OMITTED_DEFAULT
+
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
@@ -108,6 +110,15 @@ def multiple(name: str, of: str, why: str, *, is_optional: bool = False) -> Fiel
 
 
 EQUAL_HEADS: Final = multiple("hidden_size", "heads", "every head takes an equal part")
+HEADS_OF_OWN_SIZE: Final[FieldRule[Any]] = FieldRule(
+    "has(self.head_size) || self.hidden_size % self.heads == 0",
+    lambda noun: noun.head_size is not None or noun.hidden_size % noun.heads == 0,
+    "hidden_size must be a multiple of heads, since every head takes an equal part; change one of the two, or give head_size",
+    lambda noun: (
+        f"{noun.family}.hidden_size {noun.hidden_size} must be a multiple of {noun.family}.heads {noun.heads}: every head takes "
+        f"an equal part; or give {noun.family}.head_size"
+    ),
+)
 EQUAL_GROUPS: Final = multiple("heads", "key_value_heads", "each of these serves equally many heads", is_optional=True)
 WHOLE_PATCHES: Final = multiple("image_size", "patch_size", "patches tile the image")
 
@@ -126,6 +137,12 @@ Channels = Annotated[int, Bounds(1, 65_536), Doc("Channels of the image.")]
 FeedForwardWidth = Annotated[Width | None, Doc("Width of the feed-forward. Absent: 4 × hidden_size.")]
 KeyValueHeads = Annotated[
     Heads | None, Doc("Heads of keys and values, each shared by equally many heads. Absent: as many as heads.")
+]
+HeadSize = Annotated[
+    int | None, Bounds(1, 65_536), Doc("Width of an attention head. Absent: hidden_size / heads."), OMITTED_DEFAULT
+]
+QueryKeyNorm = Annotated[
+    bool, Doc("Whether queries and keys are normalised in every head before they are rotated."), OMITTED_DEFAULT
 ]
 TiedEmbeddings = Annotated[bool, Doc("Whether the projection onto the vocabulary is the token embedding.")]
 Dropout = Annotated[

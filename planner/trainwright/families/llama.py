@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -19,20 +19,25 @@ from trainwright.families.blocks import (
 )
 from trainwright.families.fields import (
     EQUAL_GROUPS,
-    EQUAL_HEADS,
+    HEADS_OF_OWN_SIZE,
     Doc,
     Entries,
     FieldRule,
     Heads,
+    HeadSize,
     KeyValueHeads,
     Layers,
+    QueryKeyNorm,
     TiedEmbeddings,
     Tokens,
     Width,
     check,
 )
 from trainwright.families.operators import all_reduced_segment, element_wise, residual, rms_norm
-from trainwright.layer import Attention, LayerKind, LayerList, Segment, Split
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, Segment, Split
+
+if TYPE_CHECKING:
+    from trainwright.families.moe import Moe
 
 INTERMEDIATE_MULTIPLE = 256
 """Multiple to which Llama rounds up the width of its feed-forward."""
@@ -51,9 +56,11 @@ class Llama:
         Width | None, Doc("Width of the gated feed-forward. Absent: 8/3 of hidden_size, rounded up to 256.")
     ] = None
     key_value_heads: KeyValueHeads = None
+    head_size: HeadSize = None
+    query_key_norm: QueryKeyNorm = False
     tied_embeddings: TiedEmbeddings = False
     family: Annotated[Literal["llama"], Doc("A Llama, a Mistral or one of their like.")] = "llama"
-    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (EQUAL_HEADS, EQUAL_GROUPS)
+    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (HEADS_OF_OWN_SIZE, EQUAL_GROUPS)
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +76,7 @@ class Llama:
         block = LayerKind(
             name=BLOCK,
             segments=(
-                rotary_attention_segment(tokens, hidden, self.heads, groups, attention),
+                rotary_attention_segment(self, attention),
                 all_reduced_segment(
                     rms_norm("feed_forward_normalisation", tokens, hidden),
                     *gated_branch(tokens, hidden, self.feed_forward_size),
@@ -93,19 +100,29 @@ def gated_size(hidden: int) -> int:
     return -(-(8 * hidden // 3) // INTERMEDIATE_MULTIPLE) * INTERMEDIATE_MULTIPLE
 
 
-def rotary_attention_segment(tokens: int, hidden: int, heads: int, groups: int, attention: Attention) -> Segment:
+def rotary_attention_segment(family: Llama | Moe, attention: Attention) -> Segment:
     """Return RMSNorm, self-attention with rotated queries and keys, and the residual.
 
     A rotation saves nothing: its gradient needs only the angles. Queries, keys and values are projected separately, so
-    that queries and keys are freed once rotated.
+    that queries and keys are freed once rotated, unless they are normalised before, which saves them.
     """
-    shape = AttentionShape(tokens, tokens, tokens, heads, hidden, hidden // heads * groups, is_causal=True)
-    projection, *rest = attention_branch(shape, attention, bias=False)
+    tokens, hidden, heads = family.sequence_length, family.hidden_size, family.heads
+    size, groups = family.head_size or hidden // heads, family.key_value_heads or heads
+    shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True)
+    projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=False)
     return all_reduced_segment(
         rms_norm("attention_normalisation", tokens, hidden),
         projection,
+        *(_normalised_heads(tokens, heads, groups, size) if family.query_key_norm else ()),
         element_wise("rotary", tokens, shape.width + shape.key_width, split=Split.WHOLE),
         *rest,
         residual("attention_residual", tokens, hidden, bias=False),
         elements=tokens * hidden,
     )
+
+
+def _normalised_heads(tokens: int, heads: int, groups: int, size: int) -> tuple[Operator, ...]:
+    """Return the norms of queries and keys by head; every rank of a tensor group has their two weights whole."""
+    norms = rms_norm("query_normalisation", tokens * heads, size), rms_norm("key_normalisation", tokens * groups, size)
+    weights = replace(rms_norm("head_normalisation_weights", 0, size), weight_elements=2 * size)
+    return *(replace(norm, weight_elements=0, split=Split.WHOLE) for norm in norms), weights

@@ -18,14 +18,16 @@ from trainwright.families.blocks import (
 )
 from trainwright.families.fields import (
     EQUAL_GROUPS,
-    EQUAL_HEADS,
+    HEADS_OF_OWN_SIZE,
     Bounds,
     Doc,
     Entries,
     FieldRule,
     Heads,
+    HeadSize,
     KeyValueHeads,
     Layers,
+    QueryKeyNorm,
     TiedEmbeddings,
     Tokens,
     Width,
@@ -60,13 +62,15 @@ class Moe:
         Width | None, Doc("Width of one expert. Absent: 8/3 of hidden_size, rounded up to 256.")
     ] = None
     key_value_heads: KeyValueHeads = None
+    head_size: HeadSize = None
+    query_key_norm: QueryKeyNorm = False
     gated: Annotated[
         bool, Doc("Whether an expert is a SwiGLU of three products, or two products with a ReLU between them.")
     ] = True
     tied_embeddings: TiedEmbeddings = False
     family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
     rules: ClassVar[tuple[FieldRule[Moe], ...]] = (
-        EQUAL_HEADS,
+        HEADS_OF_OWN_SIZE,
         EQUAL_GROUPS,
         FieldRule(
             "self.experts_per_token <= self.experts",
@@ -94,7 +98,7 @@ class Moe:
         """Return `[embedding, block | expert_block × layers, head]`."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         groups = self.key_value_heads or self.heads
-        attend = rotary_attention_segment(tokens, hidden, self.heads, groups, attention)
+        attend = rotary_attention_segment(self, attention)
         plain = LayerKind(BLOCK, (attend, self._feed_forward()), tokens * hidden)
         expert = LayerKind(EXPERT_BLOCK, (attend, self._experts()), tokens * hidden)
         embedding = token_embedding_layer(tokens, hidden, vocabulary, tied=self.tied_embeddings)

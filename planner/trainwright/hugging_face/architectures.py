@@ -79,6 +79,8 @@ def _llama(  # noqa: PLR0913 - what model types differ in
     key_value_heads: int | None = None,
     window: int | None = None,
     window_needs_use: bool = False,
+    head_size: int | None = None,
+    has_head_norms: bool = False,
     has_biases: bool = False,
     multipliers: bool = False,
 ) -> Callable[[Config], Family]:
@@ -86,7 +88,7 @@ def _llama(  # noqa: PLR0913 - what model types differ in
         hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
         config.demand("hidden_act", *SILU, lack="llama has SiLU")
         config.demand("hidden_activation", *SILU, lack="llama has SiLU")
-        _check_head_size(config, "llama", hidden, heads)
+        size = _head_size(config, hidden, heads, head_size)
         _check_window(config, window, needs_use=window_needs_use)
         _note_positions(config)
         layers, groups = (
@@ -101,10 +103,12 @@ def _llama(  # noqa: PLR0913 - what model types differ in
             vocabulary_size=config.number("vocab_size"),
             intermediate_size=config.number("intermediate_size"),
             key_value_heads=groups,
+            head_size=size,
+            query_key_norm=has_head_norms,
             tied_embeddings=config.flag("tie_word_embeddings", default=tied),
         )
         if has_biases or config.value("attention_bias", default=None):
-            biases = layers * (hidden + 2 * hidden // heads * groups)
+            biases = layers * (heads + 2 * groups) * (size or hidden // heads)
             config.remarks.append(f"biases of queries, keys and values are not counted: {biases:,} parameters")
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
         config.skip("attention_bias")
@@ -117,25 +121,43 @@ def _llama(  # noqa: PLR0913 - what model types differ in
     return read
 
 
-def _mixtral(config: Config) -> Family:
-    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    config.demand("hidden_act", *SILU, lack="moe has SiLU")
-    _check_head_size(config, "moe", hidden, heads)
-    _check_window(config, None)
-    _note_positions(config)
-    _note_dropout(config, "attention_dropout")
-    return Moe(
-        layers=config.number("num_hidden_layers"),
-        hidden_size=hidden,
-        heads=heads,
-        sequence_length=config.sequence(),
-        vocabulary_size=config.number("vocab_size"),
-        experts=config.number("num_local_experts", default=8),
-        experts_per_token=config.number("num_experts_per_tok", default=2),
-        intermediate_size=config.number("intermediate_size"),
-        key_value_heads=config.number("num_key_value_heads", default=8),
-        tied_embeddings=config.flag("tie_word_embeddings", default=False),
-    )
+def _moe(  # noqa: PLR0913 - what model types differ in
+    *,
+    experts: tuple[str, int],
+    experts_per_token: int,
+    width: str,
+    key_value_heads: int,
+    window: int | None = None,
+    window_needs_use: bool = False,
+    has_head_norms: bool = False,
+) -> Callable[[Config], Family]:
+    def read(config: Config) -> Family:
+        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+        config.demand("hidden_act", *SILU, lack="moe has SiLU")
+        config.demand("decoder_sparse_step", 1, lack="moe's plain blocks are as wide as one expert")
+        config.demand("mlp_only_layers", [], lack="moe's plain blocks are as wide as one expert")
+        config.demand("attention_bias", False, lack="moe has no biases")
+        if width != "intermediate_size":
+            config.skip("intermediate_size")  # of plain blocks, which there are none of
+        _check_window(config, window, needs_use=window_needs_use)
+        _note_positions(config)
+        _note_dropout(config, "attention_dropout")
+        return Moe(
+            layers=config.number("num_hidden_layers"),
+            hidden_size=hidden,
+            heads=heads,
+            sequence_length=config.sequence(),
+            vocabulary_size=config.number("vocab_size"),
+            experts=config.number(experts[0], default=experts[1]),
+            experts_per_token=config.number("num_experts_per_tok", default=experts_per_token),
+            intermediate_size=config.number(width),
+            key_value_heads=config.number("num_key_value_heads", default=key_value_heads),
+            head_size=_head_size(config, hidden, heads, None),
+            query_key_norm=has_head_norms,
+            tied_embeddings=config.flag("tie_word_embeddings", default=False),
+        )
+
+    return read
 
 
 def _bert(*, types: int, positions_before: int = 0) -> Callable[[Config], Family]:
@@ -252,12 +274,13 @@ def _note_positions(config: Config) -> None:
         )
 
 
-def _check_head_size(config: Config, family: str, hidden: int, heads: int) -> None:
-    size: Any = config.value("head_dim", default=None)
-    if isinstance(size, int) and size * heads != hidden:
-        config.lacks.append(
-            f"head_dim {size} makes {heads} heads {size * heads} wide, but {family}'s are hidden_size {hidden} wide"
-        )
+def _head_size(config: Config, hidden: int, heads: int, absent: int | None) -> int | None:
+    """Return the width of a head; None where all heads share the width of the model."""
+    if absent is None and not config.has("head_dim"):
+        config.skip("head_dim")
+        return None
+    size = config.number("head_dim", default=absent)
+    return None if size * heads == hidden else size
 
 
 def _check_window(config: Config, absent: int | None, *, needs_use: bool = False) -> None:
@@ -309,7 +332,26 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         ),
         "phi3": Architecture(("Phi3ForCausalLM",), _llama()),
         "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),
-        "mixtral": Architecture(("MixtralForCausalLM",), _mixtral),
+        "qwen3": Architecture(
+            ("Qwen3ForCausalLM",),
+            _llama(key_value_heads=32, window=4096, window_needs_use=True, head_size=128, has_head_norms=True),
+        ),
+        "mixtral": Architecture(
+            ("MixtralForCausalLM",),
+            _moe(experts=("num_local_experts", 8), experts_per_token=2, width="intermediate_size", key_value_heads=8),
+        ),
+        "qwen3_moe": Architecture(
+            ("Qwen3MoeForCausalLM",),
+            _moe(
+                experts=("num_experts", 128),
+                experts_per_token=8,
+                width="moe_intermediate_size",
+                key_value_heads=4,
+                window=4096,
+                window_needs_use=True,
+                has_head_norms=True,
+            ),
+        ),
         "bert": Architecture(("BertForPreTraining", "BertForMaskedLM"), _bert(types=2)),
         "roberta": Architecture(("RobertaForMaskedLM",), _bert(types=2, positions_before=2)),
         "distilbert": Architecture(("DistilBertForMaskedLM",), _bert(types=0)),
@@ -325,11 +367,9 @@ WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
         "opt": "its feed-forward has a ReLU, which saves a third less for the backward than gpt's GELU",
         "gpt_neox": "attention and feed-forward of a block are parallel, and its projection is not the token embedding",
         "falcon": "attention and feed-forward of a block are parallel, without biases, with shared keys and values",
-        "qwen3": "queries and keys are normalised by head",
         "gemma2": "a block has four norms, and logits have a soft cap",
         "gemma3_text": "a block has four norms, and queries and keys are normalised by head",
         "olmo2": "queries and keys are normalised over their whole width",
-        "qwen3_moe": "queries and keys are normalised by head",
         "gpt_oss": "every second block attends to a window of 128 tokens, and experts have biases",
         "deepseek_v2": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
         "deepseek_v3": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",

@@ -72,6 +72,14 @@ def rms_norm(values: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(values, weight.shape, weight, EPSILON)
 
 
+def rms_norm_by_head(values: Tensor, weight: Tensor) -> Tensor:
+    """Normalise each head of (…, heads × size) alone, with one weight (size,) for all of them."""
+    return rms_norm(torch.unflatten(values, -1, (-1, len(weight))), weight).flatten(-2)
+
+
+QUERY_NORM, KEY_NORM = HEAD_NORMS = "query_norm_weight", "key_norm_weight"
+
+
 MAX_DISTANCE = 128
 """Distance from which on all distances share one bucket."""
 
@@ -129,6 +137,7 @@ class RotaryAttentionLayer(Layer):
     """
 
     split_dimensions: ClassVar = {"query_weight": 0, "key_weight": 0, "value_weight": 0, "attention_weight": 1}
+    partial_gradients: ClassVar = frozenset(HEAD_NORMS)  # each rank normalises its own heads alone
     supports_sequence_parallel = True
 
     attention_norm_weight: nn.Parameter
@@ -142,25 +151,28 @@ class RotaryAttentionLayer(Layer):
     def __init__(self, family: Llama | Moe, source: WeightSource, shard: TensorShard) -> None:
         super().__init__()
         hidden, groups = family.hidden_size, family.key_value_heads or family.heads
-        size = hidden // family.heads
+        size = family.head_size or hidden // family.heads
         if size % 2:
             raise ValueError(
-                f"rotary positions turn pairs of values: {family.family}.hidden_size {hidden} over "
-                f"{family.family}.heads {family.heads} must be even, got {size}"
+                f"rotary positions turn pairs of values: {family.family}.head_size, or hidden_size {hidden} over heads "
+                f"{family.heads}, must be even, got {size}"
             )
         whole: InitialWeights = {
             "attention_norm_weight": torch.ones(hidden),
-            "query_weight": normal(source, hidden, hidden),
+            "query_weight": normal(source, family.heads * size, hidden),
             "key_weight": normal(source, groups * size, hidden),
             "value_weight": normal(source, groups * size, hidden),
-            "attention_weight": normal(source, hidden, hidden),
+            "attention_weight": normal(source, hidden, family.heads * size),
         }
+        if family.query_key_norm:
+            whole = {**whole, **dict.fromkeys(HEAD_NORMS, torch.ones(size))}
         self.shard = shard
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
         angles = rotary_angles(family.sequence_length, size)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
+        self.has_head_norms = family.query_key_norm
 
     def attend(self, hidden: Tensor) -> Tensor:
         return hidden + self.shard.reduce_from_tensor_group(self._attention(hidden))
@@ -168,8 +180,12 @@ class RotaryAttentionLayer(Layer):
     def _attention(self, hidden: Tensor) -> Tensor:
         normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight))
         angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
-        query = by_head(rotate(functional.linear(normed, self.query_weight), self.heads, *angles), self.heads)
-        key = by_head(rotate(functional.linear(normed, self.key_weight), self.groups, *angles), self.groups)
+        query, key = functional.linear(normed, self.query_weight), functional.linear(normed, self.key_weight)
+        if self.has_head_norms:
+            query = rms_norm_by_head(query, self.get_parameter(QUERY_NORM))
+            key = rms_norm_by_head(key, self.get_parameter(KEY_NORM))
+        query = by_head(rotate(query, self.heads, *angles), self.heads)
+        key = by_head(rotate(key, self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight), self.groups)
         return functional.linear(join_heads(causal_attention(query, key, value)), self.attention_weight)
 

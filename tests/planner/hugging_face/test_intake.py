@@ -25,6 +25,15 @@ MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
     "vocab_size": 32000, "sliding_window": None,
 }  # fmt: skip
+QWEN3 = LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64,
+    "num_attention_heads": 64, "intermediate_size": 25600, "vocab_size": 151936, "head_dim": 128,
+}  # fmt: skip
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 BERT = {
     "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12,
@@ -55,6 +64,8 @@ SWIN = {
         (LLAMA, 4096, 8_030_261_248),
         (QWEN, 4096, 494_032_768 - 27_648),
         (MIXTRAL, 4096, 46_702_792_704),
+        (QWEN3, 4096, 32_762_123_264),
+        (QWEN3_MOE, 4096, 30_532_122_624),
         (GPT2, 1024, 124_439_808),
         (BERT, 512, 110_106_428),
         (ROBERTA, 512, 355_412_057 - 2_048),
@@ -77,7 +88,7 @@ def test_parameters_are_the_published_ones_less_what_a_remark_says(config, token
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"head_dim": 256}, "head_dim 256 makes 32 heads 8192 wide, but llama's are hidden_size 4096 wide"),
+        ({"head_dim": 2.5}, "head_dim must be a whole number"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu, but llama has SiLU"),
         ({"mlp_bias": True}, "mlp_bias is true, but llama has no biases"),
         ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama"),
@@ -150,6 +161,6 @@ def test_defaults_are_those_of_the_configuration_classes(model_type) -> None:
     written: dict[str, Any] = transformers.AutoConfig.for_model(model_type).to_dict()
     written["architectures"] = [ARCHITECTURES[model_type].heads[0]]
     sizes = ("hidden_size n_embd n_embed d_model dim num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads "
-             "num_heads intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
+             "num_heads intermediate_size moe_intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
     short = {name: value for name, value in written.items() if name in (*sizes.split(), "model_type", "architectures")}
     assert read_config(short, tokens=256).family == read_config(written, tokens=256).family
