@@ -157,7 +157,8 @@ def test_inconsistent_sizes_are_rejected_with_field_names_of_the_resource() -> N
 def test_search_answers_and_reports_when_its_budget_ends(monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
     budgets = []
 
-    def spent(budget_seconds: float, effort: float) -> SearchControl:
+    def spent(budget_seconds: float, *, effort: float, report: Any) -> SearchControl:
+        del report
         budgets.append((budget_seconds, effort))
         return SearchControl(deadline_seconds=time.monotonic())
 
