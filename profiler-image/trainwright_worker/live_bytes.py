@@ -43,6 +43,8 @@ class AllocationTracker(TorchDispatchMode):
         return result
 
     def _track(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            return  # it has no storage of its own
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 (identifies the storage; the address of an empty one is 0)
         if key in self._storage_bytes:
