@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright_worker.device import seed_random_numbers
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom import TARGETS, CustomLayer, CustomLayers, made_on
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, needs_gpu
 from trainwright_worker.layers.layer import Data, to_device
@@ -35,6 +35,8 @@ HALF_TOLERANCE: Final = 0.05
 """Likewise for a half format, whose sums of gradients round several times."""
 _GRADIENT_FACTOR: Final = 64.0
 _NORM_VALUES: Final = 2**22
+_IGNORED: Final = -100
+"""Target that torch's losses leave out by default."""
 
 
 @dataclass
@@ -137,6 +139,8 @@ class LayerRuns:
     def check(self, findings: Findings, *, scales_loss: bool) -> list[Tensor]:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
         every = range(self.rows)
+        if self.layer.is_last:
+            _leave_out_rows_without_loss(self, findings)
         if self.layers.model.mixes_rows:
             together = self._together(None, findings, scales_loss=scales_loss)
             expected = self.compute(every, recompute=True)
@@ -159,8 +163,6 @@ class LayerRuns:
                 f"rows of {self.layer.label} together differ from rows alone by "
                 f"{difference:.2g} for some values and not for others, as a choice by value does"
             )
-        if self.layer.is_last and not all(bool(value.isfinite().all()) for value in together.results):
-            findings.remarks.append(f"the loss of {self.layer.label} is not finite at first")
         findings.zero_loss = self.layer.is_last and not bool(together.results[0].any())
         return together.results
 
@@ -171,7 +173,7 @@ class LayerRuns:
         """
         every = range(self.rows)
         together = self.compute(every)
-        self._check_weights(together)
+        _check_weights(self, together)
         self._check_buffers(every, together, findings)
         before = plain_attributes(self.layer.module)
         few, unscaled = (every, together) if first is None else ([0], first)
@@ -196,12 +198,13 @@ class LayerRuns:
             )
         return together
 
-    def _check_weights(self, together: Values) -> None:
-        if self.layer.is_last and any(not bool((weights >= 0).all()) for weights in together.results[1:]):
-            raise self.layers.error(
-                f"{self.layer.label} returns weights of rows below 0 or NaN; the loss is the sum of "
-                "losses divided by that of weights, so count what takes part (targets.ne(-100).sum(1))"
-            )
+    def losses(self) -> Tensor:
+        """Return the losses of all rows, with numbers that are not drawn by row."""
+        self._budget.begin_run(self.layer.label)
+        self._restore()
+        arguments = [value.detach().clone() for value in (*self.boundary, *self.data.values())]
+        with torch.random.fork_rng(self._forked), torch.no_grad():
+            return self.layer.compute(arguments)[0]
 
     def _alone(self) -> Values:
         try:
@@ -381,6 +384,53 @@ def _rows_error(runs: LayerRuns, difference: float) -> ValueError:
         f"{runs.layer.label} gives rows together other {'losses' if runs.layer.is_last else 'values'} or gradients than each alone "
         f"(by {size}): {what}, and plans split batches in many ways; {way}"
     )
+
+
+def _by_row(rows: Tensor, values: Tensor) -> Tensor:
+    """Return a mask of rows in the dimensions of values."""
+    return rows.view(-1, *[1] * (values.dim() - 1))
+
+
+def _leave_out_rows_without_loss(runs: LayerRuns, findings: Findings) -> None:
+    """Remark on losses that are not finite, and give their rows the targets of others, since NaN hides differences."""
+    lost = ~runs.losses().isfinite()
+    targets = runs.data[TARGETS]
+    ignored = targets == _IGNORED
+    if lost.all():
+        findings.remarks.append(f"the loss of {runs.layer.label} is not finite at first")
+        return
+    if lost.any():
+        runs.data = {**runs.data, TARGETS: torch.where(_by_row(lost, targets), targets[~lost][0], targets)}
+        if not ignored[lost].flatten(1).all(1).all():
+            findings.remarks.append(f"the loss of {runs.layer.label} is not finite at first")
+            return
+    elif not ignored.any() or _has_loss_without_targets(runs, targets):
+        return
+    findings.remarks.append(
+        f"the loss of {runs.layer.label} is not finite for a row whose targets are all {_IGNORED}, as one that divides by the "
+        "number of the others is; return each row's sum of losses and its weight (losses.sum(1), "
+        f"targets.ne({_IGNORED}).sum(1)), or give no such row"
+    )
+
+
+def _has_loss_without_targets(runs: LayerRuns, targets: Tensor) -> bool:
+    """Return whether the loss is finite, or refused, where the first row ignores all of its targets, as rows may."""
+    data, runs.data = runs.data, {**runs.data, TARGETS: targets.clone()}
+    runs.data[TARGETS][0] = _IGNORED
+    try:
+        return bool(runs.losses().isfinite().all())
+    except (RuntimeError, IndexError):  # deliberate: it takes no such target
+        return True
+    finally:
+        runs.data = data
+
+
+def _check_weights(runs: LayerRuns, together: Values) -> None:
+    if runs.layer.is_last and any(not bool((weights >= 0).all()) for weights in together.results[1:]):
+        raise runs.layers.error(
+            f"{runs.layer.label} returns weights of rows below 0 or NaN; the loss is the sum of "
+            "losses divided by that of weights, so count what takes part (targets.ne(-100).sum(1))"
+        )
 
 
 def _state(layer: CustomLayer) -> Iterator[tuple[str, Tensor]]:

@@ -16,6 +16,7 @@ from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
+from trainwright_worker.layers.custom_errors import format_value
 from trainwright_worker.live_bytes import AllocationTracker
 from trainwright_worker.model_description.formats import in_format
 from trainwright_worker.model_description.products import Product, product_of, products_per_row
@@ -217,9 +218,13 @@ class _Run:
         with FusedAttention(), AllocationTracker(existing) as tracker, _Kernels(dtype) as kernels:
             try:
                 with torch.set_grad_enabled(not without_backward), saved:
-                    output = layer(boundary, data)
+                    made = layer.compute([*boundary, *data.values()])
+                    output = layer.output(made)
             except RuntimeError as error:
-                raise _ForwardError(layers.failure(layer, [*boundary, *data.values()], error)) from error
+                failure = layers.failure(layer, [*boundary, *data.values()], error, when=f" for {rows} rows")
+                raise _ForwardError(failure) from error
+            _check_shapes(layers, layer, made, rows)
+            del made
             forward_kernels, products = len(kernels.moved), list(kernels.products)
             saved_bytes, other_saved_bytes = saved.count()
             has_backward = True
@@ -239,6 +244,17 @@ class _Run:
             products,
             kernels.moved,
         )
+
+
+def _check_shapes(layers: CustomLayers, layer: CustomLayer, made: Sequence[Tensor], rows: int) -> None:
+    """Refuse tensors that do not grow with the rows, such as those of a first dimension of the size of the probe's rows."""
+    shapes = [()] * len(made) if layer.is_last else layers.boundary(layer.number)
+    for value, shape in zip(made, shapes, strict=True):
+        if tuple(value.shape) != (expected := (rows, *shape)):
+            raise layers.error(
+                f"{layer.label} returns {format_value(value)} for {rows} rows, not {expected}; make the first dimension of "
+                "each tensor that of the rows, and the others the same for any number of them"
+            )
 
 
 class _Runs(NamedTuple):
