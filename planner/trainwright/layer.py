@@ -182,6 +182,7 @@ class LayerKind:
         shared_weight: name of a weight that layers of other kinds share (tied embeddings), or None. Every owner stores
             it; its gradients are reduced over all owners.
         shared_parameters: size of that weight.
+        passed_elements_per_row: of its input that a user's layer hands on unchanged; what it saves leaves them out.
         workspace_bytes_per_row: what a layer of a user's model takes for a moment besides what it saves.
         buffer_bytes: of a user's layer, whole on every rank that computes it.
         changed_buffer_bytes: those of them that its forward changes.
@@ -195,6 +196,7 @@ class LayerKind:
     output_elements_per_row: int
     shared_weight: str | None = None
     shared_parameters: int = 0
+    passed_elements_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
     workspace_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
     buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0
     changed_buffer_bytes: Annotated[int, OMITTED_DEFAULT] = 0

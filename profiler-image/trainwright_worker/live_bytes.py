@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -82,6 +82,16 @@ class AllocationTracker(TorchDispatchMode):
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
         return self
+
+
+def passed_on(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the floats among a layer's inputs that it hands on as it takes them: what a stage holds once."""
+    storages = {_storage_id(value) for value in outputs}
+    return [value for value in inputs if value.is_floating_point() and _storage_id(value) in storages]
+
+
+def _storage_id(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (identifies the storage; a meta one has no address)
 
 
 def measure_peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], device: torch.device) -> int:

@@ -182,3 +182,17 @@ def test_frozen_weights_are_predicted_without_gradients_and_state(
     assert predicted(model, measured, recompute=recompute) == pytest.approx(peak, rel=0.02)
     trained = replace(model.family, kinds=tuple(replace(kind, frozen_parameters=0) for kind in model.family.kinds))
     assert predicted(Model.of(trained, dtype), measured, recompute=recompute) > 1.9 * peak
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_skips_that_layers_hand_on_are_counted_once(make, executor, recompute: bool) -> None:
+    model = Model.of(describe("own_models:unet", check_seconds=0))
+    one = executor(model, recompute=recompute)
+    one.run_iteration(one.make_batch(0))
+    batch = one.make_batch(1)
+    peak = measure_peak_bytes(lambda: one.run_iteration(batch), [*one.optimizer.resident_tensors, *batch.tensors], CPU)
+    waiting = sum(tensor.nbytes for tensor in batch.tensors) / 2  # rows of the micro-batch that is not computed
+    measured = profiles(make, model)
+    assert predicted(model, measured, recompute=recompute) + waiting == pytest.approx(peak, rel=0.02)
+    unmeasured = Profiles(tuple(replace(layer, peak_bytes=None) for layer in measured.layers))
+    assert predicted(model, unmeasured, recompute=recompute) + waiting == pytest.approx(peak, rel=0.02)

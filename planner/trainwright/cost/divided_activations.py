@@ -128,8 +128,12 @@ class DividedActivations:
         if key not in self._input_row_bytes:
             parts = {kind.name: key if key > 1 and self._allows(kind, key) else 1 for kind in self.model.kinds}
             pairs = zip(self.row_bytes, map(self.model.kind, self.model.layers), strict=False)
+            value_bytes = self.model.dtype.num_bytes
             self._input_row_bytes[key] = tuple(
-                0.0 if kind.without_backward else size / parts[kind.name] for size, kind in pairs
+                0.0
+                if kind.without_backward
+                else max(size - value_bytes * kind.passed_elements_per_row, 0.0) / parts[kind.name]
+                for size, kind in pairs
             )
         return self._input_row_bytes[key]
 

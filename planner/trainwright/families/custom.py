@@ -83,6 +83,13 @@ class CustomKind:
         Doc("Bytes that it keeps in half formats, where some values stay float32; 0: all of its values take 2 bytes."),
         OMITTED_DEFAULT,
     ] = 0.0
+    passed_elements_per_row: Annotated[
+        _Count,
+        Doc(
+            "Floats that it hands on as it takes them, such as skips, which the layer that uses them last keeps instead."
+        ),
+        OMITTED_DEFAULT,
+    ] = 0.0
     workspace_bytes_per_row: Annotated[
         _Count,
         Doc("Bytes that its forward and backward take for a moment, in float32, besides what it keeps."),
@@ -226,6 +233,7 @@ class CustomKind:
             self.output_elements_per_row,
             shared_weight=self.shared_weight,
             shared_parameters=self.shared_parameters,
+            passed_elements_per_row=self.passed_elements_per_row,
             workspace_bytes_per_row=self.workspace_bytes_per_row,
             buffer_bytes=self.buffer_bytes,
             changed_buffer_bytes=self.changed_buffer_bytes,

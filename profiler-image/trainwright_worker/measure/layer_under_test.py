@@ -26,7 +26,7 @@ from trainwright_worker.layers.custom import CustomLayers
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.live_bytes import measure_peak_bytes
+from trainwright_worker.live_bytes import measure_peak_bytes, passed_on
 from trainwright_worker.synthetic_data import weight_generator
 
 
@@ -161,7 +161,10 @@ class LayerUnderTest:
         # Those of a family's layer, such as tables of angles, are priced nowhere else.
         buffers = self.layer.buffers() if self.kind.buffer_bytes else ()
         resident = *self.layer.parameters(), *buffers
-        return activation_bytes(self.forward, resident, (*self.boundary, *self.data.values()))
+        # Older descriptions count what a layer hands on at each layer that takes it.
+        passed = passed_on(self.boundary, self.forward().boundary) if self.kind.passed_elements_per_row else []
+        inputs = [value for value in self.boundary if all(value is not other for other in passed)]
+        return activation_bytes(self.forward, (*resident, *passed), (*inputs, *self.data.values()))
 
     @property
     def parameter_bytes(self) -> int:

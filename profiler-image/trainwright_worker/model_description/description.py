@@ -129,6 +129,7 @@ def _count_kind(layers: CustomLayers, number: int, half: torch.dtype | None) -> 
             saved_elements_per_row=counts.saved_elements,
             saved_bytes_per_row=counts.saved_bytes,
             half_saved_bytes_per_row=0.0 if half is None else counts.half_saved_bytes,
+            passed_elements_per_row=counts.passed_elements,
             workspace_bytes_per_row=counts.workspace_bytes,
             buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
             changed_buffer_bytes=counts.changed_buffer_bytes,

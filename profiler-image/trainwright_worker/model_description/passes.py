@@ -17,7 +17,7 @@ from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_errors import format_value
-from trainwright_worker.live_bytes import AllocationTracker
+from trainwright_worker.live_bytes import AllocationTracker, passed_on
 from trainwright_worker.model_description.formats import in_format
 from trainwright_worker.model_description.products import Product, product_of, products_per_row
 
@@ -48,6 +48,7 @@ class PassCounts:
         saved_elements: values of the number format that the forward keeps for the backward, the layer's input included.
         saved_bytes: bytes that it keeps in formats of their own.
         half_saved_bytes: bytes of all that it keeps in half formats; 0: its values take 2 bytes there.
+        passed_elements: floats of the input that it hands on unchanged, which what it keeps leaves out.
         changed_buffer_bytes: of the buffers that a forward writes, or puts others in the place of, whatever the rows.
         products: of the forward, by shape.
         workspace_bytes: what one more row adds to the peak besides what the layer keeps, in float32.
@@ -59,6 +60,7 @@ class PassCounts:
     saved_elements: float
     saved_bytes: float
     half_saved_bytes: float
+    passed_elements: float
     changed_buffer_bytes: int
     products: tuple[CustomProduct, ...]
     workspace_bytes: float = 0.0
@@ -102,6 +104,7 @@ def count_passes(layers: CustomLayers, number: int) -> PassCounts:
         elements,
         others,
         0.0 if half_runs is runs or half_bytes == torch.bfloat16.itemsize * elements + others else half_bytes,
+        max(runs.per_row("passed_elements"), 0.0),
         _changed_buffer_bytes(layers, number, device),
         products_per_row(fewer.products, more.products, more.rows - fewer.rows),
     )
@@ -190,6 +193,7 @@ class _Run:
     rows: int
     saved_bytes: int
     other_saved_bytes: int
+    passed_elements: int
     peak_bytes: int
     forward_kernels: int
     backward_kernels: int
@@ -224,9 +228,10 @@ class _Run:
                 failure = layers.failure(layer, [*boundary, *data.values()], error, when=f" for {rows} rows")
                 raise _ForwardError(failure) from error
             _check_shapes(layers, layer, made, rows)
+            passed = [] if without_backward or layer.is_last else passed_on(boundary, made)
             del made
             forward_kernels, products = len(kernels.moved), list(kernels.products)
-            saved_bytes, other_saved_bytes = saved.count()
+            saved_bytes, other_saved_bytes = saved.count(passed)
             has_backward = True
             if not without_backward:
                 try:
@@ -237,6 +242,7 @@ class _Run:
             rows,
             saved_bytes,
             other_saved_bytes,
+            sum(value.numel() for value in passed),
             tracker.peak_bytes,
             forward_kernels,
             len(kernels.moved) - forward_kernels,
@@ -288,8 +294,13 @@ class _Saved(torch.autograd.graph.saved_tensors_hooks):
             self._stored[_storage_id(saved)] = saved
         return saved
 
-    def count(self) -> tuple[int, int]:
-        """Return all bytes and those in other formats, and forget the tensors, so that the backward can free them."""
+    def count(self, passed: Sequence[Tensor]) -> tuple[int, int]:
+        """Return all bytes and those in other formats, and forget the tensors, so that the backward can free them.
+
+        Inputs that the layer hands on count where they are used last.
+        """
+        for value in passed:
+            self._stored.pop(_storage_id(value), None)
         values = list(self._stored.values())
         self._stored.clear()
         return _storage_bytes(values), _storage_bytes(value for value in values if value.dtype is not self._dtype)
