@@ -139,7 +139,9 @@ KeyValueHeads = Annotated[
     Heads | None, Doc("Heads of keys and values, each shared by equally many heads. Absent: as many as heads.")
 ]
 HeadSize = Annotated[
-    int | None, Bounds(1, 65_536), Doc("Width of an attention head. Absent: hidden_size / heads."), OMITTED_DEFAULT
+    Annotated[int, Bounds(1, 65_536)] | None,
+    Doc("Width of an attention head. Absent: hidden_size / heads."),
+    OMITTED_DEFAULT,
 ]
 QueryKeyNorm = Annotated[
     bool, Doc("Whether queries and keys are normalised in every head before they are rotated."), OMITTED_DEFAULT

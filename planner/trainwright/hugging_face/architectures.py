@@ -123,7 +123,7 @@ def _llama(  # noqa: PLR0913 - what model types differ in
 
 def _moe(  # noqa: PLR0913 - what model types differ in
     *,
-    experts: tuple[str, int],
+    experts: int,
     experts_per_token: int,
     width: str,
     key_value_heads: int,
@@ -148,7 +148,7 @@ def _moe(  # noqa: PLR0913 - what model types differ in
             heads=heads,
             sequence_length=config.sequence(),
             vocabulary_size=config.number("vocab_size"),
-            experts=config.number(experts[0], default=experts[1]),
+            experts=config.number("num_experts", "num_local_experts", default=experts),
             experts_per_token=config.number("num_experts_per_tok", default=experts_per_token),
             intermediate_size=config.number(width),
             key_value_heads=config.number("num_key_value_heads", default=key_value_heads),
@@ -338,12 +338,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         ),
         "mixtral": Architecture(
             ("MixtralForCausalLM",),
-            _moe(experts=("num_local_experts", 8), experts_per_token=2, width="intermediate_size", key_value_heads=8),
+            _moe(experts=8, experts_per_token=2, width="intermediate_size", key_value_heads=8),
         ),
         "qwen3_moe": Architecture(
             ("Qwen3MoeForCausalLM",),
             _moe(
-                experts=("num_experts", 128),
+                experts=128,
                 experts_per_token=8,
                 width="moe_intermediate_size",
                 key_value_heads=4,
