@@ -57,7 +57,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     missing, binary = tmp_path / "none.yaml", tmp_path / "torch.pt"
     binary.write_bytes(b"\x80\x02\xff")
     assert refusal_of(missing) == f"trainwright: {missing}: cannot be read: No such file or directory"
-    assert refusal_of(tmp_path) == f"trainwright: {tmp_path}: cannot be read: Is a directory"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refusal_of(folder) == f"trainwright: {folder}: cannot be read: Is a directory"
     assert refusal_of(binary) == f"trainwright: {binary}: not YAML: it is no text in UTF-8"
 
 
