@@ -67,9 +67,8 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     winner = status["winner"]
     baselines = [trial for trial in status["trials"] if trial["role"] == "Baseline"]
     assert {trial.get("accelerator") for trial in baselines} > {None}, baselines
-    # Beside the one on the best type alone the winner is so little faster that the clock decides.
-    on_all = [one["measuredSeconds"] for one in baselines if "accelerator" not in one and "measuredSeconds" in one]
-    assert all(seconds / winner["measuredSeconds"] > 1.2 for seconds in on_all), status["trials"]
+    measured = [trial["measuredSeconds"] for trial in baselines if "measuredSeconds" in trial]
+    assert all(seconds / winner["measuredSeconds"] > 1.2 for seconds in measured), status["trials"]
     assert winner["emulated"] is True
     measured = [trial for trial in status["trials"] if trial["state"] == "Succeeded"]
     assert {trial["role"] for trial in measured} == {"Candidate", "Baseline"}
@@ -77,7 +76,7 @@ def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicte
     assert statistics.fmean(abs(trial["predictionError"]) for trial in measured) < 0.10, measured
 
     plan = documents.parse(winner["plan"], Plan, source="winner.plan")
-    assert status["cluster"]["devices"] == 8
+    assert status["cluster"]["devices"] == 10
     assert {device.node for device in plan.devices} <= {node["name"] for node in status["cluster"]["nodes"]}
 
     columns = workbench.run("get", "trainingplan", name)

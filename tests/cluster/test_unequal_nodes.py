@@ -21,8 +21,8 @@ DEFAULT = ROOT / "deploy" / "local-cluster" / "cluster.yaml"
 def unequal_nodes(kubectl, tmp_path):
     """Change the running cluster's device counts by an edited config; restore the default afterwards."""
     shape = yaml.safe_load(DEFAULT.read_text())
-    for node, devices in zip(shape["nodes"], (1, 2, 4, 2), strict=True):
-        node["devices"] = devices
+    for node, devices in zip(shape["nodes"], (1, 2, 4), strict=False):
+        node |= {"devices": devices, "accelerator": "emulated-v100"}
     edited = tmp_path / "cluster.yaml"
     edited.write_text(yaml.safe_dump(shape))
     up(edited)
