@@ -28,6 +28,7 @@ from simulated_nodes import simulated_nodes
 from soak_cluster import NAMESPACE, cluster, node, operator, plan
 
 from trainwright.worker_api import Failure, FailureReason, TrialTask, WorkerTask
+from trainwright_operator.kube.main import UNSEEN_SECONDS
 from trainwright_operator.metrics.plan_events import _PHASE_BUCKETS as PHASE_BUCKETS
 from trainwright_operator.metrics.plan_events import _RATIO_BUCKETS as RATIO_BUCKETS
 from trainwright_operator.metrics.plan_events import _SPEEDUP_BUCKETS as SPEEDUP_BUCKETS
@@ -166,8 +167,10 @@ def run_story(folder: Path) -> Iterator[Story]:
         huge = {"gpt": SIZES | {"layers": 400, "hiddenSize": 16384}}
         wave = [quick("good-1"), quick("good-2"), quick("memory", fault="candidate-2=crash"), quick("huge", model=huge)]
         api.kubectl("create", document=wave)
+        # Events of new series are shown after this time; a kill before would lose them.
+        shown = time.time() + UNSEEN_SECONDS
         until("the first wave", 400, answered("good-1", "good-2", "memory", "huge"))
-        time.sleep(max(JOBS.values()) + 2)
+        time.sleep(max(shown - time.time(), 0) + max(JOBS.values()) + 2)
         watching = {"replan": "OnClusterChange", "settlingSeconds": 3600}
         api.kubectl("create", document=[quick("later-1", **watching), quick("later-2", fault="candidate-1=crash")])
         until("the second wave", 60, lambda: statuses()["later-2"].get("phase") == "MeasuringLinks")
@@ -178,7 +181,7 @@ def run_story(folder: Path) -> Iterator[Story]:
         api.kubectl("cordon", everything["later-1"]["cluster"]["nodes"][0]["name"])
         until("a change of the nodes", 120, lambda: "change" in statuses()["later-1"]["cluster"])
         api.kubectl("delete", "trainingplan", "good-2", "--namespace", NAMESPACE)
-        time.sleep(max(JOBS.values()) + 5)
+        time.sleep(max(killed + UNSEEN_SECONDS - time.time(), 0) + max(JOBS.values()) + 5)
         existing = statuses()
         yield Story(server, {**everything, **existing}, existing, started, killed, time.time())
 

@@ -33,7 +33,7 @@ _COLLECT_AFTER = (10_000, 20, 20)
 """Thresholds of the garbage collector. With 1,000 plans a full collection holds the loop for 0.3 s, and Python's own
 thresholds, made for small programs, ask for sixteen in the first minute: 4 of its 25 s of CPU."""
 _STOP_SECONDS = 5.0
-_UNSEEN_SECONDS = 90.0
+UNSEEN_SECONDS = 90.0
 """Within which Prometheus has scraped each new series at 0: more than a minute, which is its own default interval."""
 _RECURSION_LIMIT = 25_000
 """Above the 10,000 levels that objects of the API server nest at most: json fails at Python's own 1,000, and one plan would
@@ -78,7 +78,7 @@ async def _run(settings: Settings) -> None:
     pulse, guard = health.Liveness(), WriteGuard()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    metrics = Metrics(registry, unseen_seconds=_UNSEEN_SECONDS)
+    metrics = Metrics(registry, unseen_seconds=UNSEEN_SECONDS)
     api = connect(guard, settings.identity)
     start_http_server(settings.metrics_port, registry=registry)
     health.serve(settings.health_port, pulse)

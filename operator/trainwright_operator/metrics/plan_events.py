@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import product
 from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
 from trainwright.worker_api import FailureReason
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus, TrialState
+from trainwright_operator.api.status import MeasuringPurpose, TrainingPlanStatus, TrialRole, TrialState
 from trainwright_operator.flow.phases.sequence import PHASE_CONDITIONS, PHASES
 from trainwright_operator.flow.reasons import WAITS_IN_QUEUES, Reason
 from trainwright_operator.flow.snapshot import PlanFacts
@@ -134,9 +135,11 @@ class PlanEvents:
         for trial in plan.trials:
             if trial.state.is_final:
                 self._trials.meet(trial.state.lower(), trial.reason or OTHER)
-            for quantity in ("time", "memory"):
-                self._ratios.export(*_ratio_labels(quantity, trial, plan.traits))
         if plan.traits.accelerators and plan.traits.planner:
+            # Already with the devices: trials of short models may end soon after the search.
+            for quantity, role in product(("time", "memory"), TrialRole):
+                for accelerator in {*plan.traits.accelerators, plan.traits.accelerator}:
+                    self._ratios.export(*_ratio_labels(quantity, role, accelerator, plan.traits))
             self._speedups.export(*plan.traits.labels(plan.traits.accelerator))
             self._search_seconds.export(plan.traits.planner)
             for cause in REFUTATION_CAUSES:
@@ -188,7 +191,7 @@ class PlanEvents:
                 self._trials.count((namespace,), trial.state.lower(), trial.reason or OTHER)
                 for quantity, ratio in (("time", trial.time_ratio), ("memory", trial.memory_ratio)):
                     if ratio is not None:
-                        self._ratios.add(ratio, *_ratio_labels(quantity, trial, plan.traits))
+                        self._ratios.add(ratio, *_ratio_labels(quantity, trial.role, trial.accelerator, plan.traits))
 
     def _count_device_seconds(self, key: Key, before: PlanFigures, now: PlanFigures) -> None:
         """Count what was added; seconds that only changed their result, as by an edit, were counted before."""
@@ -241,5 +244,5 @@ def _was_counted(trial: TrialFigures, plan: PlanFigures) -> bool:
     return trial.end_time is not None and trial.end_time <= plan.trying_since
 
 
-def _ratio_labels(quantity: str, trial: TrialFigures, traits: PlanTraits) -> tuple[str, ...]:
-    return quantity, trial.role.lower(), *traits.labels(trial.accelerator)
+def _ratio_labels(quantity: str, role: TrialRole, accelerator: str, traits: PlanTraits) -> tuple[str, ...]:
+    return quantity, role.lower(), *traits.labels(accelerator)
