@@ -18,7 +18,7 @@ import pytest
 from trainwright_demo.__main__ import bring_up_local_cluster
 from trainwright_demo.install import OPERATOR_NAMESPACE, install_operator
 from trainwright_demo.kubectl import Kubectl
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import condition
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 900.0  # of every wait: no test depends on how fast a busy machine is

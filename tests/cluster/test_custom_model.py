@@ -10,7 +10,7 @@ import yaml
 
 from trainwright import documents
 from trainwright.plan import Plan
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import condition
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "custom" / "encoder"
 

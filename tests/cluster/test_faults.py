@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import condition
 
 LAUNCHERS = ("PyTorchJob", "JobSet")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plan_only_tenant import hold_and_give_back
 
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import condition
 
 MEASUREMENTS = ("get", "configmaps", "--selector", "trainwright.dev/measurement", "--output", "json")
 

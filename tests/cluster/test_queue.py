@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from local_cluster.binaries import KUEUES
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import condition
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT, RESOURCE = "nvidia.com/gpu.product", "nvidia.com/gpu"

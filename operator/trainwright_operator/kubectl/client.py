@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -108,3 +109,9 @@ def explained(error: KubectlError, what: str, namespace: str | None) -> KubectlE
     if error.is_forbidden:
         return KubectlError(f"you may not read the {what}{where}: {error}")
     return error
+
+
+def condition(resource: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the condition of that type, or an empty mapping."""
+    conditions = resource.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})

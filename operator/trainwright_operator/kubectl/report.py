@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from trainwright_operator.flow.answer_page import PAGE_KEY
 from trainwright_operator.flow.documents.config_map_data import ConfigMapData
-from trainwright_operator.kubectl.client import Kubectl, KubectlError
-from trainwright_operator.kubectl.watch import condition
+from trainwright_operator.kubectl.client import Kubectl, KubectlError, condition
 
 _STORED_KEY: Final = f"{PAGE_KEY}.gz"
 

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trainwright_operator.kubectl.client import condition
+
 
 def trials_table(resource: dict[str, Any]) -> Table:
     """Return a table of candidates and baselines with predicted and measured seconds per iteration."""
@@ -49,7 +51,7 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
         console.print(f"mean prediction error over {len(errors)} trials: {statistics.fmean(errors):.1%}")
     winner = status.get("winner")
     if not winner:
-        final: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
+        final = condition(resource, "Succeeded")
         console.print(f"no winner: {final.get('reason')}: {escape(final.get('message', ''))}")
         return False
     if "measuredSeconds" not in winner:

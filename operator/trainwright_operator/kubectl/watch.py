@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainwright_operator.kubectl.client import Kubectl, KubectlError
+from trainwright_operator.kubectl.client import Kubectl, KubectlError, condition
 from trainwright_operator.kubectl.trial_table import final_report, trials_table
 
 SUCCEEDED, WITHOUT_WINNER = 0, 1
@@ -117,9 +117,3 @@ class Follower:
         if status.get("trials"):
             parts.append(trials_table(resource))
         return Group(*parts)
-
-
-def condition(resource: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the condition of that type, or an empty mapping."""
-    conditions = resource.get("status", {}).get("conditions", [])
-    return next((each for each in conditions if each["type"] == kind), {})
