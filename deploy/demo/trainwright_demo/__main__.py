@@ -8,17 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from trainwright_demo.install import check_images, install_operator, remove
 from trainwright_demo.kubectl import Kubectl
 from trainwright_operator.kubectl.client import KubectlError
 from trainwright_operator.kubectl.trial_table import final_report
-from trainwright_operator.kubectl.watch import Follower
+from trainwright_operator.kubectl.watch import Follower, new_console
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLLOW_DEADLINE_SECONDS = 1_500.0
-PLAIN_WIDTH = 140
 
 
 def main() -> int:
@@ -30,9 +27,7 @@ def main() -> int:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    terminal = Console()
-    # Without a terminal, lines are as long as necessary.
-    console = terminal if terminal.is_terminal else Console(width=PLAIN_WIDTH)
+    console = new_console()
     started = time.monotonic()
     if arguments.context:
         kubectl = Kubectl(context=arguments.context)

@@ -20,7 +20,7 @@ SUCCEEDED, WITHOUT_WINNER = 0, 1
 """Exit codes of `watch`."""
 POLL_SECONDS = 1.5
 _PLAIN_WIDTH: Final = 140
-"""Width without a terminal."""
+"""Width without a terminal, where lines are as long as necessary."""
 _BAR_WIDTH: Final = 24
 _PHASES: Final = {
     "Accepted": "accept the plan",
@@ -35,10 +35,15 @@ _PHASES: Final = {
 
 def watch(name: str, *, namespace: str | None = None, context: str | None = None) -> int:
     """Show a plan until it has its answer, then that; return the exit code. Raise ValueError where it cannot be read."""
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_PLAIN_WIDTH)
+    console = new_console()
     resource = Follower(Kubectl(context, namespace), name, console).until_finished()
     return SUCCEEDED if final_report(resource, console) else WITHOUT_WINNER
+
+
+def new_console() -> Console:
+    """Return the console of a live view: the terminal, or else lines of plain text."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 class Follower:
