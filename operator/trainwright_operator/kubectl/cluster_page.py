@@ -7,7 +7,7 @@ only Prometheus knows.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean, median
@@ -47,6 +47,10 @@ class _Plan:
     @property
     def full_name(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self.figures.waits.reason) and self.figures.stage.phase not in _ENDED
 
     def wait_seconds(self, now: datetime) -> float:
         """Return seconds of all waits since the last edit of the spec."""
@@ -109,7 +113,7 @@ def _none(sentence: str) -> Element:
 def _summary(plans: Sequence[_Plan]) -> str:
     phases = Counter(plan.figures.stage.phase for plan in plans)
     under_way = sum(count for phase, count in phases.items() if phase not in _ENDED)
-    waiting = sum(bool(plan.figures.waits.reason) for plan in plans if plan.figures.stage.phase not in _ENDED)
+    waiting = sum(plan.is_waiting for plan in plans)
     counts = [
         f"{phases[Phase.SUCCEEDED]} have their answer",
         f"{phases[Phase.FAILED]} failed",
@@ -120,7 +124,7 @@ def _summary(plans: Sequence[_Plan]) -> str:
 
 
 def _tiles(plans: Sequence[_Plan]) -> Element:
-    ratios = [ratio for plan in plans for ratio in _time_ratios(plan)]
+    ratios = [trial.time_ratio for plan in plans for trial in plan.figures.trials if trial.time_ratio is not None]
     speedups = [value for plan in plans if (value := plan.figures.answer.speedup_over_baseline_ratio) is not None]
     spent = sum(sum(plan.figures.device_seconds.values()) for plan in plans) / _HOUR
     entries = [
@@ -134,7 +138,7 @@ def _tiles(plans: Sequence[_Plan]) -> Element:
 
 
 def _waits(plans: Sequence[_Plan], now: datetime) -> Element:
-    waiting = [plan for plan in plans if plan.figures.waits.reason and plan.figures.stage.phase not in _ENDED]
+    waiting = [plan for plan in plans if plan.is_waiting]
     if not waiting:
         return _none("No plan waits.")
     waiting.sort(key=lambda plan: -plan.wait_seconds(now))
@@ -191,11 +195,11 @@ def _predictions(plans: Sequence[_Plan]) -> Element:
 
 
 def _ranking(plans: Sequence[_Plan]) -> Element:
-    ranked = [plan for plan in plans if plan.figures.answer.predicted_rank is not None]
-    if not ranked:
+    answers = [plan.figures.answer for plan in plans]
+    ranks = Counter(int(answer.predicted_rank) for answer in answers if answer.predicted_rank is not None)
+    if not ranks:
         return _none("No plan has compared candidates.")
-    ranks = Counter(int(plan.figures.answer.predicted_rank or 0) for plan in ranked)
-    regrets = [value for plan in ranked if (value := plan.figures.answer.regret_ratio) is not None]
+    regrets = [answer.regret_ratio for answer in answers if answer.regret_ratio is not None]
     most = max(ranks.values())
     rows: list[Row] = [
         [f"rank {rank}", bar(rectangle("forward", 0, count, most), label=f"{count} winners"), str(count)]
@@ -224,6 +228,8 @@ def _costs(plans: Sequence[_Plan]) -> Element:
         [namespace, *(f"{hours[purpose]:.3g}" for purpose in (*purposes, "lost or failed"))]
         for namespace, hours in sorted(spent.items())
     ]
+    if not rows:
+        return _none("Nothing has been measured.")
     paid = [plan for plan in plans if plan.figures.answer.payback_iterations is not None]
     paid.sort(key=lambda plan: plan.figures.answer.payback_iterations or 0.0)
     payback: list[Row] = [
@@ -234,8 +240,6 @@ def _costs(plans: Sequence[_Plan]) -> Element:
         ]
         for plan in paid[:MAX_PLANS]
     ]
-    if not rows:
-        return _none("Nothing has been measured.")
     headings = ["namespace", *map(str.lower, purposes), "of these lost or failed"]
     return figure(
         "Device hours by purpose; then after how many iterations an answer has saved what its measuring took, against the "
@@ -322,8 +326,8 @@ def _ages(plans: Sequence[_Plan], now: datetime) -> Element:
     newest: dict[str, datetime] = {}
     for plan in plans:
         at = plan.figures.profiles_measured_at
-        for accelerator in plan.figures.traits.accelerators if at is not None else ():
-            newest[accelerator] = max(at or now, newest.get(accelerator, at or now))
+        if at is not None:
+            newest |= {name: max(at, newest.get(name, at)) for name in plan.figures.traits.accelerators}
     if not newest:
         return _none("No plan has profiles.")
     rows: list[Row] = [
@@ -339,20 +343,18 @@ def _all(plans: Sequence[_Plan]) -> Element:
     rows: list[Row] = []
     for plan in plans[:MAX_PLANS]:
         figures, answer = plan.figures, plan.figures.answer
-        rank, price = answer.predicted_rank, answer.price_per_sample
-        measured, predicted = answer.measured_iteration_seconds, answer.predicted_iteration_seconds
         rows.append(
             [
                 plan.full_name,
                 words(f"{figures.stage.phase}: {figures.stage.reason}".removesuffix(": ")),
                 words(" and ".join(figures.traits.accelerators)),
-                seconds(measured) if measured is not None else "",
-                seconds(predicted) if predicted is not None else "",
-                _figure(answer.speedup_over_baseline_ratio, "{:.2f} ×"),
-                _figure(rank, "{:.0f}"),
-                _figure(answer.model_flop_utilisation_ratio, "{:.1%}"),
-                _figure(answer.tokens_per_second_per_device, "{:,.0f}"),
-                money(price) if price is not None else "",
+                _figure(answer.measured_iteration_seconds, seconds),
+                _figure(answer.predicted_iteration_seconds, seconds),
+                _figure(answer.speedup_over_baseline_ratio, "{:.2f} ×".format),
+                _figure(answer.predicted_rank, "{:.0f}".format),
+                _figure(answer.model_flop_utilisation_ratio, "{:.1%}".format),
+                _figure(answer.tokens_per_second_per_device, "{:,.0f}".format),
+                _figure(answer.price_per_sample, money),
                 words("emulated" if figures.traits.emulated else ""),
             ]
         )
@@ -365,16 +367,12 @@ def _all(plans: Sequence[_Plan]) -> Element:
     )
 
 
-def _time_ratios(plan: _Plan) -> list[float]:
-    return [trial.time_ratio for trial in plan.figures.trials if trial.time_ratio is not None]
-
-
 def _held(ratios: Sequence[float]) -> str:
     return f"{sum(abs(ratio - 1) <= _HOLDS for ratio in ratios) / len(ratios):.0%}" if ratios else ""
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+def _figure(value: float | None, form: Callable[[float], str]) -> str:
+    return "" if value is None else form(value)
 
 
 def _left_out(rows: Sequence[object], what: str) -> str:
