@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Final
 
 from trainwright import documents
@@ -41,7 +42,7 @@ def draw_page(request: PageRequest, commands: Sequence[str]) -> str:
     planned: PlannedTrials = documents.loads(request.planned, PlannedTrials, source="candidates")
     assert status.winner is not None
     trials = _AnsweredTrials(request, status, status.winner, planned)
-    return html_page(trials.content(request.plan, commands))
+    return html_page(trials.content(commands))
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,26 @@ class _AnsweredTrials:
     def states(self) -> dict[str, TrialStatus]:
         return {trial.name: trial for trial in self.status.trials}
 
-    def content(self, name: str, commands: Sequence[str]) -> PageContent:
+    @cached_property
+    def candidates(self) -> dict[str, PageCandidate]:
+        """Candidate of each trial, by its name."""
+        return {trial.name: self._candidate(trial) for trial in self.planned.trials}
+
+    def content(self, commands: Sequence[str]) -> PageContent:
         winner, own = self.winner, self._winning_trial
-        best, problem = self._candidate(own), self.problems[own.dtype]
-        listed = sorted((self._candidate(trial) for trial in self.planned.trials), key=_by_measured)
+        best, problem = self.candidates[own.name], self.problems[own.dtype]
         difference = self._difference(best)
         answer = Answer(problem, (best.candidate,), node_worths=self.planned.node_worth)
         reason = why(difference, problem, what="by prediction, the winner")
         expected = expected_range(best.candidate, problem)
         return PageContent(
             answer,
-            tuple(listed),
+            tuple(sorted(self.candidates.values(), key=_by_measured)),
             (*self._sentences(best), *reason.sentences, *expected.sentences),
             difference,
             self._timeline(),
             tuple(commands),
-            PageTrials(name, winner.measured_seconds, winner.speedup_over_baseline, self._course(listed)),
+            PageTrials(self.request.plan, winner.measured_seconds, winner.speedup_over_baseline, self._course()),
         )
 
     @property
@@ -100,20 +105,21 @@ class _AnsweredTrials:
 
     def _difference(self, best: PageCandidate) -> Difference | None:
         """Return the difference by part, as predicted, to the heuristic's fastest plan; None if that is the winner."""
-        heuristic = [trial for trial in self.planned.trials if trial.role is Role.BASELINE or trial.counts_as_baseline]
-        compared = min(map(self._candidate, heuristic), key=_by_measured, default=None)
+        heuristic = (
+            self.candidates[trial.name]
+            for trial in self.planned.trials
+            if trial.role is Role.BASELINE or trial.counts_as_baseline
+        )
+        compared = min(heuristic, key=_by_measured, default=None)
         if compared is None or compared.candidate.plan == best.candidate.plan:
             return None
         return Difference(best.candidate, compared.candidate, f"the heuristic's plan ({compared.name})")
 
-    def _course(self, listed: Sequence[PageCandidate]) -> tuple[PageCandidate, ...]:
-        names = [trial.name for trial in self.status.trials]
-        ended = [
-            (state.end_time.timestamp(), names.index(each.name), each)
-            for each in listed
-            if each.measured_seconds is not None and (state := self.states[each.name]).end_time is not None
-        ]
-        return tuple(each for _, _, each in sorted(ended, key=lambda item: item[:2]))
+    def _course(self) -> tuple[PageCandidate, ...]:
+        """Return the candidates that were measured, as their trials ended."""
+        ended = [(trial.end_time, trial.name) for trial in self.status.trials if trial.end_time is not None]
+        in_order = (self.candidates.get(name) for _, name in sorted(ended, key=itemgetter(0)))
+        return tuple(each for each in in_order if each is not None and each.measured_seconds is not None)
 
     def _timeline(self) -> Timeline | None:
         if not self.request.report:
