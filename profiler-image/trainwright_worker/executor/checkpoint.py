@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -158,13 +158,15 @@ def load(executor: PlanExecutor, folder: Path) -> int:
     executor.beat(f"loading the checkpoint {folder}")
     reader = CheckpointReader(folder)
     state = _run_on_all_ranks(executor, folder, lambda: _begin_loading(executor, folder, reader))
-    tiles, copies = list(resident_tiles(executor)), _copies(executor)
-    stored = reader.index.state_dict_metadata
-    names = _on_all_ranks(executor, (stored_name(tile.name, stored, copies) for tile in tiles))
+    stored, copies = reader.index.state_dict_metadata, _copies(executor)
+    tiles = [replace(tile, name=stored_name(tile.name, stored, copies)) for tile in resident_tiles(executor)]
+    names = _on_all_ranks(executor, (tile.name for tile in tiles))
     change = TrainedChange.of(names, stored, counts_updates=executor.optimizer.counts_updates)
     if (sentence := change.sentence()) and _is_first_rank(executor):
         warnings.warn(f"{folder}: {sentence}", stacklevel=2)
-    planner = TileLoadPlanner(tiles, folder, executor.beat, change.reads, copies)
+    left = {name for name in stored if not change.reads(name)}
+    left |= {copy for copy, name in copies.items() if name in names}
+    planner = TileLoadPlanner([tile for tile in tiles if change.reads(tile.name)], folder, executor.beat, left)
     with raise_first_error(folder, executor.plan_ranks.ranks):
         read(
             {},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -287,29 +287,25 @@ class TileLoadPlanner(DefaultLoadPlanner):
     """Planner that reads the chunks that overlap the tiles into the tiles' values.
 
     Args:
-        reads: whether a tensor of the checkpoint is read, if one of the tiles is part of it.
-        copies: weights that a checkpoint may hold once, under another name, by their own names.
+        pieces: tiles by the names that their tensors have in the checkpoint.
+        left: names of the checkpoint's tensors that no rank needs to read.
     """
 
     def __init__(
         self,
-        pieces: list[StateTile],
+        pieces: Iterable[StateTile],
         folder: Path,
         beat: Callable[[str], None],
-        reads: Callable[[str], bool] = lambda _name: True,
-        copies: Mapping[str, str] = MappingProxyType({}),
+        left: AbstractSet[str] = frozenset(),
     ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._pieces = pieces
         self._tiles: dict[str, list[StateTile]] = {}
-        self._folder, self._beat, self._reads, self._copies = folder, beat, reads, copies
+        for piece in pieces:
+            self._tiles.setdefault(piece.name, []).append(piece)
+        self._folder, self._beat, self._left = folder, beat, left
 
     def create_local_plan(self) -> LoadPlan:
         items: list[ReadItem] = []
-        for piece in self._pieces:
-            name = stored_name(piece.name, self._stored_tensors, self._copies)
-            if self._reads(name):
-                self._tiles.setdefault(name, []).append(piece)
         self._drop_buffers_of_former_version()
         for name, pieces in self._tiles.items():
             stored = self._stored_metadata(name, pieces[0].shape)
@@ -341,8 +337,7 @@ class TileLoadPlanner(DefaultLoadPlanner):
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Check, on the first rank, that some rank reads every stored tensor. Raises CheckpointError otherwise."""
         names = {item.dest_index.fqn for plan in global_plan for item in plan.items}
-        names |= {copy for copy, name in self._copies.items() if name in names}
-        if unread := sorted(filter(self._reads, set(self._stored_tensors) - names)):
+        if unread := sorted(self._stored_tensors.keys() - names - self._left):
             raise CheckpointError(f"{self._folder}: {unread[0]} is in the checkpoint, but not in this run's model")
         return global_plan
 
