@@ -95,6 +95,7 @@ class PlanEvents:
         self._counted_trials: dict[Key, set[_Ended]] = {}
         self._answers: dict[Key, _Answer | None] = {}
         self._namespaces: set[str] = set()
+        self._combinations: set[tuple[str, PlanTraits]] = set()
         self._trials = ReasonCounter(counts("trainwright_trials_total"), _TRIAL_REASONS)
         self._finished = ReasonCounter(counts("trainwright_plans_finished_total"), _ANSWER_REASONS)
         self._phases = sizes("trainwright_phase_duration_seconds", _PHASE_BUCKETS)
@@ -135,18 +136,21 @@ class PlanEvents:
         for trial in plan.trials:
             if trial.state.is_final:
                 self._trials.meet(trial.state.lower(), trial.reason or OTHER)
-        if plan.traits.accelerators and plan.traits.planner:
-            # Already with the devices: trials of short models may end soon after the search.
-            for quantity, role in product(("time", "memory"), TrialRole):
-                for accelerator in {*plan.traits.accelerators, plan.traits.accelerator}:
-                    self._ratios.export(*_ratio_labels(quantity, role, accelerator, plan.traits))
-            self._speedups.export(*plan.traits.labels(plan.traits.accelerator))
-            self._search_seconds.export(plan.traits.planner)
-            for cause in REFUTATION_CAUSES:
-                self._refuted.export(key[0], plan.traits.accelerator, cause)
-            for purpose in MeasuringPurpose:
-                for result in DEVICE_RESULTS:
-                    self._device_seconds.export(key[0], plan.traits.accelerator, purpose.lower(), result)
+        combination = key[0], plan.traits
+        if combination in self._combinations or not (plan.traits.accelerators and plan.traits.planner):
+            return
+        self._combinations.add(combination)
+        # Already with the devices: trials of short models may end soon after the search.
+        for quantity, role in product(("time", "memory"), TrialRole):
+            for accelerator in {*plan.traits.accelerators, plan.traits.accelerator}:
+                self._ratios.export(*_ratio_labels(quantity, role, accelerator, plan.traits))
+        self._speedups.export(*plan.traits.labels(plan.traits.accelerator))
+        self._search_seconds.export(plan.traits.planner)
+        for cause in REFUTATION_CAUSES:
+            self._refuted.export(key[0], plan.traits.accelerator, cause)
+        for purpose in MeasuringPurpose:
+            for result in DEVICE_RESULTS:
+                self._device_seconds.export(key[0], plan.traits.accelerator, purpose.lower(), result)
 
     def _add_namespace(self, namespace: str) -> None:
         """Export the series of a namespace whose labels are closed."""
