@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 
 from trainwright import documents
 from trainwright.families import Custom
+from trainwright.families.resource_names import in_resource_names
 from trainwright.report.progress import progress_bar
 
 
@@ -88,7 +88,7 @@ def description(entrypoint: str, *, training_plan: bool, check_seconds: float, d
     written = documents.adapter(Custom).dump_python(described, mode="json")
     body = {key: _with_whole_numbers(value) for key, value in written.items() if key != "family"}
     if training_plan:
-        body = _in_camel_case(body)
+        body = in_resource_names(body)
     return yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None)
 
 
@@ -99,16 +99,6 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _in_camel_case(value: Any) -> Any:
-    """Convert field names to the resource's camel case; names of kinds are values and stay."""
-    if isinstance(value, dict):
-        return {
-            re.sub(r"_([a-z])", lambda match: match[1].upper(), key): _in_camel_case(item)
-            for key, item in value.items()
-        }
-    return [_in_camel_case(item) for item in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

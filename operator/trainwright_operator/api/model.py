@@ -14,14 +14,15 @@ from pydantic.alias_generators import to_camel
 from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 from trainwright.families import FAMILIES, CustomChecks, CustomKind, Family
 from trainwright.families.fields import Bounds, Doc, Length, field_types
+from trainwright.families.resource_names import resource_name, spec_field
 from trainwright_operator.api.base import PLAIN_LINE, VALIDATIONS, ApiModel, rules, without_default
 
-_FIELDS: Final = {tag: {"wide_resnet": "wide_res_net"}.get(tag, tag) for tag in FAMILIES}
-"""Field of `spec.model` by the family's tag."""
-
 _CAMEL_CASE: Final = {
-    **{name: to_camel(name) for noun in (*FAMILIES.values(), CustomKind, CustomChecks) for name in field_types(noun)},
-    **{tag: to_camel(field) for tag, field in _FIELDS.items()},
+    name: resource_name(name)
+    for name in (
+        *(name for noun in (*FAMILIES.values(), CustomKind, CustomChecks) for name in field_types(noun)),
+        *FAMILIES,
+    )
 }
 """Names in the resource by the planner's."""
 
@@ -139,7 +140,7 @@ else:
         "ModelSpec",
         __base__=ModelChoice,
         **{
-            _FIELDS[tag]: (
+            spec_field(tag): (
                 _derived(noun) | None,
                 Field(None, description=_doc(field_types(noun)["family"]).text, json_schema_extra=_rules(noun)),
             )

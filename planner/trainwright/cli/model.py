@@ -10,15 +10,14 @@ from typing import Annotated, Any, get_args
 
 import typer
 import yaml
-from pydantic.alias_generators import to_camel
 
 from trainwright import documents
 from trainwright.cli.document_files import content_of
 from trainwright.cli.framework import command
-from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
-from trainwright.cli.options import ANY_BATCH
+from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, parse_training
 from trainwright.cli.output import Format, Output, OutputOption, note, show, show_document, show_json
 from trainwright.families.fields import Doc, field_types
+from trainwright.families.resource_names import in_resource_names
 from trainwright.layer import Dtype
 from trainwright.report.model_reading import ModelReading, reading_table
 from trainwright.training import RequestedDtype, Training
@@ -47,13 +46,14 @@ def model(  # noqa: PLR0913 (options)
     """Show the parameters of a model by part, its FLOPs and the bytes of its training state."""
     if document and training_plan:
         raise ValueError("give --document or --training-plan, not both")
-    batch = {**ANY_BATCH, "global_batch_size": global_batch_size}
-    training = read_training(file, sequence_length, decoder_sequence_length, absent=batch)
-    if document or training_plan:
-        if document:
-            show_document(training, Format.YAML, comment=f"{file}, read by `trainwright model`")
-        else:
-            typer.echo(yaml.safe_dump(_manifest(training, file), sort_keys=False, width=120), nl=False)
+    content = content_of(file)
+    batch = {"global_batch_size": global_batch_size}
+    training = parse_training(content, file, sequence_length, decoder_sequence_length, absent=batch)
+    if document:
+        show_document(training, Format.YAML, comment=f"{file}, read by `trainwright model`")
+        return
+    if training_plan:
+        typer.echo(yaml.safe_dump(_manifest(training, file, content), sort_keys=False, width=120), nl=False)
         return
     if training.dtype is RequestedDtype.AUTO:
         training = training.in_format(Dtype.BFLOAT16)
@@ -67,30 +67,34 @@ def model(  # noqa: PLR0913 (options)
         show(reading_table(reading, f"{file}: {training.family.family}"))
 
 
-def _manifest(training: Training, file: Path) -> dict[str, Any]:
-    """Return the TrainingPlan of a training; its annotation says which file the fields are of."""
+def _manifest(training: Training, file: Path, content: bytes) -> dict[str, Any]:
+    """Return the TrainingPlan of a training; its annotation says of which file the fields are."""
     family = training.family
-    types, left_out = field_types(type(family)), {"family"}
-    left_out |= {
-        name for name, hint in types.items() for note in get_args(hint) if isinstance(note, Doc) and not note.is_offered
+    written = documents.dump(training)[family.family]
+    not_offered = {
+        name
+        for name, hint in field_types(type(family)).items()
+        if any(isinstance(part, Doc) and not part.is_offered for part in get_args(hint))
     }
-    for name in sorted(left_out & {field.name for field in fields(family) if getattr(family, field.name) is True}):
-        note(f"{name} of the model is left out: a TrainingPlan has none")
-    given = {
-        to_camel(field.name): getattr(family, field.name)
-        for field in fields(family)
-        if field.name not in left_out and getattr(family, field.name) not in (None, field.default)
-    }
-    digest = hashlib.sha256(content_of(file)).hexdigest()[:12]
+    given = {}
+    for field in fields(family):
+        if field.name == "family" or getattr(family, field.name) in (None, field.default):
+            continue
+        if field.name in not_offered:
+            note(f"{field.name} of the model is left out: a TrainingPlan has none")
+        else:
+            given[field.name] = written[field.name]
     return {
         "apiVersion": "trainwright.dev/v1alpha1",
         "kind": "TrainingPlan",
         "metadata": {
             "name": re.sub("[^a-z0-9]+", "-", file.stem.lower()).strip("-") or "model",
-            "annotations": {"trainwright.dev/model-source": f"{file.name} sha256:{digest}"},
+            "annotations": {
+                "trainwright.dev/model-source": f"{file.name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
+            },
         },
         "spec": {
-            "model": {to_camel(family.family): given},
+            "model": in_resource_names({family.family: given}),
             "training": {"globalBatchSize": training.global_batch_size},
         },
     }

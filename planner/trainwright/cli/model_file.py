@@ -29,12 +29,18 @@ DecoderSequenceLengthOption = Annotated[
 def read_training(
     path: Path, tokens: int | None, decoder_tokens: int | None = None, *, absent: Mapping[str, Any] | None = None
 ) -> Training:
-    """Read a model file; `absent` gives the fields that it lacks.
+    """Read a model file; `absent` gives the fields that it lacks. Raises ValueError with one sentence."""
+    return parse_training(content_of(path), path, tokens, decoder_tokens, absent=absent)
 
-    What a config.json leaves open, and what its family leaves out, goes to standard error. Raises ValueError with one
-    sentence.
+
+def parse_training(
+    content: bytes, path: Path, tokens: int | None, decoder_tokens: int | None, *, absent: Mapping[str, Any] | None
+) -> Training:
+    """Return the training of a model file's content, as `read_training` does.
+
+    What a config.json leaves open, and what its family leaves out, goes to standard error.
     """
-    data = documents.loads_plain_given(content_of(path), source=str(path))
+    data = documents.loads_plain_given(content, source=str(path))
     if not is_config(data):
         if tokens is not None or decoder_tokens is not None:
             raise ValueError(
