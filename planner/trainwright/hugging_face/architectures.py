@@ -42,14 +42,7 @@ def _gpt2(config: Config) -> Family:
     config.demand("activation_function", *GELU, lack="gpt has GELU")
     config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
     config.demand("add_cross_attention", False, lack="gpt has no second input")
-    return Gpt(
-        layers=config.number("n_layer", "num_hidden_layers"),
-        hidden_size=hidden,
-        heads=config.number("n_head", "num_attention_heads"),
-        sequence_length=tokens,
-        vocabulary_size=config.number("vocab_size"),
-        dropout=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    )
+    return _gpt(config, hidden, drops=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
 
 
 def _bloom(config: Config) -> Family:
@@ -63,55 +56,69 @@ def _bloom(config: Config) -> Family:
     config.remarks.append(
         "kernels without ALiBi store its scores: give `attention: stored` with the model's document for these"
     )
+    return _gpt(config, hidden, drops=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
+
+
+def _gpt(config: Config, hidden: int, *, drops: bool) -> Family:
     return Gpt(
         layers=config.number("n_layer", "num_hidden_layers"),
         hidden_size=hidden,
         heads=config.number("n_head", "num_attention_heads"),
-        sequence_length=tokens,
+        sequence_length=config.sequence(),
         vocabulary_size=config.number("vocab_size"),
-        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
+        dropout=drops,
     )
 
 
-def _llama(  # noqa: PLR0913 - what model types differ in
-    *,
-    tied: bool = False,
-    key_value_heads: int | None = None,
-    window: int | None = None,
-    window_needs_use: bool = False,
-    head_size: int | None = None,
-    has_head_norms: bool = False,
-    has_biases: bool = False,
-    multipliers: bool = False,
+@dataclass(frozen=True)
+class _Rotary:
+    """Defaults of a decoder with rotary positions, and what it has beside Llama's attention.
+
+    Attributes:
+        key_value_heads: None: as many as heads.
+        head_size: None: hidden size / heads.
+        window: of attention, in tokens.
+        window_needs_use: whether the window counts with `use_sliding_window` alone.
+        has_head_norms: whether queries and keys are normalised by head.
+    """
+
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    window: int | None = None
+    window_needs_use: bool = False
+    has_head_norms: bool = False
+
+    def fields(self, config: Config, family: str) -> dict[str, Any]:
+        """Return the fields that `llama` and `moe` share."""
+        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+        config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
+        _check_window(config, self.window, needs_use=self.window_needs_use)
+        _note_positions(config)
+        return {
+            "layers": config.number("num_hidden_layers"),
+            "hidden_size": hidden,
+            "heads": heads,
+            "sequence_length": config.sequence(),
+            "vocabulary_size": config.number("vocab_size"),
+            "key_value_heads": config.number("num_key_value_heads", default=self.key_value_heads or heads),
+            "head_size": _head_size(config, hidden, heads, self.head_size),
+            "query_key_norm": self.has_head_norms,
+            "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+        }
+
+
+def _llama(
+    rotary: _Rotary = _Rotary(), *, has_biases: bool = False, multipliers: bool = False
 ) -> Callable[[Config], Family]:
     def read(config: Config) -> Family:
-        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-        config.demand("hidden_act", *SILU, lack="llama has SiLU")
+        fields = rotary.fields(config, "llama")
+        family = Llama(**fields, intermediate_size=config.number("intermediate_size"))
         config.demand("hidden_activation", *SILU, lack="llama has SiLU")
-        size = _head_size(config, hidden, heads, head_size)
-        _check_window(config, window, needs_use=window_needs_use)
-        _note_positions(config)
-        layers, groups = (
-            config.number("num_hidden_layers"),
-            config.number("num_key_value_heads", default=key_value_heads or heads),
-        )
-        family = Llama(
-            layers=layers,
-            hidden_size=hidden,
-            heads=heads,
-            sequence_length=config.sequence(),
-            vocabulary_size=config.number("vocab_size"),
-            intermediate_size=config.number("intermediate_size"),
-            key_value_heads=groups,
-            head_size=size,
-            query_key_norm=has_head_norms,
-            tied_embeddings=config.flag("tie_word_embeddings", default=tied),
-        )
-        if has_biases or config.value("attention_bias", default=None):
-            biases = layers * (heads + 2 * groups) * (size or hidden // heads)
-            config.remarks.append(f"biases of queries, keys and values are not counted: {biases:,} parameters")
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
-        config.skip("attention_bias")
+        if config.value("attention_bias", default=None) or has_biases:
+            size = family.head_size or family.hidden_size // family.heads
+            biases = family.layers * (family.heads + 2 * fields["key_value_heads"]) * size
+            config.remarks.append(f"biases of queries, keys and values are not counted: {biases:,} parameters")
         if multipliers:
             config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
             config.remarks.append("its multipliers are not counted: about 2.5 % of the time where they are not fused")
@@ -121,40 +128,21 @@ def _llama(  # noqa: PLR0913 - what model types differ in
     return read
 
 
-def _moe(  # noqa: PLR0913 - what model types differ in
-    *,
-    experts: int,
-    experts_per_token: int,
-    width: str,
-    key_value_heads: int,
-    window: int | None = None,
-    window_needs_use: bool = False,
-    has_head_norms: bool = False,
-) -> Callable[[Config], Family]:
+def _moe(rotary: _Rotary, *, experts: int, experts_per_token: int, width: str) -> Callable[[Config], Family]:
+    """Return the reader of a mixture of experts; `width`: key of an expert's width."""
+
     def read(config: Config) -> Family:
-        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-        config.demand("hidden_act", *SILU, lack="moe has SiLU")
         config.demand("decoder_sparse_step", 1, lack="moe's plain blocks are as wide as one expert")
         config.demand("mlp_only_layers", [], lack="moe's plain blocks are as wide as one expert")
         config.demand("attention_bias", False, lack="moe has no biases")
         if width != "intermediate_size":
             config.skip("intermediate_size")  # of plain blocks, which there are none of
-        _check_window(config, window, needs_use=window_needs_use)
-        _note_positions(config)
         _note_dropout(config, "attention_dropout")
         return Moe(
-            layers=config.number("num_hidden_layers"),
-            hidden_size=hidden,
-            heads=heads,
-            sequence_length=config.sequence(),
-            vocabulary_size=config.number("vocab_size"),
+            **rotary.fields(config, "moe"),
             experts=config.number("num_experts", "num_local_experts", default=experts),
             experts_per_token=config.number("num_experts_per_tok", default=experts_per_token),
             intermediate_size=config.number(width),
-            key_value_heads=config.number("num_key_value_heads", default=key_value_heads),
-            head_size=_head_size(config, hidden, heads, None),
-            query_key_norm=has_head_norms,
-            tied_embeddings=config.flag("tie_word_embeddings", default=False),
         )
 
     return read
@@ -326,30 +314,28 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
         "bloom": Architecture(("BloomForCausalLM",), _bloom),
         "llama": Architecture(("LlamaForCausalLM",), _llama()),
-        "mistral": Architecture(("MistralForCausalLM",), _llama(key_value_heads=8, window=4096)),
+        "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
         "qwen2": Architecture(
-            ("Qwen2ForCausalLM",), _llama(key_value_heads=32, window=4096, window_needs_use=True, has_biases=True)
+            ("Qwen2ForCausalLM",),
+            _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True), has_biases=True),
         ),
         "phi3": Architecture(("Phi3ForCausalLM",), _llama()),
         "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),
         "qwen3": Architecture(
             ("Qwen3ForCausalLM",),
-            _llama(key_value_heads=32, window=4096, window_needs_use=True, head_size=128, has_head_norms=True),
+            _llama(_Rotary(key_value_heads=32, head_size=128, window=4096, window_needs_use=True, has_head_norms=True)),
         ),
         "mixtral": Architecture(
             ("MixtralForCausalLM",),
-            _moe(experts=8, experts_per_token=2, width="intermediate_size", key_value_heads=8),
+            _moe(_Rotary(key_value_heads=8), experts=8, experts_per_token=2, width="intermediate_size"),
         ),
         "qwen3_moe": Architecture(
             ("Qwen3MoeForCausalLM",),
             _moe(
+                _Rotary(key_value_heads=4, window=4096, window_needs_use=True, has_head_norms=True),
                 experts=128,
                 experts_per_token=8,
                 width="moe_intermediate_size",
-                key_value_heads=4,
-                window=4096,
-                window_needs_use=True,
-                has_head_norms=True,
             ),
         ),
         "bert": Architecture(("BertForPreTraining", "BertForMaskedLM"), _bert(types=2)),
@@ -360,7 +346,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "swin": Architecture(("SwinForImageClassification",), _swin),
     }
 )
-"""By model type; each is equal to the parameter, or says in a remark by how many it is not."""
+"""Readers by model type: a family has the parameters of transformers' class, or a remark says by how many it differs."""
 
 WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {

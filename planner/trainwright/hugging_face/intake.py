@@ -10,6 +10,7 @@ from trainwright.families import Family
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
 from trainwright.hugging_face.config import Config
 
+_OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 _NEAREST: Final = (
     ("num_local_experts", "moe"), ("num_experts", "moe"), ("n_routed_experts", "moe"), ("patch_size", "vit"),
     ("type_vocab_size", "bert"), ("rms_norm_eps", "llama"),
@@ -82,21 +83,20 @@ def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
     model_type = str(keys.get("model_type") or _type_of(head))
     if model_type in WITHOUT_FAMILY:
         raise ValueError(
-            f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that, {_OTHERWISE}"
+            f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that; {_OTHERWISE}"
         )
     if model_type not in ARCHITECTURES:
         near = next((family for key, family in _NEAREST if key in keys), "gpt")
         raise ValueError(
-            f"{source}: {head or 'model_type'} ({model_type}) is not known; the nearest family is {near}, {_OTHERWISE}"
+            f"{source}: {head or 'model_type'} ({model_type}) is not known; the nearest family is {near}; use that, or {_OTHERWISE}"
         )
     heads = ARCHITECTURES[model_type].heads
     if head and head not in heads:
-        raise ValueError(f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, {_OTHERWISE}")
+        raise ValueError(
+            f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, or {_OTHERWISE}"
+        )
     return model_type, head or heads[0]
 
 
 def _type_of(head: str) -> str:
     return next((kind for kind, architecture in ARCHITECTURES.items() if head in architecture.heads), head)
-
-
-_OTHERWISE: Final = "or describe the model as custom (`trainwright describe`)"
