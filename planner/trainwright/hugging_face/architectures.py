@@ -14,6 +14,7 @@ from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
 from trainwright.hugging_face.config import Config
 
 SILU: Final = ("silu", "swish")
+_BERT_DROPOUTS: Final = "hidden_dropout_prob", "attention_probs_dropout_prob"
 GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 
 
@@ -148,7 +149,7 @@ def _moe(rotary: _Rotary, *, experts: int, experts_per_token: int, width: str) -
     return read
 
 
-def _bert(*, types: int, positions_before: int = 0) -> Callable[[Config], Family]:
+def _bert(*dropouts: str, types: int, positions_before: int = 0) -> Callable[[Config], Family]:
     def read(config: Config) -> Family:
         tokens = config.sequence()
         entries = config.number("max_position_embeddings", default=512 + positions_before) - positions_before
@@ -174,9 +175,7 @@ def _bert(*, types: int, positions_before: int = 0) -> Callable[[Config], Family
             intermediate_size=config.number("intermediate_size", "hidden_dim"),
             token_types=config.number("type_vocab_size", default=types) if types else 1,
             next_sentence=config.head == "BertForPreTraining",
-            dropout=_drops(
-                config, "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"
-            ),
+            dropout=_drops(config, *dropouts),
         )
 
     return read
@@ -287,11 +286,8 @@ def _check_window(config: Config, absent: int | None, *, needs_use: bool = False
 
 
 def _drops(config: Config, *names: str, default: float = 0.1) -> bool:
-    """Return whether any of the keys of a class drops out; one that no file has means the class's default."""
-    given = [name for name in names if config.has(name)]
-    shares = [config.share(name, default=default) for name in given or names[:1]]
-    config.skip(*names)
-    return any(shares)
+    """Return whether any of a class's dropouts is above 0; `default`: of each that is absent."""
+    return max(config.share(name, default=default) for name in names) > 0
 
 
 def _note_dropout(config: Config, *names: str) -> None:
@@ -338,9 +334,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                 width="moe_intermediate_size",
             ),
         ),
-        "bert": Architecture(("BertForPreTraining", "BertForMaskedLM"), _bert(types=2)),
-        "roberta": Architecture(("RobertaForMaskedLM",), _bert(types=2, positions_before=2)),
-        "distilbert": Architecture(("DistilBertForMaskedLM",), _bert(types=0)),
+        "bert": Architecture(("BertForPreTraining", "BertForMaskedLM"), _bert(*_BERT_DROPOUTS, types=2)),
+        "roberta": Architecture(("RobertaForMaskedLM",), _bert(*_BERT_DROPOUTS, types=2, positions_before=2)),
+        "distilbert": Architecture(("DistilBertForMaskedLM",), _bert("dropout", "attention_dropout", types=0)),
         "t5": Architecture(("T5ForConditionalGeneration",), _t5),
         "vit": Architecture(("ViTForImageClassification",), _vit),
         "swin": Architecture(("SwinForImageClassification",), _swin),

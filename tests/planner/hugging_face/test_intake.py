@@ -146,6 +146,20 @@ def test_defaults_that_were_taken_are_listed() -> None:
     assert read.defaults == ("num_key_value_heads 32", "tie_word_embeddings false")
 
 
+@pytest.mark.parametrize(
+    ("changes", "drops"),
+    [
+        ({}, True),
+        ({"resid_pdrop": 0.0}, True),
+        (dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), False),
+    ],
+)
+def test_dropout_of_any_key_counts_also_by_default(changes, drops) -> None:
+    family = read_config(GPT2 | changes, tokens=1024).family
+    assert isinstance(family, Gpt)
+    assert family.dropout is drops
+
+
 def test_the_head_of_bert_decides_on_its_second_task() -> None:
     masked = read_config(BERT | {"architectures": ["BertForMaskedLM"]}, tokens=512).family
     both = read_config(BERT, tokens=512).family
