@@ -59,10 +59,7 @@ def model(  # noqa: PLR0913 (options)
         training = training.in_format(Dtype.BFLOAT16)
     reading = ModelReading.of(training.model, training.optimizer)
     if output is Output.JSON:
-        show_json(
-            asdict(reading)
-            | {"family": documents.dump(training)[training.family.family], "state_bytes": reading.state_bytes}
-        )
+        show_json({**asdict(reading), "family": documents.dump(training)[training.family.family]})
     else:
         show(reading_table(reading, f"{file}: {training.family.family}"))
 

@@ -10,8 +10,8 @@ from typing import Final
 from rich.console import Group
 
 from trainwright.cost.memory_terms import ValueBytes
-from trainwright.families import Moe
-from trainwright.layer import Dtype, Operator, OperatorKind
+from trainwright.families import Custom, Family, Moe
+from trainwright.layer import Dtype, LayerKind, Operator, OperatorKind
 from trainwright.model import Model
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright.throughput import flops_per_row, tokens_per_row
@@ -43,10 +43,10 @@ class ModelReading:
     Attributes:
         parameters: of the whole model; a tied weight counts once.
         active_parameters: that a token passes through; fewer with experts.
-        parts: parameters by part of the model, a tied weight with the embedding.
+        parts: parameters by part of the model, by kind of layer in a described one; a shared weight where it comes first.
         tokens: of a row, of encoder and decoder together; None where rows have none.
         flops_per_row: of forward and backward.
-        state_bytes_per_parameter: weight, gradient and optimizer state.
+        state_bytes: of weights, gradients and optimizer state; frozen weights have the first alone.
     """
 
     parameters: int
@@ -54,36 +54,39 @@ class ModelReading:
     parts: Mapping[str, int]
     tokens: int | None
     flops_per_row: float
-    state_bytes_per_parameter: float
+    state_bytes: float
     dtype: Dtype
     optimizer: Optimizer
 
     @classmethod
     def of(cls, model: Model, optimizer: Optimizer) -> ModelReading:
         """Read a model, with gradients in float32 as our worker and most trainers keep them."""
-        family, parts = model.family, Counter[str]()
-        for kind in map(model.kind_of, range(len(model.layers))):
+        family, parts, shared = model.family, Counter[str](), set[str]()
+        kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
+        for kind in kinds:
             for operator in kind.operators:
-                parts[_part(operator)] += operator.weight_elements
-        if (twice := sum(parts.values()) - model.parameters) > 0:
-            parts["head"] -= twice
+                parts[_part(operator, kind, family)] += operator.weight_elements
+            if kind.shared_weight in shared:
+                # A described layer is one operator, of which the weight may be a part.
+                again = max(kind.operators, key=lambda operator: operator.weight_elements == kind.shared_parameters)
+                parts[_part(again, kind, family)] -= kind.shared_parameters
+            elif kind.shared_weight is not None:
+                shared.add(kind.shared_weight)
         idle = 0
         if isinstance(family, Moe):
             idle = parts[_EXPERTS] * (family.experts - family.experts_per_token) // family.experts
+        frozen = sum(kind.frozen_parameters for kind in kinds)
+        per_value = ValueBytes.of(model, optimizer, Dtype.FLOAT32)
         return cls(
             model.parameters,
             model.parameters - idle,
             {part: size for part, size in parts.items() if size},
             tokens_per_row(family),
             flops_per_row(model),
-            ValueBytes.of(model, optimizer, Dtype.FLOAT32).unsharded,
+            per_value.unsharded_state(model.parameters - frozen, frozen),
             model.dtype,
             optimizer,
         )
-
-    @property
-    def state_bytes(self) -> float:
-        return self.parameters * self.state_bytes_per_parameter
 
     @property
     def sentence(self) -> str:
@@ -111,7 +114,9 @@ def reading_table(reading: ModelReading, title: str) -> Group:
     return titled(title, table, reading.sentence)
 
 
-def _part(operator: Operator) -> str:
+def _part(operator: Operator, kind: LayerKind, family: Family) -> str:
+    if isinstance(family, Custom):
+        return kind.name
     if operator.kind is OperatorKind.NORMALISATION:
         return "norms"
     return next((part for begin, part in _PARTS if operator.name.startswith(begin)), "embedding")
