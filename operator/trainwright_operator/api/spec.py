@@ -184,8 +184,8 @@ class DevicesSpec(ApiModel):
     """Price of one device for an hour, by accelerator, all in one currency, for example {Tesla-T4: 0.35}. Needed where
     search.objective is Cost."""
     priced_by: PricedBy | None = None
-    """What a plan pays for: Node, as where it is absent (all devices of each node that it uses, as machines are rented) or Device (the devices that it
-    uses, on machines of your own or shared ones)."""
+    """What a plan pays for. Absent or Node: all devices of each node that it uses, as machines are rented. Device: only the
+    devices that it uses, as on machines of your own or shared ones."""
     network: NetworkDevices | None = None
     """Network devices (EFA, InfiniBand, RoCE) that pods ask for, for example vpc.amazonaws.com/efa. Auto, as where it is absent:
     in gangs of several nodes, those that all of these offer and the queue covers, as many as a pod's part of its node's
@@ -216,7 +216,8 @@ class SearchSpec(ApiModel):
     AmpAnnealing (Algorithms 1 and 2 of the AMP paper), GalvatronBase and GalvatronBmw (a strategy for every layer), Alpa
     (submeshes, and an integer programme over operators), Megatron (the usual heuristic alone) or Random (fifty draws)."""
     objective: Objective = Objective.TIME
-    """What is least in the best plan: Time (of an iteration) or Cost (of a sample, by devices.pricesPerHour and pricedBy)."""
+    """What the search minimises: Time (seconds of an iteration) or Cost (price of a sample, by devices.pricesPerHour and
+    devices.pricedBy)."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
     simplest of them is tried first. 0: the prediction alone decides."""
