@@ -204,9 +204,7 @@ class Applier:
                 path = client.jobs_path(LAUNCHERS[LauncherKind(manifest["kind"])].api, namespace)
                 await self._api.create(path, dict(manifest), dryRun="All", fieldValidation="Strict")
                 memory.dry_run = DryRun(key)
-            case a.StartPlanner(request=request):
-                self._searches.start(plan.uid, request)
-            case a.DrawPage(request=request):
+            case a.StartPlanner(request=request) | a.DrawPage(request=request):
                 self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
                 await self._set_status(plan, status)

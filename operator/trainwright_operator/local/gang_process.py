@@ -145,11 +145,8 @@ def kill_group(group: int) -> None:
     """Kill a process group; one that is gone is no error."""
     try:
         os.killpg(group, signal.SIGKILL)
-    except (
-        ProcessLookupError,
-        PermissionError,
-    ):  # deliberate: no right to it means that the id was given to another user
-        return
+    except (ProcessLookupError, PermissionError):
+        return  # deliberate: it is gone; no right to it means that the id was given to another user
 
 
 def is_worker(process_id: int) -> bool:
