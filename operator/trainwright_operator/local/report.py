@@ -6,32 +6,31 @@ import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import yaml
 
 from trainwright.outside.plain_text import plain_line
-from trainwright_operator.flow.answer_page import PAGE_KEY, page_request
+from trainwright_operator.flow.answer_page import page_request
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.local.snapshot import observe
 from trainwright_operator.local.store import write_whole
 from trainwright_operator.local.tuned_plan import TunedPlan
-
-_WINNER: Final = "winner"
+from trainwright_operator.local.winner import page_file
 
 
 def write_page(plan: TunedPlan) -> str:
     """Write the page beside the winner's files; return why it could not be drawn, or an empty text."""
     from trainwright_operator.page_process import draw_page  # noqa: PLC0415 - drawings, after everything is measured
 
-    request = page_request(ReconcileContext(observe(plan, datetime.now(UTC)), datetime.now(UTC)), plan.manifest.name)
+    now = datetime.now(UTC)
+    request = page_request(ReconcileContext(observe(plan, now), now), plan.manifest.name)
     if request is None:
         return "what was measured cannot be read any more"
     try:
         page = draw_page(request, (f"trainwright tune {shlex.quote(str(plan.manifest.source))}",))
     except Exception as error:  # noqa: BLE001 - the answer stays an answer, whatever it is
         return plain_line(f"{type(error).__name__}: {error}")
-    write_whole(plan.folder / _WINNER / PAGE_KEY, page)
+    write_whole(page_file(plan.folder), page)
     return ""
 
 
@@ -40,9 +39,11 @@ def page_of_state(path: Path) -> str:
     if path.is_file():
         raise ValueError(f"{path}: {_explain_file(path)}")
     try:
-        return (path / _WINNER / PAGE_KEY).read_text(encoding="utf-8")
-    except OSError:
-        pass
+        return page_file(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass  # deliberate: what else is there tells why
+    except OSError as error:
+        raise ValueError(f"{page_file(path)}: cannot be read: {error.strerror or error}") from None
     if not (path / "status.yaml").exists():
         raise ValueError(f"{path}: this is no state directory of `trainwright tune`, which would be .trainwright/NAME")
     raise ValueError(f"{path}: there is no page, since the plan has no winner yet; `trainwright tune` goes on with it")

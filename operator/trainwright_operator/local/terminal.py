@@ -16,6 +16,7 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import Phase, TrainingPlanStatus, TrialState, TrialStatus
 from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.local.winner import page_file, winner_folder
 
 _QUIET: Final = (Reason.ACCEPTED, Reason.DISCOVERED, Reason.STARTING, Reason.SUSPENDED)
 """Reasons of Events that say nothing new, or for which the terminal has lines of its own."""
@@ -132,9 +133,9 @@ def _answer_lines(status: TrainingPlanStatus, folder: Path, *, on_cpu: bool) -> 
     if any(trial.state is TrialState.FAILED for trial in status.trials):
         yield f"What the processes of each gang wrote is in {folder / 'gangs'}."
     if status.winner is not None:
-        yield f"The winner's files are in {folder / 'winner'}, the whole status is {folder / 'status.yaml'}."
-        if (folder / "winner" / "report.html").exists():
-            yield f"The answer as a page, with drawings: {folder / 'winner' / 'report.html'}"
+        yield f"The winner's files are in {winner_folder(folder)}, the whole status is {folder / 'status.yaml'}."
+        if page_file(folder).exists():
+            yield f"The answer as a page, with drawings: {page_file(folder)}"
     if on_cpu:
         yield "Measured on this machine's CPU: which plan wins here says nothing about GPUs."
 

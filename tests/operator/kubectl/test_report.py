@@ -91,6 +91,11 @@ def test_a_state_directory_gives_the_page_beside_the_winner(folder: Path) -> Non
     assert "no state directory" in without.output
     (state / "status.yaml").write_text("status: {}")
     assert "has no winner yet" in " ".join(CliRunner().invoke(app, ["report", str(state)]).output.split())
+    (state / "winner" / "report.html").mkdir()
+    unreadable = CliRunner().invoke(app, ["report", str(state)])
+    assert unreadable.exit_code == 2
+    assert "report.html: cannot be read: Is a directory" in " ".join(unreadable.output.split())
+    (state / "winner" / "report.html").rmdir()
     (state / "winner" / "report.html").write_text(PAGE, encoding="utf-8")
     assert CliRunner().invoke(app, ["report", str(state)]).exit_code == 0
     assert (folder / "tiny.html").read_text(encoding="utf-8") == PAGE
