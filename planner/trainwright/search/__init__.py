@@ -83,8 +83,8 @@ def run(
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
     that the estimate does not tell apart are one candidate (`drop_equivalent`), and half of `auto`'s may be the best plans of
     other kinds (`with_other_kinds`). If both time and cost are the objective, return their Pareto front; preferences do not
-    apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or, if cost is an objective, for a device without a price;
-    NoFeasiblePlan if no plan is feasible.
+    apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or,
+    if cost is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible or none ends in time.
     """
     _check_known(planner)
     if top is not None and top < 1:
@@ -101,16 +101,17 @@ def run(
         # The running plan, adapted to the devices, may be feasible although the search found nothing.
         if not (adapted := order_by_preference([], problem)):
             raise
-        return _first(planner, in_time(adapted, problem), problem, top)
+        return _first(planner, adapted, problem, top)
     order = order_over_band if is_ordered_over_band(planner, problem) else order_by_preference
-    return _first(planner, in_time(order(candidates, problem), problem), problem, top)
+    return _first(planner, order(candidates, problem), problem, top)
 
 
 def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | None) -> list[Candidate]:
-    """Return the first candidates of different shapes, of `auto` also of other kinds; all candidates if `top` is None."""
+    """Return the first candidates in time, of different shapes, of `auto` also of other kinds; without `top` all in time."""
+    candidates = in_time(ordered, problem)
     if top is None:
-        return ordered
-    shapes = drop_equivalent(ordered, max(TOLERANCE, problem.preference.tolerance))
+        return candidates
+    shapes = drop_equivalent(candidates, max(TOLERANCE, problem.preference.tolerance))
     if planner != "auto" or problem.limits.objective is Objective.COST:
         return shapes[:top]
     return with_other_kinds(shapes, top, problem)

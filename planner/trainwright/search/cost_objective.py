@@ -28,7 +28,7 @@ def _price(candidate: Candidate) -> float:
 
 
 def in_time(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """Return the candidates that end the run of the limits in time. Raises NoFeasiblePlan if none of several does."""
+    """Return the candidates that end the run of the limits in time. Raises NoFeasiblePlan if there are some, but none does."""
     run = problem.limits.run
     if run is None or not candidates:
         return list(candidates)
