@@ -193,20 +193,19 @@ def slow_format(
     native, best, objective = best_format(names, dtypes), candidates[0], problem.limits.objective
     if not emulated_on and equally_fast(names, dtype, dtypes) is native:
         return None
-    slow = SlowFormat(
-        dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=None
-    )
-    try:
+    other = None
+    with suppress(ValueError):  # no data sheet, or no feasible plan
         faster = in_format(problem, native)
-        if not _may_win(faster, Answer(problem, tuple(candidates))):
-            return slow if emulated_on else None
-        other = find(faster, control.apart())[0]
-    except ValueError:  # no data sheet, or no feasible plan
-        return slow if emulated_on else None
-    fits = other.estimate.feasible or not best.estimate.feasible
-    if fits and objective_value(other, objective) < objective_value(best, objective):
-        return replace(slow, other=other)
-    return slow if emulated_on else None
+        if _may_win(faster, Answer(problem, tuple(candidates))):
+            native_best = find(faster, control.apart())[0]
+            fits = native_best.estimate.feasible or not best.estimate.feasible
+            is_faster = objective_value(native_best, objective) < objective_value(best, objective)
+            other = native_best if fits and is_faster else None
+    if other is None and not emulated_on:
+        return None
+    return SlowFormat(
+        dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=other
+    )
 
 
 def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
