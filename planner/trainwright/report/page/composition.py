@@ -14,6 +14,7 @@ from trainwright.plan import Plan
 from trainwright.report import plan_summary
 from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
+from trainwright.report.iteration_chart import stage_tracks
 from trainwright.report.levers import FACTOR, levers
 from trainwright.report.page.bar_figures import (
     candidate_figure,
@@ -68,23 +69,21 @@ def html_page(content: PageContent) -> str:
     ]
     button = element("button", "Theme", id="theme", type="button", hidden="hidden")
     head = element("header", element("h1", title), button)
-    lead = [element("p", sentence, class_=None if number else "lead") for number, sentence in enumerate(_lead(content))]
     footer = element(
         "p", f"Trainwright {version('trainwright')}. This page loads nothing from a network.", class_="note"
     )
-    return document(f"Trainwright: {title}", head, lead, _tiles(content), sections, element("footer", footer))
+    return document(f"Trainwright: {title}", head, _lead(content), _tiles(content), sections, element("footer", footer))
 
 
 def answer_parts(content: PageContent) -> list[Content]:
     """Return what of a page says the answer: its sentences, figures, iteration over time, reason and candidates."""
-    best, difference = content.answer.best, content.difference
-    explanation = Explanation.of(content.answer.problem, best.plan, best.estimate)
+    problem, best, difference = content.answer.problem, content.answer.best, content.difference
     return [
-        *(element("p", sentence, class_=None if number else "lead") for number, sentence in enumerate(_lead(content))),
+        _lead(content),
         _tiles(content),
-        timeline_figure(explanation.tracks, best.estimate.iteration_seconds),
+        timeline_figure(stage_tracks(best.plan, problem.cost_context), best.estimate.iteration_seconds),
         difference_figure(difference) if difference is not None else None,
-        candidate_figure(content.candidates, content.answer.problem),
+        candidate_figure(content.candidates, problem),
     ]
 
 
@@ -104,7 +103,12 @@ def _title(content: PageContent) -> str:
     return f"{trials.name}: {seconds(trials.seconds)} an iteration, measured, {where}{origin_words(problem)}"
 
 
-def _lead(content: PageContent) -> Sequence[str]:
+def _lead(content: PageContent) -> list[Element]:
+    sentences = enumerate(_lead_sentences(content))
+    return [element("p", sentence, class_=None if number else "lead") for number, sentence in sentences]
+
+
+def _lead_sentences(content: PageContent) -> Sequence[str]:
     problem, best = content.answer.problem, content.answer.best
     if content.trials is not None:
         return content.sentences
