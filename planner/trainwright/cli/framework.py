@@ -122,12 +122,8 @@ def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
         raise ValueError(f"--seed must be at least 0, got {search.seed}")
     _keep_imports()
     control = SearchControl.with_budget(search.budget_seconds, seed=search.seed, effort=search.effort)
-    with _interrupting(control):
-        if sys.stderr.isatty():
-            with progress_bar(what, sys.stderr) as show:
-                yield replace(control, report=lambda step: show(step.done, step.total, _best(step)))
-        else:
-            yield control
+    with _interrupting(control), progress_bar(what, sys.stderr) as show:
+        yield replace(control, report=lambda step: show(step.done, step.total, _best(step)))
 
 
 def _best(step: SearchProgress) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -87,11 +88,7 @@ def progress_bar(what: str, stream: TextIO) -> Iterator[Report]:
     """Yield the callback of a bar that is there until the end of the block."""
     bar = ProgressBar(stream)
     bar.show(what, 0, None)
-
-    def report(done: float, total: float | None, remark: str = "") -> None:
-        bar.show(what, done, total, remark)
-
     try:
-        yield report
+        yield partial(bar.show, what)
     finally:
         bar.hide()
