@@ -370,20 +370,24 @@ class Custom:
     @property
     def kinds_to_check(self) -> frozenset[str]:
         """Kinds of layers whose values the description did not check, all of them without checks."""
-        names = frozenset(kind.name for kind in self.kinds)
-        return names if self.checks is None else names & frozenset(self.checks.unchecked_kinds)
+        if self.checks is not None:
+            return frozenset(self.checks.unchecked_kinds)
+        return frozenset(kind.name for kind in self.kinds)
 
     @property
     def unchecked(self) -> str:
         """Sentence on what was not checked for what plans would change; empty if the description checked all values."""
-        if self.checks is not None:
-            first, *others = self.checks.unchecked_kinds or ("",)
-            more = f" and of {len(others)} more kinds of layers" if others else ""
-            what = f"the description of {self.entrypoint} left out the values of {first}{more}, which profiling checks first"
-            return what if first else ""
+        if self.checks is None:
+            return (
+                f"the description of {self.entrypoint} was not checked, so plans may train another model than this one; "
+                f"describe it again with python -m trainwright_worker.describe {self.entrypoint}"
+            )
+        if not self.checks.unchecked_kinds:
+            return ""
+        first, *others = self.checks.unchecked_kinds
+        more = f" and of {len(others)} more kinds of layers" if others else ""
         return (
-            f"the description of {self.entrypoint} was not checked, so plans may train another model than this one; "
-            f"describe it again with python -m trainwright_worker.describe {self.entrypoint}"
+            f"the description of {self.entrypoint} left out the values of {first}{more}, which profiling checks first"
         )
 
     def stack(self, attention: Attention) -> LayerList:  # noqa: ARG002 - what it keeps was counted
