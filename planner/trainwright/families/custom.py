@@ -15,13 +15,13 @@ _Name = Annotated[str, Length(1, 64)]
 _Count = Annotated[float, Bounds(0, 1e18, limit=LARGEST_SIZE)]
 _Size = Annotated[int, Bounds(0, 10**15, limit=LARGEST_SIZE)]
 _Kernels = Annotated[int, Bounds(0, 10**9, limit=LARGEST_SIZE)]
+_Positive = Annotated[float, Bounds(1, 1e18, limit=LARGEST_SIZE)]
+ProductName = Literal["matmul", "batched_matmul", "convolution", "attention"]
+MAX_PRODUCTS: Final = 8
+"""Maximum number of shapes of a kind's products."""
 _ROUNDED: Final = 1e-6
 """Share of FLOPs that is lost where products' figures are rounded."""
 _ENTRYPOINT: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-
-_Least = Annotated[float, Bounds(1, 1e18, limit=LARGEST_SIZE)]
-ProductName = Literal["matmul", "batched_matmul", "convolution", "attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class CustomProduct:
     positions_per_row: Annotated[
         int, Bounds(1, 10**15, limit=LARGEST_SIZE), Doc("Rows of the first matrix: tokens, pixels, queries.")
     ]
-    forward_flops_per_row: Annotated[_Least, Doc("FLOPs of one call, 2 for each multiply-add.")]
-    input_elements_per_row: Annotated[_Least, Doc("Values that one call reads, a matrix for all rows aside.")]
-    output_elements_per_row: Annotated[_Least, Doc("Values that one call writes.")]
+    forward_flops_per_row: Annotated[_Positive, Doc("FLOPs of one call, 2 for each multiply-add.")]
+    input_elements_per_row: Annotated[_Positive, Doc("Values that one call reads, a matrix for all rows aside.")]
+    output_elements_per_row: Annotated[_Positive, Doc("Values that one call writes.")]
     calls: Annotated[int, Bounds(1, 10**9, limit=LARGEST_SIZE), Doc("Calls in one forward."), OMITTED_ONE] = 1
     is_causal: Annotated[bool, Doc("Whether a mask of the attention hides later positions."), OMITTED_DEFAULT] = False
 
@@ -57,9 +57,6 @@ class CustomProduct:
             is_causal=self.is_causal,
             calls=self.calls,
         )
-
-
-MAX_PRODUCTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
