@@ -47,13 +47,9 @@ def whole_run(candidate: Candidate, problem: Problem) -> Remark:
     if run is None:
         return Remark()
     price = candidate.run_price(run)
-    costs = "" if price is None else f" and costs {_money(price)} by the price {PRICED[problem.cluster.priced_by]}"
+    costs = "" if price is None else f" and costs {rate(price)} by the price {PRICED[problem.cluster.priced_by]}"
     iterations, taken = run.iterations(candidate.plan.global_batch_size), candidate.run_seconds(run)
     sentences = [f"The run of {iterations:,} iterations takes {days(taken)}{costs}, without interruptions."]
     if taken > run.within_seconds:
         sentences.append(f"That is longer than {days(run.within_seconds)}.")
     return Remark(tuple(sentences), run_fields(candidate, problem))
-
-
-def _money(price: float | None) -> str:
-    return "?" if price is None else rate(price)
