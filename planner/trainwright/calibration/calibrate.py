@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -80,7 +81,7 @@ def calibrate(
     observed: tuple[Vector, ...],
     nested: Sequence[tuple[Parameter, ...]],
     deviation_ratio: float,
-    report: Report = lambda done: None,  # noqa: ARG005 - nobody asks
+    report: Report = lambda _: None,
 ) -> CalibrationOutcome:
     """Return the fit, among those of `nested` parameter sets, that predicts left-out trials best.
 
@@ -91,9 +92,9 @@ def calibrate(
     tried = nested if len(observed) > 1 else nested[:1]
     sizes = [1 + sum(parameter.low < parameter.high for parameter in parameters) for parameters in tried]
     outcomes = list[CalibrationOutcome]()
-    for number, parameters in enumerate(tried, 1):
+    for parameters, done in zip(tried, accumulate(sizes), strict=True):
         outcomes.append(_outcome(residuals, parameters))
-        report(sum(sizes[:number]) / sum(sizes))
+        report(done / sum(sizes))
     best = min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
     return replace(best, evidence=_evidence(best, residuals, nested[-1]))
 
@@ -144,7 +145,7 @@ MEMORY_DEVIATION_RATIO: Final = 0.03
 """Deviation of a good prediction from a measurement; beyond it a trial's weight falls."""
 
 
-def fit(trials: Trials, context: CostContext, report: Report = lambda done: None) -> Fit:  # noqa: ARG005 - nobody asks
+def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -> Fit:
     """Fit the factors with which the cost model agrees with the trials, and plans do not fit that ran out of memory.
 
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
