@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import layer_values
 from trainwright.layer import LayerKind, TensorSplit, least_sequence_parallel_seconds_ratio
 from trainwright.model import Model
 from trainwright.plan import LayerRun
@@ -140,7 +141,7 @@ class DividedActivations:
     def chosen_recomputed_bytes(self, tensor: int, rows: int) -> NDArray[np.float64]:
         """Return `[layer]` bytes of inputs and buffers that a rank keeps for recompute in the plans that searches make."""
         inputs = np.array(self._kept_row_bytes(tensor, divides=self.chosen_at(tensor)), dtype=np.float64)
-        snapshots = [float(self.model.kind(name).snapshot_bytes) for name in self.model.layers]
+        snapshots = layer_values(self.model, lambda kind: kind.snapshot_bytes)
         kept: NDArray[np.float64] = rows * inputs + snapshots
         return kept
 
