@@ -22,9 +22,16 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json
-from trainwright.cli.page import PageOption, ranked_candidates, write_page
+from trainwright.cli.page import PageOption, write_page
 from trainwright.cli.plan import answered
-from trainwright.report.breakdown import Difference, breakdown_fields, breakdown_table, difference_table, why
+from trainwright.report.breakdown import (
+    Difference,
+    breakdown_fields,
+    breakdown_table,
+    difference_table,
+    ranked_candidates,
+    why,
+)
 from trainwright.report.comparison import cut_short, runner_up, work_bound
 from trainwright.report.error_range import expected_range
 from trainwright.report.explanation import Explanation
@@ -108,7 +115,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     reason = why(difference, problem)
     lines = [*explanation.sentences(), *sentences(reason, expected_range(answer.best, problem), *further)]
     if report is not None:
-        listed = ranked_candidates(answer, difference, "compared with")
+        listed = ranked_candidates(answer.candidates, difference, "compared with")
         write_page(report, answer, listed, difference, reason)
     if output is Output.JSON:
         show_json({**_fields(explanation, lines), **number_format(answer).fields, **reason.fields})

@@ -48,12 +48,6 @@ def write_page(
     path.write_text(html_page(content), encoding="utf-8")
 
 
-def ranked_candidates(answer: Answer, difference: Difference | None, other_name: str) -> list[tuple[str, Candidate]]:
-    """Return the answer's candidates by rank, then the plan that they are compared with."""
-    ranked = [(str(rank), candidate) for rank, candidate in enumerate(answer.candidates, 1)]
-    return ranked if difference is None else [*ranked, (other_name, difference.other)]
-
-
 def typed_command(arguments: Sequence[str]) -> str:
     """Return the command as it was typed, without the options that write files."""
     kept: list[str] = []

@@ -24,8 +24,8 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.cli.page import PageOption, ranked_candidates, write_page
-from trainwright.report.breakdown import Difference, difference_table, why
+from trainwright.cli.page import PageOption, write_page
+from trainwright.report.breakdown import Difference, difference_table, ranked_candidates, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.cost import is_priced, pricing_fields, run_fields, whole_run
 from trainwright.report.error_range import expected_range
@@ -95,7 +95,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     if shown.write_plan is not None:
         write_document(answer.best.plan, shown.write_plan)
     if shown.report is not None:
-        listed = ranked_candidates(answer, difference, "heuristic")
+        listed = ranked_candidates(answer.candidates, difference, "heuristic")
         write_page(shown.report, answer, listed, difference, reason)
     if shown.trace is not None:
         _write_trace(answer, shown.trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -116,6 +117,14 @@ class Difference:
         """Parts that take time in a plan, the greatest difference first."""
         taken = (part for part, spent in self.own_seconds.items() if spent or self.other_seconds[part])
         return sorted(taken, key=lambda part: -abs(self.saved_seconds[part]))
+
+
+def ranked_candidates(
+    candidates: Sequence[Candidate], difference: Difference | None, other_name: str
+) -> list[tuple[str, Candidate]]:
+    """Return candidates by rank, then the plan that they are compared with."""
+    ranked = [(str(rank), candidate) for rank, candidate in enumerate(candidates, 1)]
+    return ranked if difference is None else [*ranked, (other_name, difference.other)]
 
 
 def why(difference: Difference | None, problem: Problem, *, what: str = "this plan") -> Remark:

@@ -11,7 +11,7 @@ from trainwright.cost.estimate import Estimate
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
-from trainwright.report.breakdown import why
+from trainwright.report.breakdown import ranked_candidates, why
 from trainwright.report.format_sentences import number_format
 from trainwright.report.page.bar_figures import time_figure
 from trainwright.report.page.composition import answer_parts
@@ -44,13 +44,10 @@ def _lead(sentence: str) -> Element:
 def _answer(answer: Answer) -> Content:
     """Return the best plan, the candidates, and the difference to the heuristic's plan where it was asked for."""
     difference = heuristic_difference(answer.best, answer.baselines, answer.problem)
-    ranked = [
-        PageCandidate(str(rank), candidate) for rank, candidate in enumerate(answer.candidates[:MAX_CANDIDATES], 1)
-    ]
-    if difference is not None:
-        ranked.append(PageCandidate("heuristic", difference.other))
-    reason = why(difference, answer.problem)
-    content = PageContent(answer, tuple(ranked), tuple(sentences(number_format(answer), reason)), difference)
+    named = ranked_candidates(answer.candidates[:MAX_CANDIDATES], difference, "heuristic")
+    candidates = tuple(PageCandidate(name, candidate) for name, candidate in named)
+    lines = sentences(number_format(answer), why(difference, answer.problem))
+    content = PageContent(answer, candidates, tuple(lines), difference)
     return answer_parts(content), _stages(answer.best.plan)
 
 
