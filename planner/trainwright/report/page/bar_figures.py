@@ -189,10 +189,9 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
         f"{len(candidates) - len(shown)} of {len(candidates)} are left out." if len(shown) < len(candidates) else ""
     )
     marks = [("mark", "predicted, and the band in which 8 of 10 published runs lie" if any(bands) else "predicted")]
-    has_range = any(each.measured_range is not None for each in shown)
-    marks += [
-        ("measured", "measured, from the shortest iteration to the longest" if has_range else "measured")
-    ] * is_measured
+    if is_measured:
+        has_range = any(each.measured_range is not None for each in shown)
+        marks.append(("measured", "measured, from the shortest iteration to the longest" if has_range else "measured"))
     return figure(
         "Shorter is better.",
         legend(*marks),
