@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,14 +15,14 @@ from trainwright import documents, library
 from trainwright.accelerators.machines import cluster_of
 from trainwright.answer import answer_of_plan
 from trainwright.cli import app
-from trainwright.cluster import Cluster, Device, PricedBy, price_per_hour
+from trainwright.cluster import Cluster, PricedBy, price_per_hour
 from trainwright.families import Gpt
 from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.training import RequestedDtype, Training
 from trainwright.training_run import SECONDS_PER_DAY, TrainingRun, days
 
 P4D_PRICE = 21.957642
-"""Of a p4d.24xlarge for an hour, by its data sheet."""
+"""Price of a p4d.24xlarge for an hour, by its data sheet."""
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,8 @@ def test_no_plan_of_a_front_is_dominated_by_the_bill(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], planner: str, priced_by: PricedBy
 ) -> None:
     cluster = make_cluster((("fast", 4), ("slow", 2), ("fast", 2)))
-    accelerators = tuple(
-        replace(accelerator, price_per_hour=price)
-        for accelerator, price in zip(cluster.accelerators, (3.0, 0.5), strict=True)
-    )
-    problem = make_problem(replace(cluster, accelerators=accelerators, priced_by=priced_by), layers=4, batch=8)
+    prices = {"emulated-fast": 3.0, "emulated-slow": 0.5}
+    problem = make_problem(replace(priced(cluster, prices), priced_by=priced_by), layers=4, batch=8)
     problem = replace(problem, limits=Limits(objective=Objective.PARETO))
     front = run(planner, problem, control=SearchControl(effort=0.1))
     points = []
@@ -74,17 +71,19 @@ def test_no_plan_of_a_front_is_dominated_by_the_bill(
         devices = candidate.plan.devices
         if priced_by is PricedBy.NODE:
             devices = tuple(device for device in cluster.devices if device.node in candidate.plan.nodes)
-        price = sum(
-            {"fast": 3.0, "slow": 0.5}[name.removeprefix("emulated-")] for name in map(accelerator_in(cluster), devices)
-        )
+        price = sum(prices[cluster.node(device.node).accelerator] for device in devices)
         seconds = candidate.estimate.iteration_seconds
         assert candidate.price_per_row == pytest.approx(price / 3600 * seconds / 8)
         points.append((seconds, price * seconds))
     assert not any(one[0] >= other[0] and one[1] >= other[1] for one, other in product(points, points) if one != other)
 
 
-def accelerator_in(cluster: Cluster) -> Callable[[Device], str]:
-    return lambda device: cluster.node(device.node).accelerator
+def priced(cluster: Cluster, prices: Mapping[str, float]) -> Cluster:
+    """Return the cluster with prices per hour of a device, by accelerator."""
+    accelerators = tuple(
+        replace(accelerator, price_per_hour=prices[accelerator.name]) for accelerator in cluster.accelerators
+    )
+    return replace(cluster, accelerators=accelerators)
 
 
 def test_node_worth_has_the_price_of_whole_nodes(rented: Problem) -> None:
@@ -103,12 +102,8 @@ def test_price_by_devices_is_in_documents_only_where_it_is_chosen(rented: Proble
 def test_the_cheapest_plan_that_ends_in_time_uses_more_nodes_than_pay_for_themselves(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
 ) -> None:
-    cluster = make_cluster((("fast", 2), ("slow", 2)))
-    accelerators = tuple(
-        replace(accelerator, price_per_hour=price)
-        for accelerator, price in zip(cluster.accelerators, (9.0, 0.5), strict=True)
-    )
-    problem = make_problem(replace(cluster, accelerators=accelerators), layers=4, batch=8)
+    cluster = priced(make_cluster((("fast", 2), ("slow", 2))), {"emulated-fast": 9.0, "emulated-slow": 0.5})
+    problem = make_problem(cluster, layers=4, batch=8)
     cheapest, fastest = (
         run("auto", replace(problem, limits=Limits(objective=objective)), top=1, control=SearchControl(effort=0.1))[0]
         for objective in (Objective.COST, Objective.TIME)
