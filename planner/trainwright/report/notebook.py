@@ -16,7 +16,7 @@ from trainwright.report.format_sentences import number_format
 from trainwright.report.page.bar_figures import time_figure
 from trainwright.report.page.composition import answer_parts
 from trainwright.report.page.content import PageCandidate, PageContent
-from trainwright.report.page.markup import Content, Row, element, fragment, table, words
+from trainwright.report.page.markup import Content, Row, element, fragment, missing_rows, table, words
 from trainwright.report.remark import sentences
 from trainwright.report.units import seconds
 from trainwright.report.worth import heuristic_difference
@@ -65,6 +65,5 @@ def _stages(plan: Plan) -> Element:
         devices = ", ".join(f"{count} on {node}" for node, count in nodes.items())
         layers = f"{stage.end - stage.first}"
         rows.append([f"S{number}", layers, words(devices), plan_summary.strategies(stage).replace("\n", "; ")])
-    missing = len(plan.stages) - len(shown)
-    left_out = f"{missing} of {len(plan.stages)} stages are left out." if missing else ""
+    left_out = missing_rows(len(shown), len(plan.stages), "stages")
     return table(["stage", "layers", "devices", "degrees"], rows, label="Stages", left_out=left_out)

@@ -17,7 +17,7 @@ from trainwright.report import plan_summary
 from trainwright.report.breakdown import PART_WORDS, Difference, breakdown_fields
 from trainwright.report.explanation import memory_words
 from trainwright.report.page.content import PageCandidate
-from trainwright.report.page.markup import Row, bar, element, figure, legend, percent, table, words
+from trainwright.report.page.markup import Row, bar, element, figure, legend, missing_rows, percent, table, words
 from trainwright.report.units import seconds, share
 from trainwright.report.worth import price_words, slowdown_words
 from trainwright.search import Candidate, Problem
@@ -135,8 +135,7 @@ def memory_figure(plan: Plan, parts_by_device: Sequence[MemoryParts], problem: P
                 share(parts.total_bytes, limit),
             ]
         )
-    missing = len(fullest) - len(shown)
-    left_out = f"{missing} of {len(fullest)} groups of devices are left out, the emptiest." if missing else ""
+    left_out = missing_rows(len(shown), len(fullest), "groups of devices", ", the emptiest")
     held_parts = [part for part in MEMORY_COLOURS if any(getattr(group[0], part) for group in fullest.values())]
     named = [(MEMORY_COLOURS[part], memory_words(part)) for part in held_parts]
     headroom = f"; plans leave {100 * problem.limits.headroom:.3g}% of it free" if problem.limits.headroom else ""
@@ -218,7 +217,7 @@ def course_figure(course: Sequence[PageCandidate]) -> Element:
         ]
         for each, own, least, before in zip(shown, measured, best, (inf, *best[:-1]), strict=True)
     ]
-    left_out = f"{len(course) - len(shown)} of {len(course)} trials are left out." if len(shown) < len(course) else ""
+    left_out = missing_rows(len(shown), len(course), "trials")
     return figure(
         "One row a trial, the first one at the top; the bar is the best iteration measured until then.",
         table(

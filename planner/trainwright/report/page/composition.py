@@ -26,7 +26,7 @@ from trainwright.report.page.bar_figures import (
 )
 from trainwright.report.page.cluster_figures import link_figure, placement_figure
 from trainwright.report.page.content import PageContent
-from trainwright.report.page.markup import Content, Row, document, element, figure, table, words
+from trainwright.report.page.markup import Content, Row, document, element, figure, missing_rows, table, words
 from trainwright.report.page.timeline_figure import timeline_figure
 from trainwright.report.plan_figures import PlanFigures, figure_columns
 from trainwright.report.tables import origin_words
@@ -178,7 +178,6 @@ def _stages(explanation: Explanation) -> Element:
         ]
         for number, (stage, memory) in enumerate(shown)
     ]
-    missing = len(stages) - len(rows)
     batches = plan_summary.batches(explanation.plan).replace("\n", " + ")
     return figure(
         f"Batches: {batches}, rows of a micro-batch on one replica × micro-batches. {plan_summary.DEGREES}.",
@@ -186,7 +185,7 @@ def _stages(explanation: Explanation) -> Element:
             ["stage", "layers", "devices", "degrees", "memory free"],
             rows,
             label="Stages",
-            left_out=f"{missing} of {len(stages)} stages are left out." if missing else "",
+            left_out=missing_rows(len(rows), len(stages), "stages"),
         ),
     )
 

@@ -44,6 +44,11 @@ def markup(root: Element) -> str:
     return tostring(root, encoding="unicode", method="html")
 
 
+def missing_rows(shown: int, whole: int, what: str, why: str = "") -> str:
+    """Say how many rows a table leaves out; empty if it shows all."""
+    return f"{whole - shown} of {whole} {what} are left out{why}." if shown < whole else ""
+
+
 def table(headings: Sequence[str], rows: Sequence[Row], *, label: str, left_out: str = "") -> Element:
     """Return a table that scrolls in itself where it is too wide, the first cell of each row its heading.
 

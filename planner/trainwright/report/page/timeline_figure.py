@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from trainwright.report.iteration_chart import LETTERS, Activity, Span, Track, letters, track_labels
 from trainwright.report.measured_timeline import spans as measured_spans
-from trainwright.report.page.markup import Row, bar, element, figure, legend, table
+from trainwright.report.page.markup import Row, bar, element, figure, legend, missing_rows, table
 from trainwright.report.units import seconds, share
 from trainwright.timeline import Timeline
 
@@ -39,13 +39,12 @@ def timeline_figure(tracks: Sequence[Track], iteration_seconds: float, measured:
         ]
         for label, track, own_waits in zip(track_labels(drawn, tracks), drawn, message_waits(drawn), strict=True)
     ]
-    missing = len(tracks) - len(drawn)
     too_many = "" if all(track.spans for track in tracks) else ", which have too many micro-batches to draw"
     predicted = table(
         ["predicted", f"0 to {seconds(whole)}", "busy", "waits for work", "for messages"],
         rows,
         label="Predicted iteration by stage",
-        left_out=f"{missing} of {len(tracks)} stages are left out{too_many}." if missing else "",
+        left_out=missing_rows(len(drawn), len(tracks), "stages", too_many),
     )
     parts = [predicted, *([] if measured is None else [_measured(measured, whole)])]
     meanings = {
@@ -68,16 +67,13 @@ def _measured(timeline: Timeline, whole: float) -> Element:
         busy = sum(span.end - span.start for span in spans if span.activity in {Activity.FORWARD, Activity.BACKWARD})
         drawing = _drawing(spans, [], whole, len(drawn), f"measured busy {seconds(busy)}")
         rows.append([f"{rank.node}:{rank.slot}", drawing, share(busy, timeline.iteration_seconds)])
-    missing, omitted = len(timeline.ranks) - len(drawn), sum(rank.omitted for rank in timeline.ranks)
-    notes = [
-        *([f"{missing} of {len(timeline.ranks)} devices are left out."] if missing else []),
-        *([f"{omitted} moments were too many to report: gaps may be work."] if omitted else []),
-    ]
+    omitted = sum(rank.omitted for rank in timeline.ranks)
+    gaps = f"{omitted} moments were too many to report: gaps may be work." if omitted else ""
     return table(
         ["measured", f"0 to {seconds(whole)}", "busy"],
         rows,
         label="Measured iteration by device",
-        left_out=" ".join(notes),
+        left_out=f"{missing_rows(len(drawn), len(timeline.ranks), 'devices')} {gaps}".strip(),
     )
 
 
