@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element
 from trainwright.report.page.bar_figures import dot, rectangle
 from trainwright.report.page.cluster_figures import MAX_NODES
 from trainwright.report.page.markup import Content, Row, bar, document, element, figure, table, words
-from trainwright.report.units import money, seconds
+from trainwright.report.units import duration, money, seconds
 from trainwright_operator.api.status import Phase, TrialState
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.kubectl.client import PLANS, Kubectl, KubectlError, explained
@@ -146,8 +146,8 @@ def _waits(plans: Sequence[_Plan], now: datetime) -> Element:
     rows: list[Row] = [
         [
             plan.full_name,
-            bar(rectangle("gradients", 0, plan.wait_seconds(now), longest), label=_duration(plan.wait_seconds(now))),
-            _duration(plan.wait_seconds(now)),
+            bar(rectangle("gradients", 0, plan.wait_seconds(now), longest), label=duration(plan.wait_seconds(now))),
+            duration(plan.wait_seconds(now)),
             words(plan.figures.waits.reason),
             words(plan.figures.stage.phase),
         ]
@@ -331,7 +331,7 @@ def _ages(plans: Sequence[_Plan], now: datetime) -> Element:
     if not newest:
         return _none("No plan has profiles.")
     rows: list[Row] = [
-        [accelerator, _duration((now - at).total_seconds()), f"{at:%Y-%m-%d %H:%M} UTC"]
+        [accelerator, duration((now - at).total_seconds()), f"{at:%Y-%m-%d %H:%M} UTC"]
         for accelerator, at in sorted(newest.items())
     ]
     return table(["device", "newest profiles are of", "measured at"], rows, label="Age of profiles")
@@ -380,11 +380,3 @@ def _left_out(rows: Sequence[object], what: str) -> str:
     return (
         f"{missing} of {len(rows)} {what} are left out; --namespace shows one namespace alone." if missing > 0 else ""
     )
-
-
-def _duration(length: float) -> str:
-    """Format a time in the unit in which people say it."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if length >= 2 * size:
-            return f"{length / size:.0f} {unit}"
-    return f"{length:.0f} s"

@@ -17,7 +17,9 @@ def duration(value: float) -> str:
     """Format seconds in the unit in which people say them."""
     if value < 90:
         return f"{value:.0f} s"
-    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.0f} h"
+    if value < 5400:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.0f} h" if value < 172_800 else f"{value / 86_400:.0f} d"
 
 
 def share(part: float, whole: float) -> str:

@@ -71,6 +71,6 @@ def test_no_control_codes_are_written_to_a_dumb_terminal(monkeypatch: pytest.Mon
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(52.4, "52 s"), (600, "10 min"), (7200, "2 h")])
+@pytest.mark.parametrize(("seconds", "text"), [(52.4, "52 s"), (600, "10 min"), (7200, "2 h"), (259_200, "3 d")])
 def test_durations_are_said_in_their_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
