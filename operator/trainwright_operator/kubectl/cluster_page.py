@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 
 from trainwright.report.page.bar_figures import dot, rectangle
 from trainwright.report.page.cluster_figures import MAX_NODES
-from trainwright.report.page.markup import Content, Row, bar, document, element, figure, table, words
+from trainwright.report.page.markup import Content, Row, bar, document, element, figure, missing_rows, table, words
 from trainwright.report.units import duration, money, seconds
 from trainwright_operator.api.status import Phase, TrialState
 from trainwright_operator.flow.reasons import Reason
@@ -376,7 +376,5 @@ def _figure(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def _left_out(rows: Sequence[object], what: str) -> str:
-    missing = len(rows) - MAX_PLANS
-    return (
-        f"{missing} of {len(rows)} {what} are left out; --namespace shows one namespace alone." if missing > 0 else ""
-    )
+    shown = min(len(rows), MAX_PLANS)
+    return missing_rows(shown, len(rows), what, "; --namespace shows one namespace alone")
