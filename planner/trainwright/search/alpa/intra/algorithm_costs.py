@@ -309,9 +309,9 @@ class LayerIlpCosts:
 
     def _activation_bytes(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         layouts = algorithms.operand_layouts[0] if algorithms.operand_layouts else algorithms.output_layouts
-        is_half = self.mesh_costs.context.model.dtype is not Dtype.FLOAT32
-        saved = self.rows * operation.saved_bytes_per_row[is_half]
-        return self.mesh_costs.shares[layouts] * saved * self._activation_ratio
+        is_float32 = self.mesh_costs.context.model.dtype is Dtype.FLOAT32
+        saved = operation.saved_bytes_per_row if is_float32 else operation.half_saved_bytes_per_row
+        return self.mesh_costs.shares[layouts] * (self.rows * saved) * self._activation_ratio
 
     def _weight_costs(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         """Return `[cost term, weight mode, algorithm]` costs of a weight, with terms ordered as in `NodeChoices`.

@@ -60,7 +60,8 @@ class Operation:
         tensor_parallel_loops: loops that the plan document's tensor degree shards; if empty, each tensor rank computes
             all.
         flops_per_row, moved_per_row: forward FLOPs, and values read and written.
-        saved_bytes_per_row: saved for the backward in float32 and in half formats, sharded like the first operand.
+        saved_bytes_per_row, half_saved_bytes_per_row: saved for the backward in float32, and in half formats, sharded like the
+            first operand.
     """
 
     name: str
@@ -74,7 +75,8 @@ class Operation:
     tensor_parallel_loops: tuple[Loop, ...] = ()
     flops_per_row: float = 0.0
     moved_per_row: float = 0.0
-    saved_bytes_per_row: tuple[float, float] = (0.0, 0.0)
+    saved_bytes_per_row: float = 0.0
+    half_saved_bytes_per_row: float = 0.0
 
     def max_parts(self, loop: Loop, rows: int) -> int:
         """Return the size of a loop, the largest number of parts it can be sharded into."""
@@ -120,7 +122,8 @@ def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bo
         operation,
         flops_per_row=operator.forward_flops_per_row,
         moved_per_row=operator.input_elements_per_row + operator.output_elements_per_row,
-        saved_bytes_per_row=(operator.saved_bytes(Dtype.FLOAT32, 1), operator.saved_bytes(Dtype.BFLOAT16, 1)),
+        saved_bytes_per_row=operator.saved_bytes(Dtype.FLOAT32, 1),
+        half_saved_bytes_per_row=operator.saved_bytes(Dtype.BFLOAT16, 1),
     )
 
 
