@@ -104,7 +104,8 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     """Return candidates, best first, as a table of their figures and one of their plans.
 
     They are marked where devices are emulated or profiles estimated. Columns without information are left out: the batch if it
-    is the requested one, savings if nothing is saved, `fits` if all surely do, prices if the objective is time. Each group of uniform stages takes one line.
+    is the requested one, savings if nothing is saved, `fits` if all surely do, prices if the objective is time. Each group of
+    uniform stages takes one line.
     """
     front = problem.limits.objective is Objective.PARETO
     title = f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}"
