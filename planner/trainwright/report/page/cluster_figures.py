@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 from trainwright.cluster import Cluster, Device, Link, Node, stream_bytes_per_second
 from trainwright.plan import Plan
 from trainwright.rank_layout import RankLayout
-from trainwright.report.page.markup import SHADES, Row, element, figure, legend, scrollable, table
+from trainwright.report.page.markup import SHADES, Row, element, figure, legend, missing_rows, scrollable, table
 from trainwright.report.plan_summary import short_names
 
 MAX_NODES: Final = 64
@@ -155,7 +155,7 @@ def _shown(groups: Sequence[NodeGroup]) -> tuple[Sequence[NodeGroup], str]:
     if len(groups) <= MAX_GROUPS:
         return groups, ""
     shown = sorted(groups, key=lambda group: -sum(node.devices for node in group.nodes))[:MAX_GROUPS]
-    return shown, f"{len(groups) - MAX_GROUPS} of {len(groups)} racks are left out, the smallest."
+    return shown, missing_rows(len(shown), len(groups), "racks", ", the smallest")
 
 
 def link_figure(cluster: Cluster) -> Element:
