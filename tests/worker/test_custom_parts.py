@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from trainwright.families import CustomChecks
 from trainwright_worker.layers import custom
 from trainwright_worker.layers.custom import CustomLayers, CustomModel
 from trainwright_worker.layers.custom_makers import LayerMakers, part
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.model_description import description
 from trainwright_worker.model_description.description import describe
 
 WIDTH = 6
@@ -129,6 +132,18 @@ def test_every_process_of_a_host_holds_the_whole_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(custom, "host_bytes", lambda: 4 * needed - 1)
     with pytest.raises(ValueError, match=r"build\(\) makes .* in each of 4 processes, but this host has"):
         custom.check_memory(layers)
+
+
+def small() -> CustomModel:
+    return model()
+
+
+def test_the_whole_model_is_built_once_to_check_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "small_whole", SimpleNamespace(small=small))
+    monkeypatch.setattr(description, "other_process", lambda *_: nullcontext())  # it would import these layers
+    Whole.built = 0
+    assert describe("small_whole:small").checks == CustomChecks()
+    assert Whole.built == 1
 
 
 def large() -> CustomModel:

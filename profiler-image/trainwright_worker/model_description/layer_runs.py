@@ -18,7 +18,7 @@ from trainwright_worker.device import seed_random_numbers
 from trainwright_worker.layers.custom import TARGETS, CustomLayer, CustomLayers, made_on
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, needs_gpu
-from trainwright_worker.layers.layer import Data, to_device
+from trainwright_worker.layers.layer import to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 from trainwright_worker.model_description.check_budget import CheckBudget
 from trainwright_worker.model_description.formats import (
@@ -128,13 +128,16 @@ class LayerRuns:
         self.boundary = [value.detach().to(self.device, own) for value, own in zip(given, formats, strict=True)]
         in_format(self.layer, dtype)
         self.layer.to(self.device)
-        self.data = self._placed(layers.rows(self.layer.reads, seed=0, iteration=0, first=0, count=self.rows))
+        self.data = self._fields(0)
         self.state = {name: value.detach().clone() for name, value in _state(self.layer)}
         self.drawn = DrawnShapes()
         self.gradients: list[Tensor] = []
 
-    def _placed(self, data: Data) -> dict[str, Tensor]:
-        return to_device(data, self.device, self.dtype, self.layers.model.keep_float32)
+    def _fields(self, first: int) -> dict[str, Tensor]:
+        """Return what the layer reads of these rows, and leave the whole model as it is: further runs are of its parts, too."""
+        fields = self.layers.fields(first, self.rows) if self.layer.reads else {}
+        read = {name: fields[name] for name in self.layer.reads}
+        return to_device(read, self.device, self.dtype, self.layers.model.keep_float32)
 
     def check(self, findings: Findings, *, scales_loss: bool) -> list[Tensor]:
         """Return the results of all rows. Raises ValueError for what a plan would change."""
@@ -289,8 +292,7 @@ class LayerRuns:
                 value + 0.02 * value.abs().mean() * torch.randn_like(value) if value.is_floating_point() else value
                 for value in self.boundary
             ]
-        fields = self.layers.fields(2, self.rows)
-        self.data = self._placed({name: fields[name] for name in self.layer.reads})
+        self.data = self._fields(2)
         together = self.compute(every)
         return together.difference(self.compute([0]).joined(self.compute([1])))
 

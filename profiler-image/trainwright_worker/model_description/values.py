@@ -58,6 +58,7 @@ class ValueCheck:
             if key not in outputs_of:
                 outputs_of[key] = self._check(number, outputs_of.get(keys.get(number - 1)))
                 report(len(outputs_of), len(set(keys.values())))
+        self._layers.makers.forget()
 
     def _check(self, number: int, boundary: list[Tensor] | None) -> list[Tensor] | None:
         """Return what the layer hands on; None if it was left out."""
