@@ -57,20 +57,18 @@ def describe(
     """
     layers = custom_layers(entrypoint)
     kinds: dict[Hashable, CustomKind] = {}
-    counted: dict[Hashable, _Counted] = {}
-    of_layers, keys = [], []
+    kind_of: dict[Hashable, CustomKind] = {}
     findings = Findings()
     half = next((dtype for dtype in dtypes if dtype is not torch.float32), None)
-    for number in range(len(layers)):
-        key = layer_key(layers, number, half)
-        if key not in counted:
-            counted[key] = _count_kind(layers, number, half)
-            if (left_out := check_formats(layers, number, dtypes)) is not None:
-                findings.left_out.append(left_out)
-        name = _with_free_name(counted[key].kind, [kind.name for kind in kinds.values()])
-        of_layers.append(kinds.setdefault(counted[key].key, name))
-        keys.append(key)
+    keys = [layer_key(layers, number, half) for number in range(len(layers))]
     of_keys = [keys.index(key) for key in dict.fromkeys(keys)]
+    for number in of_keys:
+        counted = _count_kind(layers, number, half)
+        if (left_out := check_formats(layers, number, dtypes)) is not None:
+            findings.left_out.append(left_out)
+        named = _with_free_name(counted.kind, [kind.name for kind in kinds.values()])
+        kind_of[keys[number]] = kinds.setdefault(counted.key, named)
+    of_layers = [kind_of[key] for key in keys]
     whole_bytes = layers.makers.whole_bytes()
     if whole_bytes > MAX_BYTES:
         findings.left_out.append(
