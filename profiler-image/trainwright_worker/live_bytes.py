@@ -86,12 +86,13 @@ class AllocationTracker(TorchDispatchMode):
 
 def passed_on(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the floats among a layer's inputs that it hands on as it takes them: what a stage holds once."""
-    storages = {_storage_id(value) for value in outputs}
-    return [value for value in inputs if value.is_floating_point() and _storage_id(value) in storages]
+    storages = {storage_id(value) for value in outputs}
+    return [value for value in inputs if value.is_floating_point() and storage_id(value) in storages]
 
 
-def _storage_id(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 (identifies the storage; a meta one has no address)
+def storage_id(tensor: Tensor) -> int:
+    """Return an identifier of a tensor's storage among live ones; on the meta device addresses do not identify it."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - there is no public name for it
 
 
 def measure_peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], device: torch.device) -> int:

@@ -17,7 +17,7 @@ from trainwright_worker.fused_attention import FusedAttention
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_errors import format_value
-from trainwright_worker.live_bytes import AllocationTracker, passed_on
+from trainwright_worker.live_bytes import AllocationTracker, passed_on, storage_id
 from trainwright_worker.model_description.formats import in_format
 from trainwright_worker.model_description.products import Product, product_of, products_per_row
 
@@ -139,7 +139,7 @@ def _traffic(runs: _Runs) -> Traffic:
 def _changed_buffer_bytes(layers: CustomLayers, number: int, device: str) -> int:
     """Return the bytes of the buffers that a layer's forward writes, or puts others in the place of."""
     with made_on(layers, number, device) as layer:
-        before = {name: (buffer, _storage_id(buffer)) for name, buffer in layer.named_buffers()}
+        before = {name: (buffer, storage_id(buffer)) for name, buffer in layer.named_buffers()}
         if not before:
             return 0
         inputs = example_inputs(layers, layer, layers.probed_rows, torch.float32)
@@ -151,11 +151,6 @@ def _changed_buffer_bytes(layers: CustomLayers, number: int, device: str) -> int
         for name, (buffer, storage) in before.items()
         if storage in writes.storages or behind.get(name) is not buffer
     )
-
-
-def _storage_id(tensor: Tensor) -> int:
-    """Return an identifier of a tensor's storage among live ones; on the meta device addresses do not identify it."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - there is no public name for it
 
 
 class _Writes(TorchDispatchMode):
@@ -176,7 +171,7 @@ class _Writes(TorchDispatchMode):
             writes_statistics = argument.name in _STATISTICS and (given.get("training") or given.get("train"))
             if (alias is not None and alias.is_write) or writes_statistics:
                 values = tree_leaves(given.get(argument.name))
-                self.storages |= {_storage_id(value) for value in values if isinstance(value, Tensor)}
+                self.storages |= {storage_id(value) for value in values if isinstance(value, Tensor)}
         return func(*args, **(kwargs or {}))
 
 
@@ -285,13 +280,13 @@ class _Saved(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self, layer: CustomLayer, inputs: Sequence[Tensor], dtype: torch.dtype) -> None:
         super().__init__(self._store, lambda saved: saved)
         self._dtype = dtype
-        self._weights = {_storage_id(parameter) for parameter in layer.parameters()}
-        self._stored = {_storage_id(value): value for value in inputs}
+        self._weights = {storage_id(parameter) for parameter in layer.parameters()}
+        self._stored = {storage_id(value): value for value in inputs}
 
     def _store(self, saved: Tensor) -> Tensor:
-        if _storage_id(saved) not in self._weights:
+        if storage_id(saved) not in self._weights:
             # Keeps it alive: addresses identify storages only while all of them live.
-            self._stored[_storage_id(saved)] = saved
+            self._stored[storage_id(saved)] = saved
         return saved
 
     def count(self, passed: Sequence[Tensor]) -> tuple[int, int]:
@@ -300,7 +295,7 @@ class _Saved(torch.autograd.graph.saved_tensors_hooks):
         Inputs that the layer hands on count where they are used last.
         """
         for value in passed:
-            self._stored.pop(_storage_id(value), None)
+            self._stored.pop(storage_id(value), None)
         values = list(self._stored.values())
         self._stored.clear()
         return _storage_bytes(values), _storage_bytes(value for value in values if value.dtype is not self._dtype)
