@@ -32,7 +32,7 @@ class HandedOn:
     @classmethod
     def of(cls, result: Any) -> HandedOn:
         """Return the arguments of what a layer returns."""
-        return cls(tuple(tuple(part) if isinstance(part, dict) else None for part in _parts(result)))
+        return cls(tuple(tuple(part) if isinstance(part, dict) else None for part in parts_of(result)))
 
     def __str__(self) -> str:
         """Return kinds and keys: `(tensor, {mask, positions})`."""
@@ -68,12 +68,13 @@ def flat_tensors(result: Any) -> tuple[Any, ...]:
     """Return what a layer returns without tuples and dicts."""
     return tuple(
         value
-        for part in _parts(result)
+        for part in parts_of(result)
         for value in ((part[key] for key in sorted(part)) if isinstance(part, dict) else (part,))
     )
 
 
-def _parts(result: Any) -> tuple[Any, ...]:
+def parts_of(result: Any) -> tuple[Any, ...]:
+    """Return the arguments that a layer returns: those of a tuple, or one."""
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainwright_worker.layers.custom_boundaries import flat_tensors
+from trainwright_worker.layers.custom_boundaries import flat_tensors, parts_of
 from trainwright_worker.layers.custom_errors import format_value
 from trainwright_worker.layers.custom_sharing import EXAMPLE
 from trainwright_worker.layers.layer import Boundary, dtype_name
@@ -106,17 +106,13 @@ def check_buffers(layers: CustomLayers, layer: CustomLayer, before: Mapping[str,
 
 
 def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
-    for part in result if isinstance(result, tuple) else (result,):
+    for part in parts_of(result):
         if isinstance(part, dict) and not all(isinstance(key, str) for key in part):
             key = next(key for key in part if not isinstance(key, str))
             raise layers.error(f"layer {layer} returns a dict with the key {key!r}; give its tensors names")
     boundary = flat_tensors(result)
     for value in boundary or (result,):
-        if (
-            not isinstance(value, Tensor)
-            or not (value.is_floating_point() or value.dtype in INTEGERS)
-            or value.shape[:1] != (layers.probed_rows,)
-        ):
+        if not _holds_numbers(value) or value.shape[:1] != (layers.probed_rows,):
             raise layers.error(
                 f"layer {layer} must return tensors of floats, bool, int32 or int64 whose first dimension is that of the "
                 f"rows ({layers.probed_rows} here), or dicts of such tensors, got {format_value(value)}"
@@ -132,6 +128,11 @@ def check_boundary(layers: CustomLayers, layer: int, result: Any) -> Boundary:
     return boundary
 
 
+def _holds_numbers(value: Any) -> bool:
+    """Return whether a value is a tensor of floats, or of integers that can pass between layers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.dtype in INTEGERS)
+
+
 def check_losses(layers: CustomLayers, result: Any) -> None:
     losses, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     rows = layers.probed_rows
@@ -142,8 +143,7 @@ def check_losses(layers: CustomLayers, result: Any) -> None:
         )
     if weights is None:
         return
-    is_number = isinstance(weights, Tensor) and (weights.is_floating_point() or weights.dtype in INTEGERS)
-    if not is_number or weights.shape != (rows,):
+    if not _holds_numbers(weights) or weights.shape != (rows,):
         raise layers.error(
             f"the last layer must return a weight for each row beside its losses, a tensor of floats, bool, int32 or int64 of "
             f"shape ({rows},), got {format_value(weights)}"
