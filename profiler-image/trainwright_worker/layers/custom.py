@@ -405,12 +405,6 @@ class CustomLayers:
         return self.error(f"{layer.label} fails{when} on {given}: {way}")
 
 
-def seed_weights(layers: CustomLayers, layer: int, seed: int = 0) -> None:
-    """Seed the generator that a layer's weights are drawn from."""
-    number = layers.makers.seed_of(layer)
-    torch.default_generator.manual_seed(weight_generator(seed, f"layer {number}").initial_seed())
-
-
 def check_memory(layers: CustomLayers) -> None:
     """Check that this host can hold the whole model in each of its processes. Raises ValueError with the way out."""
     needed, processes, available = layers.makers.whole_bytes(), processes_of_host(), host_bytes()
@@ -424,10 +418,11 @@ def check_memory(layers: CustomLayers) -> None:
 
 
 @contextmanager
-def made_on(layers: CustomLayers, layer: int, device: str) -> Iterator[CustomLayer]:
-    """Make a layer on a device, which is torch's current one inside; random numbers of the body leave no trace."""
+def made_on(layers: CustomLayers, layer: int, device: str, seed: int = 0) -> Iterator[CustomLayer]:
+    """Make a layer on a device, which is torch's current one inside; its weights follow from the seed, and random numbers leave no trace."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        seed_weights(layers, layer)
+        generator = weight_generator(seed, f"layer {layers.makers.seed_of(layer)}")
+        torch.default_generator.manual_seed(generator.initial_seed())
         yield layers.make_module(layer)
 
 
@@ -454,9 +449,8 @@ def read_user_rows(  # noqa: PLR0913 (which rows, and whose)
 
 def _drawn(layers: CustomLayers, layer: int, seed: int) -> CustomLayer:
     """Make a layer on the CPU, with the weights of the training's seed."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        seed_weights(layers, layer, seed)
-        return layers.make_module(layer)
+    with made_on(layers, layer, "cpu", seed) as made:
+        return made
 
 
 def is_without_backward(layers: CustomLayers, layer: int) -> bool:
