@@ -158,7 +158,7 @@ class LayerUnderTest:
         """Bytes that a forward stores for its backward, including its input."""
         if self.kind.without_backward:
             return 0
-        # Those of a family's layer, such as tables of angles, are priced nowhere else.
+        # Buffers of a family's layers, such as tables of angles, have no price of their own, so they count here.
         buffers = self.layer.buffers() if self.kind.buffer_bytes else ()
         resident = *self.layer.parameters(), *buffers
         # Older descriptions count what a layer hands on at each layer that takes it.

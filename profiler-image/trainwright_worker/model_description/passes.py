@@ -167,7 +167,7 @@ class _Writes(TorchDispatchMode):
         given = {**{argument.name: value for argument, value in zip(arguments, args, strict=False)}, **(kwargs or {})}
         for argument in arguments:
             alias = argument.alias_info
-            # Those of batch normalisation are not declared.
+            # Batch normalisation does not declare that it writes its running statistics.
             writes_statistics = argument.name in _STATISTICS and (given.get("training") or given.get("train"))
             if (alias is not None and alias.is_write) or writes_statistics:
                 values = tree_leaves(given.get(argument.name))
