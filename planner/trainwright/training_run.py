@@ -36,6 +36,11 @@ class TrainingRun:
         return self.iterations(global_batch_size) * iteration_seconds
 
 
+def price_per_row(price_per_hour: float, iteration_seconds: float, global_batch_size: int) -> float:
+    """Return the price of training on one row (sample), in the currency of `price_per_hour`."""
+    return price_per_hour / SECONDS_PER_HOUR * iteration_seconds / global_batch_size
+
+
 def days(seconds: float) -> str:
     """Format with three significant digits, below a day in hours."""
     if seconds < SECONDS_PER_DAY:

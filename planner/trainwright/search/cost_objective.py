@@ -11,7 +11,7 @@ from trainwright.cluster import Device, price_per_hour
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
-from trainwright.training_run import SECONDS_PER_HOUR, days
+from trainwright.training_run import days, price_per_row
 
 MAX_SUBCLUSTERS = 64
 _STEPS_PER_SUBCLUSTER = 1000
@@ -136,7 +136,7 @@ def _price_bound(problem: Problem) -> float:
     is_single = len(problem.accelerators) == 1
     devices = problem.devices if is_single else [Device(name, 0) for name in problem.nodes]
     price = price_per_hour(problem.cluster, devices) or 0.0
-    return price / SECONDS_PER_HOUR * _bound_seconds(problem) / problem.global_batch_size
+    return price_per_row(price, _bound_seconds(problem), problem.global_batch_size)
 
 
 def _bound_seconds(problem: Problem) -> float:

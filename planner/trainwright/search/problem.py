@@ -25,7 +25,7 @@ from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
-from trainwright.training_run import SECONDS_PER_HOUR, TrainingRun
+from trainwright.training_run import SECONDS_PER_HOUR, TrainingRun, price_per_row
 
 
 class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect
@@ -329,7 +329,7 @@ class Candidate(ShownInNotebooks):
         """Price of training on one row (sample)."""
         if self.price_per_hour is None:
             return None
-        return self.price_per_hour / SECONDS_PER_HOUR * self.estimate.iteration_seconds / self.plan.global_batch_size
+        return price_per_row(self.price_per_hour, self.estimate.iteration_seconds, self.plan.global_batch_size)
 
     def run_seconds(self, run: TrainingRun) -> float:
         """Return how long a whole run by this plan takes."""

@@ -9,6 +9,7 @@ from trainwright import documents
 from trainwright.cluster import Cluster, PricedBy, price_per_hour
 from trainwright.plan import Plan
 from trainwright.throughput import throughput, tokens_per_second_per_device
+from trainwright.training_run import price_per_row
 from trainwright_operator.api.frameworks import Apply
 from trainwright_operator.api.handed_over import HandedOverJob
 from trainwright_operator.api.installation import NO_JOBS, HandoverRule
@@ -171,7 +172,7 @@ class _Speedup:
 def _price_per_sample(plan: Plan, seconds: float, cluster: Cluster) -> float | None:
     """Return the price of training on one row, given seconds per iteration, or None where a price is unknown."""
     price = price_per_hour(cluster, plan.devices)
-    return None if price is None else price / 3600 * seconds / plan.global_batch_size
+    return None if price is None else price_per_row(price, seconds, plan.global_batch_size)
 
 
 def _winner(
