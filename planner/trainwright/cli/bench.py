@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli.framework import command, load_module
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.output import Output, OutputOption
-from trainwright.cli.overwriting import WRITTEN
 
 PACKAGE = "trainwright_papers"
 REMEDY = "install trainwright from its source with `pip install .`, or run `make venv`"

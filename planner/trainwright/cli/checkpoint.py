@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trainwright.cli.framework import command, load_module
-from trainwright.cli.model_file import SequenceLengthOption, read_training
+from trainwright.cli.inputs.model_file import SequenceLengthOption, read_training
 from trainwright.cli.options import ANY_BATCH
 
 WORKER = "trainwright_worker"

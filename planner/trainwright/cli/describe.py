@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trainwright.cli.framework import command, load_module
-from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.layer import Dtype
 
 WORKER = "trainwright_worker"

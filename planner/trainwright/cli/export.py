@@ -13,11 +13,11 @@ from trainwright import documents
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
 from trainwright.answer import Answer
 from trainwright.answer.formats import in_format
-from trainwright.cli.document_files import read
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
+from trainwright.cli.inputs.document_files import read
+from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
 from trainwright.cli.limit_options import target_names, target_of
-from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
 from trainwright.cli.options import ANY_BATCH, Inputs
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.exports import TARGETS, ExportFile, ExportRequest, Target, format_loss, losses, nearest_plan

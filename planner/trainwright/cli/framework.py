@@ -17,8 +17,8 @@ from typing import Any, NoReturn, get_type_hints
 
 import typer
 
+from trainwright.cli.inputs.overwriting import refuse_overwriting
 from trainwright.cli.options import SearchOptions
-from trainwright.cli.overwriting import refuse_overwriting
 from trainwright.cost.estimate import Estimate
 from trainwright.report.progress import progress_bar
 from trainwright.search import NoFeasiblePlan, SearchControl, SearchProgress

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from trainwright.cli.inputs.plausibility import share_of
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import share_of
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Capabilities, Target
 from trainwright.report.plan_summary import short_names

@@ -12,9 +12,9 @@ import typer
 import yaml
 
 from trainwright import documents
-from trainwright.cli.document_files import content_of
 from trainwright.cli.framework import command
-from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, parse_training
+from trainwright.cli.inputs.document_files import content_of
+from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, parse_training
 from trainwright.cli.output import Format, Output, OutputOption, note, show, show_document, show_json
 from trainwright.families.fields import Doc, field_types
 from trainwright.families.resource_names import in_resource_names

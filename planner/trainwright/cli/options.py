@@ -12,12 +12,12 @@ import typer
 
 from trainwright import documents
 from trainwright.answer.question import estimated_profiles, in_requested_format, of_cluster, over_rows, sparing_small
-from trainwright.cli.document_files import STANDARD_INPUT, read
+from trainwright.cli.inputs.document_files import STANDARD_INPUT, read
+from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
+from trainwright.cli.inputs.plausibility import check_figures, check_rates, share_of
+from trainwright.cli.inputs.profile_match import check_layer_kinds, mismatch_warning, note_same_sheets
 from trainwright.cli.limit_options import ANY_TRAINER, LimitOptions
-from trainwright.cli.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import check_figures, check_rates, share_of
-from trainwright.cli.profile_match import check_layer_kinds, mismatch_warning, note_same_sheets
 from trainwright.cluster import Cluster
 from trainwright.exports.plan_shorthand import WORDS, is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype, LayerList

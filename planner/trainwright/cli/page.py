@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from trainwright.answer import Answer
-from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.report.breakdown import Difference
 from trainwright.report.error_range import expected_range
 from trainwright.report.format_sentences import number_format

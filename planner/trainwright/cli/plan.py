@@ -14,6 +14,7 @@ from rich.text import Text
 from trainwright import documents
 from trainwright.answer import Answer, Question, compose
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.limit_options import LimitOptions, RunOptions
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
@@ -23,7 +24,6 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.page import PageOption, write_page
 from trainwright.report.breakdown import Difference, difference_table, ranked_candidates, why
 from trainwright.report.comparison import cut_short, work_bound

@@ -12,12 +12,12 @@ import typer
 
 from trainwright.accelerators import best_format
 from trainwright.answer.question import check_model_size, estimate_from_data_sheets
-from trainwright.cli.document_files import read
 from trainwright.cli.framework import command
-from trainwright.cli.model_file import SequenceLengthOption, read_training
+from trainwright.cli.inputs.document_files import read
+from trainwright.cli.inputs.model_file import SequenceLengthOption, read_training
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.options import ANY_BATCH, runtime_of
 from trainwright.cli.output import note, write_document
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles

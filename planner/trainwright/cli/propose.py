@@ -13,13 +13,13 @@ from trainwright import documents
 from trainwright.answer import Question
 from trainwright.answer.formats import in_format, slow_format_of
 from trainwright.calibration import Trials
-from trainwright.cli.document_files import read
 from trainwright.cli.estimate import check_devices
 from trainwright.cli.framework import command, end_if_interrupted
+from trainwright.cli.inputs.document_files import read
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, PlannerOption, SearchOptions
 from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.plan import answered
 from trainwright.cli.trials import check_measurements, read_trials
 from trainwright.document_kind import document

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli.framework import command, load_module
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.output import check_writable, note
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.cli.watch import PACKAGE, REMEDY, ContextOption, NamespaceOption
 
 app = typer.Typer(add_completion=False, help="Write the page of a TrainingPlan's answer.")

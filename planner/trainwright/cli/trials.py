@@ -15,9 +15,10 @@ from trainwright import documents
 from trainwright.calibration import Trial, Trials, fit, implausible
 from trainwright.calibration.factors import Evaluation
 from trainwright.calibration.implausible_measurements import refuse_implausible
-from trainwright.cli.document_files import content_of
 from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
+from trainwright.cli.inputs.document_files import content_of
+from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs
 from trainwright.cli.output import (
@@ -31,7 +32,6 @@ from trainwright.cli.output import (
     show_json,
     write_document,
 )
-from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import check_plan

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from trainwright.cli import COMMANDS, app
 from trainwright.cli.framework import command
-from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.inputs.overwriting import WRITTEN
 
 runner = CliRunner()
 

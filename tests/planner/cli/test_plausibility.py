@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.answer.question import estimate_from_data_sheets
-from trainwright.cli.plausibility import check_rates, rate_warning
+from trainwright.cli.inputs.plausibility import check_rates, rate_warning
 from trainwright.documents import DocumentError
 from trainwright.families import Llama
 from trainwright.layer import Dtype

@@ -10,8 +10,8 @@ from typing import Final
 
 from trainwright.accelerators import names_of_same_sheet
 from trainwright.answer.profiled_format import WEIGHT_TOLERANCE, weight_ratios
+from trainwright.cli.inputs.plausibility import rate_warning
 from trainwright.cli.output import note
-from trainwright.cli.plausibility import rate_warning
 from trainwright.cluster import Cluster
 from trainwright.documents import DocumentError
 from trainwright.profiles import Profiles

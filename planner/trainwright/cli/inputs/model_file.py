@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright import documents
-from trainwright.cli.document_files import content_of
+from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.output import note
 from trainwright.hugging_face import is_config, read_config
 from trainwright.training import Training, training_of
