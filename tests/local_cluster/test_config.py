@@ -10,15 +10,29 @@ import pytest
 from local_cluster.config import ClusterConfig, burst_bytes, rate_bytes_per_second, read_config
 from local_cluster.network import token_bucket
 from local_cluster.paths import project_root
+from trainwright.accelerators import data_sheet
+from trainwright.layer import Dtype
 
 Read = Callable[[str], ClusterConfig]
 
 
-def test_committed_config_has_three_fast_nodes_and_a_slow_one() -> None:
+def test_committed_config_has_three_types_in_the_proportions_of_their_data_sheets() -> None:
     shape = read_config(project_root() / "deploy" / "local-cluster" / "cluster.yaml")
-    assert [node.accelerator for node in shape.nodes] == ["emulated-v100"] * 3 + ["emulated-t4"]
-    assert {node.devices for node in shape.nodes} == {2}
-    assert len({node.link for node in shape.nodes}) == 2
+    assert [(node.accelerator, node.devices) for node in shape.nodes] == [
+        ("emulated-v100", 2),
+        ("emulated-v100", 2),
+        ("emulated-t4", 4),
+        ("emulated-a100", 2),
+    ]
+    speeds = {name: entry.flops_per_second for name, entry in shape.accelerators.items()}
+    sheets = {
+        "emulated-v100": "Tesla-V100-SXM2-16GB",
+        "emulated-t4": "Tesla-T4",
+        "emulated-a100": "NVIDIA-A100-SXM4-40GB",
+    }
+    stated = {name: data_sheet(sheet).flops_per_second(Dtype.FLOAT16) for name, sheet in sheets.items()}
+    for name, speed in speeds.items():
+        assert speed / speeds["emulated-v100"] == pytest.approx(stated[name] / stated["emulated-v100"], rel=0.05)
 
 
 @pytest.mark.parametrize(
