@@ -24,7 +24,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         if not 0 < self.rows < math.inf:
-            raise ValueError(f"a run needs a number of rows above 0, got {self.rows:g}")
+            raise ValueError(f"a run needs a finite number of rows above 0, got {self.rows:g}")
         if not self.within_seconds > 0:
             raise ValueError(f"a run needs a time above 0, got {self.within_seconds:g} s")
 

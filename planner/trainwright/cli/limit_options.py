@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -151,16 +152,18 @@ class RunOptions:
             if self.within is not None:
                 raise ValueError("--within needs --tokens, the length of the run; add it, or leave --within out")
             return problem
-        if not self.tokens > 0:
-            raise ValueError(f"--tokens must be above 0, got {self.tokens:g}")
+        if not 0 < self.tokens < math.inf:  # also refuses NaN
+            raise ValueError(f"--tokens must be finite and above 0, got {self.tokens:g}")
         row = tokens_per_row(problem.model.family)
         if row is None:
             raise ValueError("--tokens needs a model of sequences of tokens; rows of this one have none")
         run = TrainingRun(self.tokens / row)
         objective = problem.limits.objective
         if self.within is not None:
-            if not self.within > 0:
-                raise ValueError(f"--within must be above 0 days, got {self.within:g}")
+            if not 0 < self.within < math.inf:
+                raise ValueError(
+                    f"--within must be finite and above 0 days, got {self.within:g}; leave it out for no limit"
+                )
             run = replace(run, within_seconds=self.within * SECONDS_PER_DAY)
             objective = Objective.COST if objective is Objective.TIME else objective
         return replace(problem, limits=replace(problem.limits, objective=objective, run=run))

@@ -172,8 +172,11 @@ def test_the_answer_says_what_is_priced_and_what_the_run_takes(inputs: list[str]
     ("options", "sentence"),
     [
         (["--within", "3"], "--within needs --tokens"),
-        (["--tokens", "-1"], "--tokens must be above 0"),
-        (["--tokens", "1e9", "--within", "0"], "--within must be above 0 days"),
+        *((["--tokens", odd], f"--tokens must be finite and above 0, got {odd}") for odd in ("-1", "inf", "nan")),
+        *(
+            (["--tokens", "1e9", "--within", odd], f"--within must be finite and above 0 days, got {odd}")
+            for odd in ("0", "inf", "nan")
+        ),
         (["--tokens", "1e9", "--within", "1", "--node-worth"], "leave out --objective, --within and"),
         (["--tokens", "1e12", "--within", "1"], "no plan that was found ends the run within 1 day"),
     ],
