@@ -88,7 +88,9 @@ def problem(
     return Problem(
         cluster=cluster,
         model=training.model,
-        profiles=estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training),
+        profiles=estimated_profiles(training, cluster, runtime)
+        if given is None
+        else over_rows(given, training, runtime),
         global_batch_size=training.global_batch_size,
         limits=limits,
         optimizer=training.optimizer,

@@ -247,7 +247,7 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     for accelerator in dict.fromkeys(accelerators):
         sheet = data_sheet(accelerator).limited_to((power_watts or {}).get(accelerator))
         roof = Roof.of(sheet, model.dtype, tensor_float32=tensor_float32, runtime=runtime)
-        for kind in _kinds_on(accelerator, model, runtime):
+        for kind in kinds_on(accelerator, model, runtime):
             divided = model.divided_kind(kind) or kind
             degrees = sorted(set(tensor_degrees)) if divided.is_tensor_parallel else [1]
             profiles += _kind_profiles(divided, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
@@ -269,12 +269,12 @@ def estimate_kind(  # noqa: PLR0913 - what profiles depend on
 
     Raises ValueError for an accelerator without a data sheet.
     """
-    kind = next(kind for kind in _kinds_on(accelerator, model, runtime) if kind.name == name)
+    kind = next(kind for kind in kinds_on(accelerator, model, runtime) if kind.name == name)
     roof = Roof.of(data_sheet(accelerator).limited_to(power_watts), model.dtype, tensor_float32=False, runtime=runtime)
     return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, optimizer)
 
 
-def _kinds_on(accelerator: str, model: Model, runtime: Runtime | None) -> tuple[LayerKind, ...]:
+def kinds_on(accelerator: str, model: Model, runtime: Runtime | None) -> tuple[LayerKind, ...]:
     """Return the model's kinds with the attention that the runtime has for its number format on an accelerator."""
     attention = data_sheet(accelerator).attention((runtime or Runtime()).attention_library, model.dtype)
     if attention is Attention.FUSED:

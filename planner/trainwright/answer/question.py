@@ -116,9 +116,9 @@ def sparing_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limit
     return limits
 
 
-def over_rows(profiles: Profiles, training: Training) -> Profiles:
-    """Return the profiles with layers that were measured at a single row count extrapolated to ROWS."""
-    return extrapolated(profiles, training.model, ROWS)
+def over_rows(profiles: Profiles, training: Training, runtime: Runtime) -> Profiles:
+    """Return the profiles with layers measured at a single row count extrapolated to ROWS, for the runtime's kernels."""
+    return extrapolated(profiles, training.model, ROWS, runtime)
 
 
 def estimated_profiles(training: Training, cluster: Cluster, runtime: Runtime) -> Profiles:

@@ -206,9 +206,9 @@ class Inputs:
             check_rates(given, training.model, self.profiles)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
-            profiles = over_rows(given, training)
+            profiles = over_rows(given, training, runtime)
             if profiles is not given:
-                note("profiles measured at a single row count are extrapolated by curves of the data sheets")
+                note("profiles measured at a single row count are extrapolated by curves of data sheets and runtime")
             return profiles
         try:
             profiles = estimated_profiles(training, cluster, runtime)

@@ -2,8 +2,8 @@
 
 The list is that of a DeepSpeed pipeline, which has functions as well as layers (for GPT-2 of 24 blocks 30 entries, 3 …
 26 of them the blocks). The file name ends with the degree, as in `gpt2_T4_1.npy`. AMP takes the backward as twice the
-forward (its section 3.3 measures layers so). The growth with the micro-batch, which the tables lack, and the
-optimizer's step come from the data sheet.
+forward (its section 3.3 measures layers so). The optimizer's step comes from the data sheet. The growth with the
+micro-batch, which the tables lack, depends on the runtime's kernels, so it is left to the estimates (`extrapolated`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from trainwright.accelerators import estimate_profiles
-from trainwright.accelerators.scaling_curves import curve_from
 from trainwright.model import Model
 from trainwright.profile_imports.layer_time_tables import (
     MeasuredLayer,
@@ -32,7 +31,6 @@ from trainwright.profile_imports.reading import MAX_NUMBER, ImportOptions, read_
 from trainwright.profile_imports.subtract_all_reduces import subtract_all_reduces
 from trainwright.profiles import Profiles
 
-ROWS: Final = (1, 2, 4, 8, 16, 32)
 BACKWARD_RATIO: Final = 2.0
 LIKE_A_BLOCK: Final = 0.25
 """Relative difference within which an entry's time is that of a block."""
@@ -63,7 +61,7 @@ class _AmpTable:
 def import_amp(
     paths: Sequence[Path], *, model: Model, accelerator: str, options: ImportOptions | None = None
 ) -> Profiles:
-    """Import one file per tensor degree; `samples` is 0 at the rows that the data sheet derives.
+    """Import one file per tensor degree, each at one row.
 
     Raises ValueError with one sentence on what is wrong and where.
     """
@@ -82,8 +80,12 @@ def import_amp(
     alone = subtract_all_reduces(
         measured, model=model, accelerator=accelerator, inside=options.inside, tell=options.tell
     )
-    grown = [table for measurement in alone for table in _extrapolate_rows(measurement, model, accelerator)]
-    return profiles_of(grown, model=model, accelerator=accelerator)
+    return profiles_of([_with_backward(measurement) for measurement in alone], model=model, accelerator=accelerator)
+
+
+def _with_backward(measurement: Measurement) -> Measurement:
+    layers = (replace(layer, backward_seconds=BACKWARD_RATIO * layer.forward_seconds) for layer in measurement.layers)
+    return replace(measurement, layers=tuple(layers))
 
 
 def _degree(path: Path) -> int:
@@ -196,28 +198,3 @@ def _remarks(table: _AmpTable, entries: Sequence[int], model: Model) -> Iterator
                 f"{table.path}: entry {alike[0]} takes as long as the blocks beside it; if the table is of a model with more "
                 f"layers than {len(entries)}, give that model, or name the entries with --blocks {first}:{last + 1}"
             )
-
-
-def _extrapolate_rows(measurement: Measurement, model: Model, accelerator: str) -> list[Measurement]:
-    """Extrapolate a measurement at one row to ROWS."""
-    by_rows: list[list[MeasuredLayer]] = [[] for _ in ROWS]
-    for index, layer in enumerate(measurement.layers):
-        curve = [(0.0, 0.0)] * len(ROWS)
-        if layer.forward_seconds > 0:
-            extrapolated = curve_from(
-                layer.forward_seconds,
-                1,
-                model.kind_of(index),
-                accelerator,
-                dtype=model.dtype,
-                rows=ROWS,
-                tensor_degree=measurement.tensor_degree,
-                backward_ratio=BACKWARD_RATIO,
-            )
-            curve = list(zip(extrapolated.forward_seconds, extrapolated.backward_seconds, strict=True))
-        for layers, (forward, backward) in zip(by_rows, curve, strict=True):
-            layers.append(replace(layer, forward_seconds=forward, backward_seconds=backward))
-    return [
-        replace(measurement, rows=rows, layers=tuple(layers), samples=int(rows == 1))
-        for rows, layers in zip(ROWS, by_rows, strict=True)
-    ]

@@ -126,14 +126,12 @@ class Measurement:
 
     Attributes:
         source: the file, for errors.
-        samples: number of measurements per figure; 0 if derived from another measurement.
     """
 
     source: str
     tensor_degree: int
     rows: int
     layers: tuple[MeasuredLayer, ...]
-    samples: int = 1
 
 
 def profiles_of(measurements: Sequence[Measurement], *, model: Model, accelerator: str) -> Profiles:
@@ -227,7 +225,7 @@ def _profile(kind: LayerKind, measurement: Measurement, model: Model, accelerato
         update_seconds=_mean([layer.update_seconds for layer in layers]),
         activation_bytes=round(_mean(activations) if activations else kind.saved_bytes(model.dtype, tensor, rows)),
         parameter_bytes=round(_mean(weights) if weights else kind.parameters_at(tensor) * model.dtype.num_bytes),
-        samples=measurement.samples * len(layers),
+        samples=len(layers),
         relative_spread=(high - low) / middle if middle > 0 else 0.0,
     )
 

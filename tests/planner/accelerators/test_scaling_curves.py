@@ -9,7 +9,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.runtime import Runtime
+from trainwright.runtime import AttentionLibrary, Kernels, Runtime
 
 MODEL = Model.of(Gpt(4, 1024, 16, 1024, 50304), Dtype.FLOAT16)
 ROWS = (1, 2, 4, 8)
@@ -38,6 +38,31 @@ def test_measured_points_stay_and_others_follow_the_data_sheet() -> None:
     block = [sheet.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
     forwards = [grown.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
     assert forwards[-1] / forwards[-2] == pytest.approx(block[-1] / block[-2], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [Runtime(kernels=Kernels.FUSED), Runtime(attention_library=AttentionLibrary.FLASH_ATTENTION_1)],
+    ids=["fused kernels", "attention that the accelerator has no kernel for"],
+)
+def test_rows_grow_as_the_kernels_of_the_runtime(runtime: Runtime) -> None:
+    name, rows = "Tesla-T4", (1, 2, 4, 8, 16)
+    own = estimate_profiles(MODEL, [name], tensor_degrees=[1], rows=rows, runtime=runtime)
+    table = Profiles(tuple(layer for layer in own.layers if layer.rows == 1))
+    seconds = {
+        used: [extrapolated(table, MODEL, rows, used).cost(name, "block", 1, count).forward_seconds for count in rows]
+        for used in (runtime, Runtime())
+    }
+    expected = [own.cost(name, "block", 1, count).forward_seconds for count in rows]
+    assert seconds[runtime] == pytest.approx(expected, rel=1e-6)
+    assert seconds[Runtime()] != pytest.approx(expected, rel=2e-3)
+
+
+def test_rows_that_another_runtime_derived_are_derived_again() -> None:
+    fused = Runtime(kernels=Kernels.FUSED)
+    stored = extrapolated(measured("Tesla-T4"), MODEL, ROWS)
+    assert extrapolated(stored, MODEL, ROWS, fused) == extrapolated(measured("Tesla-T4"), MODEL, ROWS, fused) != stored
+    assert extrapolated(stored, MODEL, ROWS) is stored
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-4, 1e-3])

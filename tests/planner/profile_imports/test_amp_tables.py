@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.accelerators import extrapolated
 from trainwright.families import Gpt, TransGan
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
+from trainwright.runtime import Kernels, Runtime
 
 GPT2 = Model.of(Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=50304), Dtype.FLOAT16)
 BLOCK_OF_GPT2 = GPT2.kind("block")
@@ -57,18 +59,23 @@ def test_amp_blocks_are_found_and_other_entries_join_embedding_and_head(tmp_path
     assert profiles.origin == "measured"
 
 
-def test_amp_rows_above_one_are_derived_and_marked(tmp_path):
+def test_amp_rows_above_one_are_left_to_the_estimate_of_each_runtime(tmp_path):
     profiles = _import_amp([_save(tmp_path, "gpt2_T4_1.npy", _amp_list(block=0.0035, spread=0))])
-    blocks = [_profile(profiles, "block", 1, rows) for rows in (1, 2, 4, 8, 16, 32)]
+    assert {layer.rows for layer in profiles.layers} == {1}
 
+    eager, fused = (
+        extrapolated(profiles, GPT2, (1, 2, 4, 8, 16, 32), Runtime(kernels=kernels))
+        for kernels in (Kernels.EAGER, Kernels.FUSED)
+    )
+    blocks = [_profile(eager, "block", 1, rows) for rows in (1, 2, 4, 8, 16, 32)]
     assert [block.samples for block in blocks] == [24, 0, 0, 0, 0, 0]
     times = [block.forward_seconds for block in blocks]
     assert times == sorted(times)
-    assert times[-1] / times[0] <= 32 * 1.001
-    assert times[-1] > 8 * times[0]
+    assert 8 * times[0] < times[-1] <= 32 * 1.001 * times[0]
     held = BLOCK_OF_GPT2.saved_bytes_per_row(Dtype.FLOAT16)
     assert [block.activation_bytes for block in blocks] == [round(rows * held) for rows in (1, 2, 4, 8, 16, 32)]
     assert all(block.update_seconds > 0 for block in blocks)
+    assert _profile(fused, "block", 1, 32).forward_seconds != times[-1]
 
 
 def test_amp_degrees_come_from_the_names_or_from_the_caller(tmp_path):
