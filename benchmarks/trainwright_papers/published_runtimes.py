@@ -1,93 +1,46 @@
-"""Runtimes of published throughputs: a preset, and what a source ran differently."""
+"""Runtimes of published throughputs: a preset, and what the row and its source state otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
-from trainwright.layer import Attention
-from trainwright.runtime import AttentionLibrary, Kernels, Runtime, SelectiveRecompute
+from trainwright.runtime import Kernels, Runtime
 from trainwright.runtime_presets import runtime_preset
 from trainwright.strategy import Sharding
 from trainwright_papers.published_rows import PublishedRow
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRuntime:
-    """Runtime of one source's runs.
-
-    Attributes:
-        changes: fields of Runtime in which it differs from the preset.
-        attention: STORED before fused attention.
-    """
-
-    preset: str
-    changes: Mapping[str, Any]
-    attention: Attention = Attention.FUSED
-
-
-SOURCES: Final[Mapping[str, SourceRuntime]] = {
-    # FSDP1 in mixed precision PURE, FlashAttention 1 in Triton, flash-attn's cross-entropy: scripts/train/yamls and
-    # llmfoundry/models/mpt of https://github.com/mosaicml/llm-foundry.
-    "llm-foundry": SourceRuntime(
-        "torchtitan",
-        {
-            "gradient_dtype": None,
-            "attention_library": AttentionLibrary.FLASH_ATTENTION_1,
-            "fuses_loss": True,
-            "selective_recompute": None,
-        },
-    ),
-    # PyTorch's DDP and the repository's fused dropout, normalisation, products and cross-entropy, FlashAttention 1:
-    # training/README.md of https://github.com/Dao-AILab/flash-attention, December 2022.
-    "flash-attention": SourceRuntime(
-        "trainwright", {"attention_library": AttentionLibrary.FLASH_ATTENTION_1, "fuses_loss": True}
-    ),
-    # Scores were stored, and sequence parallelism came later (Narayanan et al. 2021; NVIDIA DeepLearningExamples, LanguageModeling/BERT).
-    "SC21": SourceRuntime("megatron", {"sequence_parallel": False}, Attention.STORED),
-    # Megatron-DeepSpeed of 2021 and 2022: train/ of https://github.com/bigscience-workshop/bigscience.
-    "BigScience": SourceRuntime("megatron", {"sequence_parallel": False}, Attention.STORED),
-    "BERT": SourceRuntime("trainwright", {}, Attention.STORED),
-    "torchtitan": SourceRuntime("torchtitan", {"selective_recompute": None}),
-}
-"""Runtimes by a part of the source's name."""
-
-FRAMEWORKS: Final = {"megatron": "megatron", "nemo": "megatron", "deepspeed": "deepspeed"}
-"""Presets by a part of the names of other sources."""
-
-CHUNKS: Final = {"GPT-76B": 3, "GPT-145B": 2, "GPT-310B": 2, "GPT-530B": 3}
-"""Chunks of interleaved stages: their 15, 10, 6 and 3 blocks in `--num-layers-per-virtual-pipeline-stage` 5, 5, 3 and 1
-(sc21/run_table_1.sh of Megatron-LM)."""
-
-
-def source_runtime(row: PublishedRow) -> SourceRuntime:
-    """Return the runtime of a row's source; of an unknown source a preset by its name or by its plan."""
-    for name, found in SOURCES.items():
-        if name in row.source:
-            return found
-    for name, preset in FRAMEWORKS.items():
-        if name in row.source.lower():
-            return SourceRuntime(preset, {})
+def preset_of(row: PublishedRow) -> str:
+    """Return the preset of a row; without one by the plan: PyTorch's FSDP, Megatron, or plain data parallelism."""
+    if row.preset is not None:
+        return row.preset
     if row.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
-        return SourceRuntime("torchtitan", {"selective_recompute": None})
-    return SourceRuntime("megatron" if row.tp * row.pp > 1 else "trainwright", {})
+        return "torchtitan"
+    return "megatron" if row.tp * row.pp > 1 else "trainwright"
 
 
 def runtime_of(row: PublishedRow) -> Runtime:
-    """Return the runtime of a row: its source's, with the kernels, overlap, chunks and recompute that the row states."""
-    source = source_runtime(row)
-    stated: dict[str, Any] = {"kernels": _kernels(row.compiled)} if row.compiled else {}
-    if "asynctp" in row.compiled.lower():
+    """Return the runtime of a row. Raises ValueError for an unknown preset."""
+    words = row.compiled.lower()
+    stated: dict[str, Any] = {"kernels": _kernels(words)} if words else {}
+    if "asynctp" in words:
         stated["overlaps_tensor_sync"] = True
-    if "interleaved" in row.note:
-        stated["virtual_stages"] = CHUNKS.get(row.model, 2)
-    if "selective" in row.note:
-        is_of_operators = source.preset == "torchtitan"
-        stated["selective_recompute"] = (
-            SelectiveRecompute.OPERATORS if is_of_operators else SelectiveRecompute.ATTENTION
-        )
-    return replace(runtime_preset(source.preset).runtime, **{**source.changes, **stated})
+    if row.preset is None and preset_of(row) == "torchtitan":
+        stated["selective_recompute"] = None  # the column `recompute` says what is computed again
+    return replace(runtime_preset(preset_of(row)).runtime, **{**stated, **row.runtime})
+
+
+def framework_of(row: PublishedRow) -> str | None:
+    """Return the trainer whose runtime a row states; None where it states none, or a framework that is no trainer of ours."""
+    return None if row.preset is None else runtime_preset(row.preset).trainer
+
+
+def drops_of(row: PublishedRow, family: str) -> bool:
+    """Return whether a row trains with dropout; without a word as BERT's paper and Megatron's GPT do (0.1 by default in both)."""
+    if row.dropout is not None:
+        return row.dropout
+    return family == "bert" or (family == "gpt" and preset_of(row).startswith("megatron"))
 
 
 def _kernels(words: str) -> Kernels:

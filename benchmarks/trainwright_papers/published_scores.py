@@ -1,41 +1,43 @@
-"""Estimates of published throughputs from data sheets alone, beside what was measured, and how well the two agree."""
+"""Estimates of published throughputs from data sheets alone, beside what was measured."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
-
-import numpy as np
 
 from trainwright.accelerators import data_sheet, estimate_profiles
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.error_bands import ErrorBand, plan_kind
+from trainwright.error_bands import plan_kind
 from trainwright.throughput import flops_per_row
-from trainwright_papers.comparison import Comparison, Grid, ReportProgress, format_figure, spearman
-from trainwright_papers.published_rows import PublishedRow, read_rows
-from trainwright_papers.published_runtimes import runtime_of, source_runtime
+from trainwright_papers.comparison import ReportProgress
+from trainwright_papers.published_models import PROJECT_NAMES, ModelNames
+from trainwright_papers.published_rows import PublishedRow, read_table
+from trainwright_papers.published_runtimes import drops_of, framework_of, preset_of, runtime_of
+from trainwright_papers.published_sources import row_sources
 
 Key = TypeVar("Key")
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """Published and estimated throughput, in tokens per second and GPU.
+    """Published and estimated throughput, in tokens (or images) per second and GPU.
 
     Attributes:
         plan_kind: how the plan divides the model.
+        framework: trainer that ran it; None: another one, or unknown.
         utilisation_per_token: model FLOP utilisation of one token per second.
         reason: shortfall of memory if the plan is called infeasible.
     """
 
     row: PublishedRow
     plan_kind: str
+    framework: str | None
     estimated: float
     utilisation_per_token: float
     peak_memory_bytes: int
@@ -43,33 +45,47 @@ class ScoredRow:
 
     @property
     def published(self) -> float:
-        return self.row.measured_tokens_per_second_per_gpu
+        return self.row.measured
 
     @property
     def error(self) -> float:
         """Relative error of the estimate; above 0 where it is too fast."""
         return self.estimated / self.published - 1
 
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the estimated memory; above 0 where it is too much; None where it was not measured."""
+        measured = self.row.measured_memory_gib
+        return None if measured is None else self.peak_memory_bytes / (measured * _GIB) - 1
+
+    @property
+    def generation(self) -> str:
+        return data_sheet(self.row.gpu_name).generation
+
     def record(self) -> dict[str, object]:
         row = self.row
+        unit = "images" if row.measured_tokens_per_second_per_gpu is None else "tokens"
         return {
             "source": row.source,
             "model": row.model,
             "gpu": row.gpu,
             "gpus": row.gpus,
             "plan": self.plan_kind,
-            "published_tokens_per_second_per_gpu": self.published,
-            "predicted_tokens_per_second_per_gpu": self.estimated,
+            "framework": self.framework,
+            f"published_{unit}_per_second_per_gpu": self.published,
+            f"predicted_{unit}_per_second_per_gpu": self.estimated,
             "relative_error": self.error,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "relative_memory_error": self.memory_error,
             "reason": self.reason,
         }
 
 
-def score(row: PublishedRow) -> ScoredRow:
-    """Estimate a row's plan. Raises ValueError for a model, a GPU or a machine that is not known."""
+def score(row: PublishedRow, names: ModelNames = PROJECT_NAMES) -> ScoredRow:
+    """Estimate a row's plan. Raises ValueError for a model, a GPU, a machine or a preset that is not known."""
     runtime = runtime_of(row)
-    model = row.model_in(source_runtime(row).attention)
+    named = names.model(row.model, row.source)
+    model = row.model_of(named, drops=drops_of(row, named.family))
     cluster = row.cluster()
     plan = row.plan(len(model.layers), cluster, sequence_parallel=runtime.sequence_parallel)
     tensor_float32 = row.dtype == "tf32"
@@ -82,107 +98,44 @@ def score(row: PublishedRow) -> ScoredRow:
         runtime=runtime,
         power_watts={row.gpu_name: row.power_watts} if row.power_watts else None,
     )
-    found = estimate_with_context(plan, CostContext(model, cluster, profiles, "adam", runtime))
+    estimate = estimate_with_context(plan, CostContext(model, cluster, profiles, "adam", runtime))
     peak = data_sheet(row.gpu_name).flops_per_second(model.dtype, tensor_float32=tensor_float32)
     return ScoredRow(
         row,
         plan_kind(plan),
-        plan.global_batch_size * row.sequence / found.iteration_seconds / row.gpus,
+        framework_of(row),
+        plan.global_batch_size * row.sequence / estimate.iteration_seconds / row.gpus,
         flops_per_row(model) / row.sequence / peak,
-        found.peak_memory_bytes,
-        found.reason,
+        estimate.peak_memory_bytes,
+        estimate.reason,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Agreement of some rows.
-
-    Attributes:
-        mean_error: mean of |estimated − published| / published.
-        bias: mean of (estimated − published) / published.
-        utilisation_rank: Spearman's correlation of the model FLOP utilisation.
-        refused: rows called infeasible.
-    """
-
-    rows: int
-    mean_error: float
-    bias: float
-    largest_error: float
-    utilisation_rank: float | None
-    refused: int
-
-    @classmethod
-    def of(cls, scored: Sequence[ScoredRow]) -> Agreement:
-        return cls(
-            len(scored),
-            fmean(abs(one.error) for one in scored),
-            fmean(one.error for one in scored),
-            max((one.error for one in scored), key=abs),
-            spearman(
-                [one.published * one.utilisation_per_token for one in scored],
-                [one.estimated * one.utilisation_per_token for one in scored],
-            ),
-            sum(one.reason is not None for one in scored),
-        )
-
-    def texts(self) -> tuple[str, ...]:
-        return (
-            str(self.rows),
-            f"{self.mean_error:.1%}",
-            f"{self.bias:+.1%}",
-            f"{self.largest_error:+.1%}",
-            format_figure(self.utilisation_rank),
-            str(self.refused),
-        )
-
-
-HEADINGS = ("rows", "mean error", "mean", "worst", "rank of MFU", "called infeasible")
 
 
 def groups(scored: Iterable[ScoredRow], key: Callable[[ScoredRow], Key]) -> dict[Key, list[ScoredRow]]:
     """Group rows by a key, in the order of their first appearance."""
-    found: dict[Key, list[ScoredRow]] = {}
-    for one in scored:
-        found.setdefault(key(one), []).append(one)
-    return found
+    members: dict[Key, list[ScoredRow]] = {}
+    for each in scored:
+        members.setdefault(key(each), []).append(each)
+    return members
 
 
-GROUPINGS: dict[str, Callable[[ScoredRow], str]] = {
-    "source": lambda one: one.row.source,
-    "GPU": lambda one: one.row.gpu,
-    "kind of plan": lambda one: one.plan_kind,
-}
-
-
-def bands_of(scored: Sequence[ScoredRow]) -> list[ErrorBand]:
-    """Return the error bands of all rows, by generation, by kind of plan, and by both."""
-
-    def keys(one: ScoredRow) -> Iterator[tuple[str | None, str | None]]:
-        generation = data_sheet(one.row.gpu_name).generation
-        yield from product((None, generation), (None, one.plan_kind))
-
-    ratios: dict[tuple[str | None, str | None], list[float]] = {}
-    for one in scored:
-        for key in keys(one):
-            ratios.setdefault(key, []).append(1 + one.error)
-    return [
-        ErrorBand(generation, kind, len(some), *(round(float(q), 3) for q in np.quantile(some, (0.1, 0.9))))
-        for (generation, kind), some in sorted(ratios.items(), key=lambda item: [name or "" for name in item[0]])
-    ]
+def source_of(scored: ScoredRow) -> str:
+    return scored.row.source
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTable:
-    """Estimated rows of a table, and how many were left out for which reason."""
+    """Estimated rows of tables, how many were left out for which reason, and sentences on what was not recognised."""
 
     rows: tuple[ScoredRow, ...]
     left_out: Mapping[str, int]
+    remarks: tuple[str, ...] = ()
 
 
-def scored_table(table: Path, report_progress: ReportProgress) -> ScoredTable:
-    """Estimate every row of a table. Raises ValueError if there is none that can be estimated."""
-    rows = list(read_rows(table))
+def scored_table(tables: Sequence[Path], names: ModelNames, report_progress: ReportProgress) -> ScoredTable:
+    """Estimate every row of some tables. Raises ValueError if there is none that can be estimated."""
+    read = [read_table(table) for table in tables]
+    rows = [row for table in read for row in table.rows]
     scored, left_out = [], Counter[str]()
     for number, row in enumerate(rows):
         if isinstance(row, str):
@@ -190,72 +143,33 @@ def scored_table(table: Path, report_progress: ReportProgress) -> ScoredTable:
             continue
         report_progress(f"{row.model} of {row.source}", number / len(rows))
         try:
-            scored.append(score(row))
+            scored.append(score(row, names))
         except ValueError as error:
             left_out[str(error)] += 1
     if not scored:
-        raise ValueError(f"{table}: no row can be estimated: {'; '.join(left_out) or 'the table has none'}")
-    return ScoredTable(tuple(scored), left_out)
-
-
-def published_comparison(found: ScoredTable) -> Comparison:
-    """Compare the estimated rows with what was published."""
-    scored, left_out = found.rows, found.left_out
-    by = {name: groups(scored, key) for name, key in GROUPINGS.items()}
-    by_source = {name: Agreement.of(some) for name, some in by["source"].items()}
-    everything = Agreement.of(scored)
-    mean_of_sources = fmean(one.mean_error for one in by_source.values())
-    return Comparison(
-        name="published",
-        title="Published throughputs, tokens a second and GPU",
-        records=tuple(one.record() for one in scored),
-        grids=(_row_grid(scored), *(_group_grid(name, found) for name, found in by.items())),
-        agreement={
-            "mean_of_sources_error": mean_of_sources,
-            "utilisation_rank": everything.utilisation_rank,
-            "called_infeasible": everything.refused,
-            **{f"by {name}": {key: _document(some) for key, some in found.items()} for name, found in by.items()},
-        },
-        notes=(
-            f"Mean of the sources' mean errors: {mean_of_sources:.1%}; over all {len(scored)} rows {everything.mean_error:.1%}.",
-            f"Rank correlation of the model FLOP utilisation: {format_figure(everything.utilisation_rank)}.",
-            f"Rows called infeasible, although they ran: {everything.refused}.",
-            *(f"Rows left out: {number}: {reason}." for reason, number in left_out.items()),
-        ),
+        paths = ", ".join(map(str, tables))
+        raise ValueError(f"{paths}: no row can be estimated: {'; '.join(left_out) or 'there is none'}")
+    unread = Counter(column for table in read for column in table.unread_columns)
+    return ScoredTable(
+        tuple(scored), left_out, (*_unread(unread), *_without_facts(scored), *_other_names(scored, names))
     )
 
 
-def _document(scored: Sequence[ScoredRow]) -> dict[str, float | int | None]:
-    found = Agreement.of(scored)
-    return {
-        "rows": found.rows,
-        "mean_error": found.mean_error,
-        "bias": found.bias,
-        "utilisation_rank": found.utilisation_rank,
-        "called_infeasible": found.refused,
-    }
+def _unread(columns: Counter[str]) -> list[str]:
+    return [f"Columns that are not read: {len(columns)}: {', '.join(columns)}."] if columns else []
 
 
-def _group_grid(name: str, found: dict[str, list[ScoredRow]]) -> Grid:
-    return Grid(
-        f"by {name}", (name, *HEADINGS), tuple((key, *Agreement.of(some).texts()) for key, some in found.items())
-    )
+def _without_facts(scored: Sequence[ScoredRow]) -> list[str]:
+    """Return a sentence for each source of which nothing is stated; its rows are of the preset that is taken for their plan."""
+    unknown = Counter((each.row.source, preset_of(each.row)) for each in scored if each.row.source not in row_sources())
+    return [
+        f"No facts of the source {source}: {count} rows, taken as the preset {preset} with what their columns say."
+        for (source, preset), count in unknown.items()
+    ]
 
 
-def _row_grid(scored: Sequence[ScoredRow]) -> Grid:
-    headings = ("model", "GPUs", "tp pp dp", "rows × tokens", "published", "ours", "error", "GiB")
-    return Grid("rows", headings, tuple(_row_texts(one) for one in scored))
-
-
-def _row_texts(one: ScoredRow) -> tuple[str, ...]:
-    row = one.row
-    return (
-        row.model,
-        f"{row.gpus} {row.gpu}",
-        f"{row.tp} {row.pp} {row.dp}",
-        f"{row.micro_batch} × {row.sequence}",
-        f"{one.published:.0f}",
-        f"{one.estimated:.0f}",
-        f"{one.error:+.1%}",
-        f"{one.peak_memory_bytes / 2**30:.0f}{'' if one.reason is None else ' !'}",
-    )
+def _other_names(scored: Sequence[ScoredRow], names: ModelNames) -> list[str]:
+    """Return a sentence that lists the models that rows call by another name."""
+    models = {each.row.model: names.model(each.row.model, each.row.source) for each in scored}
+    taken = [f"{name} as {model}" for name, model in models.items() if name != model.name]
+    return [f"Models by another name: {', '.join(taken)}."] if taken else []

@@ -17,7 +17,10 @@ from rich.text import Text
 from trainwright.cli.output import Output, show, show_json
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright_papers.comparison import Comparison, Grid, ReportProgress
-from trainwright_papers.published_scores import bands_of, published_comparison, scored_table
+from trainwright_papers.published_agreement import published_comparison
+from trainwright_papers.published_bands import bands_of
+from trainwright_papers.published_models import read_models
+from trainwright_papers.published_scores import scored_table
 from trainwright_papers.tables import TABLES, rebuild_tables
 
 
@@ -32,13 +35,14 @@ def print_tables(names: Sequence[str], output: Output) -> None:
             show(*_render(comparison))
 
 
-def print_published(table: Path, output: Output, write_bands: Path | None) -> None:
-    """Estimate the rows of a table of published throughputs, print them with their agreement, and write error bands."""
+def print_published(tables: Sequence[Path], models: Path | None, output: Output, write_bands: Path | None) -> None:
+    """Estimate the rows of tables of published throughputs, print them with their agreement, and write error bands."""
+    names = read_models(models)
     with _progress_bar(1) as report_progress:
-        found = scored_table(table, report_progress)
-    comparison = published_comparison(found)
+        scored = scored_table(tables, names, report_progress)
+    comparison = published_comparison(scored)
     if write_bands is not None:
-        bands = ",\n".join(f"  {json.dumps(asdict(band))}" for band in bands_of(found.rows))
+        bands = ",\n".join(f"  {json.dumps(asdict(band))}" for band in bands_of(scored.rows))
         write_bands.write_text(f"[\n{bands}\n]\n", encoding="utf-8")
     if output is Output.JSON:
         show_json(comparison.document() | {"origin": "estimated"})

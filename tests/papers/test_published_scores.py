@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from trainwright.cli import app
 from trainwright.strategy import Sharding
-from trainwright_papers.published_models import named_model
-from trainwright_papers.published_rows import PublishedRow, read_rows
-from trainwright_papers.published_runtimes import runtime_of
-from trainwright_papers.published_scores import Agreement, score
+from trainwright_papers.published_agreement import Agreement, PlanOrder
+from trainwright_papers.published_rows import PublishedRow, read_table
+from trainwright_papers.published_scores import score
 
 ROW = PublishedRow(
     source="someone",
@@ -42,16 +41,25 @@ LINE = "someone,u,GPT3-1.3B,a100_80gb,16,dgx-a100,2,2,4,none,2,64,1024,bfloat16,
 
 @pytest.fixture
 def table(tmp_path):
-    def write(*lines):
+    def write(*lines, columns=""):
         path = tmp_path / "table.csv"
-        path.write_text("\n".join((HEADER, *lines)) + "\n")
+        path.write_text("\n".join((HEADER + columns, *lines)) + "\n")
         return path
 
     return write
 
 
-def test_table_ignores_columns_that_it_does_not_know(table):
-    assert list(read_rows(table(LINE))) == [ROW]
+def published(*options):
+    result = CliRunner().invoke(app, ["bench", "published", *map(str, options), "--output", "json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_table_names_the_columns_that_nothing_reads(table):
+    read = read_table(table(LINE))
+    assert read.rows == (ROW,)
+    assert read.unread_columns == ("url",)
+    assert "Columns that are not read: 1: url." in published("--table", table(LINE))["notes"]
 
 
 def test_plan_has_the_degrees_and_the_recomputed_share_of_its_row():
@@ -67,16 +75,6 @@ def test_cluster_has_the_memory_that_the_name_of_the_card_states():
     assert larger.cluster().accelerators[0].memory_bytes == usual.cluster().accelerators[0].memory_bytes * 96 // 80
     assert larger.power_watts == 500
     assert usual.power_watts is None
-
-
-def test_models_whose_names_differ_by_a_point_are_kept_apart():
-    assert named_model("GPT3-1.3B").sizes["layers"] == 24
-    assert named_model("GPT3-13B").sizes["layers"] == 40
-
-
-def test_interleaved_rows_have_as_many_chunks_as_their_source_ran():
-    found = [runtime_of(replace(ROW, model=name, note="interleaved")) for name in ("GPT-76B", "GPT-145B", "GPT-530B")]
-    assert [runtime.virtual_stages for runtime in found] == [3, 2, 3]
 
 
 def test_score_grows_with_the_published_throughput_alone_in_its_error():
@@ -98,12 +96,45 @@ def test_agreement_averages_absolute_errors():
     assert agreement.largest_error == pytest.approx(0.2)
 
 
+def test_memory_error_is_signed_and_of_the_rows_that_state_it():
+    scored = score(ROW)
+    gib = scored.peak_memory_bytes / 2**30
+    rows = [replace(scored, row=replace(ROW, measured_memory_gib=gib * ratio)) for ratio in (1.25, 1.6)]
+    assert Agreement.of([*rows, scored]).memory_error == pytest.approx((-0.2 - 0.375) / 2)
+    assert Agreement.of([scored]).memory_error is None
+
+
+@pytest.mark.parametrize(
+    ("published_rates", "estimated_rates", "rank", "regret"),
+    [
+        ((10, 20, 40), (1, 2, 3), 1.0, 0.0),
+        ((10, 20, 40), (1, 3, 2), 0.5, 0.5),
+        ((40, 20, 10), (1, 2, 3), -1.0, 0.75),
+    ],
+)
+def test_order_of_plans_is_of_rows_that_differ_in_their_plans_alone(published_rates, estimated_rates, rank, regret):
+    scored = score(ROW)
+    rows = [
+        replace(scored, estimated=float(estimated), row=replace(ROW, measured_tokens_per_second_per_gpu=float(rate)))
+        for rate, estimated in zip(published_rates, estimated_rates, strict=True)
+    ]
+    other_model = [replace(rows[0], row=replace(rows[0].row, model="GPT3-2.7B"))] * 2
+    order = PlanOrder.of([*rows, *other_model])
+    assert (order.groups, order.rank, order.regret) == (1, pytest.approx(rank), pytest.approx(regret))
+    assert PlanOrder.of(other_model) is None
+
+
 def test_command_leaves_out_and_counts_rows_that_it_cannot_estimate(table):
-    path = table(LINE, LINE.replace("GPT3-1.3B", "GPT9"))
-    result = CliRunner().invoke(app, ["bench", "published", "--table", str(path), "--output", "json"])
-    answer = json.loads(result.stdout)
+    answer = published("--table", table(LINE, LINE.replace("GPT3-1.3B", "GPT9")))
     assert len(answer["records"]) == 1
     assert "Rows left out: 1: model: the sizes of 'GPT9' are not known" in answer["notes"][-1]
+
+
+def test_command_reads_several_tables(table, tmp_path):
+    first = table(LINE)
+    second = tmp_path / "second.csv"
+    second.write_text(f"{HEADER}\n{LINE.replace('someone', 'other')}\n")
+    assert set(published("--table", first, "--table", second)["agreement"]["by source"]) == {"someone", "other"}
 
 
 def test_command_groups_rows_by_source_gpu_and_kind_of_plan(table):

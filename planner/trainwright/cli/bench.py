@@ -65,8 +65,17 @@ def papers(
 @command
 def published(
     table: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV of measured throughputs; docs/accuracy.md names its columns.")
+        list[Path],
+        typer.Option(
+            metavar="FILE", help="CSV of measured throughputs; docs/accuracy.md names its columns. May be repeated."
+        ),
     ],
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="YAML of models' sizes, before those known by name; docs/accuracy.md has its form."
+        ),
+    ] = None,
     write_bands: Annotated[
         Path | None,
         typer.Option(help="Write the errors by generation and kind of plan as error_bands.json has them."),
@@ -75,4 +84,4 @@ def published(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Estimate published runs from data sheets alone, next to what was measured: by source, GPU and kind of plan."""
-    _load("report").print_published(table, output, write_bands)
+    _load("report").print_published(table, models, output, write_bands)
