@@ -127,6 +127,20 @@ class Operator:
     half_saved_bytes_per_row: Annotated[float, OMITTED_DEFAULT] = 0.0
     calls: Annotated[int, OMITTED_ONE] = 1
 
+    @property
+    def weight_tensors(self) -> int:
+        """Tensors that hold its weights; the bias of a product, and of a normalisation, is one of its own."""
+        if not self.weight_elements:
+            return 0
+        if self.kind is OperatorKind.NORMALISATION:
+            return self.calls * max(
+                round(self.weight_elements * self.positions_per_row / self.output_elements_per_row), 1
+            )
+        if not self.forward_flops_per_row:
+            return self.calls
+        has_bias = self.weight_elements > self.forward_flops_per_row / (2 * self.positions_per_row)
+        return self.calls * (1 + has_bias)
+
     def saved_bytes(self, dtype: Dtype, tensor: int, *, sequence_parallel: bool = False) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""
         saved = self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row
@@ -214,6 +228,16 @@ class LayerKind:
     @cached_property
     def parameters(self) -> int:
         return sum(operator.weight_elements for operator in self.operators)
+
+    @cached_property
+    def weight_tensors(self) -> int:
+        """Tensors that hold its parameters."""
+        return sum(operator.weight_tensors for operator in self.operators)
+
+    @cached_property
+    def weight_modules(self) -> int:
+        """Operators that have parameters, each a module of its own."""
+        return sum(operator.calls for operator in self.operators if operator.weight_elements)
 
     @property
     def trained_parameters(self) -> int:

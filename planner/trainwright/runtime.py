@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-from trainwright.bounds import OMITTED_DEFAULT
+from pydantic import Field
+
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 
@@ -66,11 +68,26 @@ class Kernels(StrEnum):
 
 
 class AttentionLibrary(StrEnum):
-    """Origin of fused attention: PyTorch's kernels, the first FlashAttention, or cuDNN (as Transformer Engine uses it)."""
+    """Origin of attention: PyTorch's kernels, the first FlashAttention, or cuDNN (as Transformer Engine uses it).
+
+    STORED: no library; products and a softmax of their own write the scores to memory, on every accelerator.
+    """
 
     PYTORCH = "pytorch"
     FLASH_ATTENTION_1 = "flash_attention_1"
     CUDNN = "cudnn"
+    STORED = "stored"
+
+
+class Messages(StrEnum):
+    """Messages in which replicas reduce gradients and gather updated weights: one a tensor, one a bucket, or as few as can be.
+
+    ALL: one for all layers with the same owners, and one a layer during the backward.
+    """
+
+    TENSOR = "tensor"
+    BUCKET = "bucket"
+    ALL = "all"
 
 
 class SelectiveRecompute(StrEnum):
@@ -78,6 +95,24 @@ class SelectiveRecompute(StrEnum):
 
     ATTENTION = "attention"
     OPERATORS = "operators"
+
+
+def _check_named_once(field: str, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"{field} name an accelerator twice: {', '.join(names)}")
+
+
+_ABOVE_ZERO: Final = ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio", "product_ratio")
+_NOT_BELOW_ZERO: Final = (
+    "constant_seconds",
+    "constant_bytes",
+    "copied_bytes_per_parameter",
+    "host_seconds_per_operator",
+    "bucket_bytes",
+    "update_bytes_per_parameter",
+    "update_calls_per_tensor",
+)
+_OMITTED_ALL: Final[Any] = Field(exclude_if=lambda value: value == Messages.ALL)
 
 
 @document("Runtime")
@@ -133,6 +168,18 @@ class Runtime:
             zero1 and zero2 become zero3 for it.
         gathers_inputs_again: under sequence parallelism ranks save their slices of the inputs of products and gather them again in
             the backward while its products compute (Megatron), instead of saving whole inputs.
+        messages: in which replicas reduce gradients and gather weights that they updated in shards. Each takes the latency of
+            the whole ring, which on many ranks exceeds the transfer of a tensor.
+        bucket_bytes: of a message where `messages` is bucket.
+        gathers_by_module: under zero3 a layer's weights are gathered product by product (DeepSpeed), not at once.
+        overlaps_weight_gathers: weights that zero1 and zero2 updated in shards are gathered during the next iteration's first
+            forward (Megatron's `--overlap-param-gather`).
+        product_ratio: achieved rate of products on tensor (matrix) cores over the best case of the data sheets' efficiencies,
+            where profiles are estimated from them.
+        update_bytes_per_parameter: memory traffic of the optimizer's step, where profiles are estimated: of casts, unscaling,
+            clipping and copies, too; 0: a fused step's.
+        update_calls_per_tensor: kernels that the host issues for each tensor in the optimizer's step, each in a third of
+            host_seconds_per_operator, where profiles are estimated; 0: one kernel updates many tensors.
         trainer: name of the trainer whose runtime it is: the command line then proposes plans that it supports; None: any plan.
     """
 
@@ -165,25 +212,34 @@ class Runtime:
     syncs_every_micro_batch: bool = False
     trainer: Annotated[str | None, OMITTED_DEFAULT] = None
     fragmented_ratio: Annotated[float, OMITTED_DEFAULT] = 0.0
+    messages: Annotated[Messages, _OMITTED_ALL] = Messages.ALL
+    bucket_bytes: Annotated[int, OMITTED_DEFAULT] = 0
+    gathers_by_module: Annotated[bool, OMITTED_DEFAULT] = False
+    overlaps_weight_gathers: Annotated[bool, OMITTED_DEFAULT] = False
+    product_ratio: Annotated[float, OMITTED_ONE] = 1.0
+    update_bytes_per_parameter: Annotated[float, OMITTED_DEFAULT] = 0.0
+    update_calls_per_tensor: Annotated[int, OMITTED_DEFAULT] = 0
 
     def __post_init__(self) -> None:
-        for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):
+        for name in _ABOVE_ZERO:
             ratio = getattr(self, name)
             if ratio is not None and ratio <= 0:
                 raise ValueError(f"{name} must be above 0, got {ratio}")
+        for name in _NOT_BELOW_ZERO:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.overlap_slowdown_ratio < 1:
             raise ValueError(f"overlap_slowdown_ratio must be at least 1, got {self.overlap_slowdown_ratio}")
         if self.virtual_stages < 1:
             raise ValueError(f"virtual_stages must be at least 1, got {self.virtual_stages}; 1 is a plain pipeline")
-        for name in ("constant_seconds", "constant_bytes", "copied_bytes_per_parameter", "host_seconds_per_operator"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.messages is Messages.BUCKET and not self.bucket_bytes:
+            raise ValueError(
+                "bucket_bytes must be given where messages is bucket; PyTorch's default is 25 MiB, 26214400"
+            )
         if not 0 <= self.fragmented_ratio < 1:
             raise ValueError(f"fragmented_ratio must be at least 0 and below 1, got {self.fragmented_ratio}")
-        for field, entries in (("compute_ratios", self.compute_ratios), ("process_bytes", self.process_bytes)):
-            names = [entry.accelerator for entry in entries]
-            if len(set(names)) < len(names):
-                raise ValueError(f"{field} name an accelerator twice: {', '.join(names)}")
+        _check_named_once("compute_ratios", [entry.accelerator for entry in self.compute_ratios])
+        _check_named_once("process_bytes", [entry.accelerator for entry in self.process_bytes])
 
     @property
     def inside_ratio(self) -> float:

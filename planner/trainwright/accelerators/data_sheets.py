@@ -206,6 +206,8 @@ class DataSheet:
         PyTorch's fused kernels take all of them. FlashAttention's and cuDNN's take half formats, from Ampere on; without them
         Transformer Engine writes the scores to memory.
         """
+        if library is AttentionLibrary.STORED:
+            return Attention.STORED
         is_native = dtype in self.generation_sheet.formats.values
         if library is AttentionLibrary.PYTORCH:
             return Attention.FUSED if is_native else Attention.MATH

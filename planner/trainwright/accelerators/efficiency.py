@@ -16,6 +16,9 @@ from trainwright.runtime import Kernels
 KERNEL_SECONDS: Final = 5e-6
 """Minimum time of one operator on the device: launch, filling and draining the multiprocessors."""
 
+CALLS_PER_OPERATOR: Final = 3
+"""Calls of the host that an operator of a family stands for on average, in `host_seconds_per_operator`."""
+
 BACKWARD_HOST_RATIO: Final = 2.2
 """Host time to issue a layer's backward over that of its forward: a product becomes two, and gradients accumulate.
 

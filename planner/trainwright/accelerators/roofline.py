@@ -19,6 +19,7 @@ from trainwright.accelerators.efficiency import (
     ATTENTION_BLOCK,
     BACKWARD_ATTENTION_PRODUCTS,
     BACKWARD_HOST_RATIO,
+    CALLS_PER_OPERATOR,
     INNER_OVERHEAD,
     KERNEL_SECONDS,
     MEMORY_RATIO,
@@ -46,6 +47,7 @@ class Roof:
         streaming_ratio: actual over ideal traffic of operators that memory bounds.
         skips_hidden_scores: whether a fused softmax reads no scores that a causal mask hides.
         fuses_loss, selective_recompute, host_seconds_per_operator: as the runtime states.
+        update_bytes_per_parameter, update_calls_per_tensor: of the optimizer's step, likewise.
         value_bytes: of one activation or weight.
     """
 
@@ -59,6 +61,8 @@ class Roof:
     skips_hidden_scores: bool = False
     fuses_loss: bool = False
     selective_recompute: SelectiveRecompute | None = None
+    update_bytes_per_parameter: float = 0.0
+    update_calls_per_tensor: int = 0
 
     @classmethod
     def of(cls, sheet: DataSheet, dtype: Dtype, *, tensor_float32: bool, runtime: Runtime | None = None) -> Roof:
@@ -68,11 +72,12 @@ class Roof:
         peak = sheet.flops_per_second(dtype, tensor_float32=tensor_float32)
         if sheet.uses_matrix_units(dtype, tensor_float32=tensor_float32):
             ratio, flops_per_joule = efficiency.matrix, efficiency.matrix_flops_per_joule
+            tuning = used.product_ratio
         else:
-            ratio, flops_per_joule = efficiency.general, efficiency.general_flops_per_joule
+            ratio, flops_per_joule, tuning = efficiency.general, efficiency.general_flops_per_joule, 1.0
         rate = min(peak * ratio, sheet.power_watts.value * flops_per_joule)
         return cls(
-            flops_per_second=rate,
+            flops_per_second=rate * tuning,
             attention_flops_per_second=rate * efficiency.attention_ratio(used.attention_library),
             bytes_per_second=sheet.memory_bytes_per_second.value * MEMORY_RATIO,
             multiprocessors=int(sheet.multiprocessors.value),
@@ -82,6 +87,8 @@ class Roof:
             skips_hidden_scores=used.kernels is not Kernels.EAGER,
             fuses_loss=used.fuses_loss,
             selective_recompute=used.selective_recompute,
+            update_bytes_per_parameter=used.update_bytes_per_parameter,
+            update_calls_per_tensor=used.update_calls_per_tensor,
         )
 
     def seconds(self, compute_seconds: Array | float, traffic_bytes: Array | float) -> Array:
@@ -331,16 +338,20 @@ def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: i
     return saved - rows * sum(loss.saved_bytes(dtype, degree) for loss in losses)
 
 
-def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer, dtype: Dtype) -> float:
-    """Return seconds of the optimizer's step, which memory limits.
+def update_seconds(kind: LayerKind, degree: int, roof: Roof, optimizer: Optimizer, dtype: Dtype) -> float:
+    """Return seconds of the optimizer's step of one layer, which memory limits, or the host where it is not fused.
 
     In half precision the float32 weights are read once more and written in that format: Adam moves 34 bytes in all, and 42
-    where gradients are unscaled.
+    where gradients are unscaled. A runtime may state what its step moves in all.
     """
+    parameters = kind.parameters_at(degree) - kind.frozen_parameters
     float32_bytes = Dtype.FLOAT32.num_bytes
     copied = float32_bytes + roof.value_bytes if roof.value_bytes < float32_bytes else 0
     unscaled = UNSCALING_BYTES if dtype is Dtype.FLOAT16 else 0
-    return max(parameters * (UPDATE_BYTES[optimizer] + copied + unscaled) / roof.bytes_per_second, KERNEL_SECONDS)
+    moved = roof.update_bytes_per_parameter or UPDATE_BYTES[optimizer] + copied + unscaled
+    calls = roof.update_calls_per_tensor * kind.weight_tensors
+    host = calls * roof.host_seconds_per_operator / CALLS_PER_OPERATOR
+    return max(parameters * moved / roof.bytes_per_second, host, KERNEL_SECONDS)
 
 
 def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
@@ -361,7 +372,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             rows=row,
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
-            update_seconds=update_seconds(kind.parameters_at(degree) - kind.frozen_parameters, roof, optimizer, dtype),
+            update_seconds=update_seconds(kind, degree, roof, optimizer, dtype),
             activation_bytes=round(_saved_bytes(kind, roof, dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )

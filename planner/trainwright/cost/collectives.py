@@ -53,8 +53,9 @@ class RingAlgorithm:
     seconds_per_byte: float
     nic_seconds_per_byte: Mapping[Nic, float] = field(default_factory=dict, compare=False)
 
-    def seconds(self, message_bytes: float) -> float:
-        return self.latency_seconds + self.seconds_per_byte * message_bytes
+    def seconds(self, message_bytes: float, messages: float = 1) -> float:
+        """Return the seconds of `message_bytes` in all, in a number of messages one after the other."""
+        return messages * self.latency_seconds + self.seconds_per_byte * message_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +76,24 @@ class Collective:
         """Return the cached hash: the same few collectives are looked up for every stage of every plan."""
         return self._hash
 
-    def fastest_algorithm(self, message_bytes: float) -> RingAlgorithm:
-        return min(self.algorithms, key=lambda way: way.seconds(message_bytes))
+    def fastest_algorithm(self, message_bytes: float, messages: float = 1) -> RingAlgorithm:
+        return min(self.algorithms, key=lambda way: way.seconds(message_bytes, messages))
 
-    def seconds(self, message_bytes: float) -> float:
-        """Return the seconds of one all-reduce."""
-        return self.ideal_ring_seconds(message_bytes) * self.ratios.all_reduce
+    def seconds(self, message_bytes: float, messages: float = 1) -> float:
+        """Return the seconds of an all-reduce of `message_bytes` in all, in a number of messages."""
+        return self.ideal_ring_seconds(message_bytes, messages) * self.ratios.all_reduce
 
-    def all_gather_seconds(self, message_bytes: float) -> float:
+    def all_gather_seconds(self, message_bytes: float, messages: float = 1) -> float:
         """Return the seconds of an all-gather that ends with `message_bytes` on every rank."""
-        return self.ideal_ring_seconds(message_bytes) / 2 * self.ratios.all_gather
+        return self.ideal_ring_seconds(message_bytes, messages) / 2 * self.ratios.all_gather
 
-    def reduce_scatter_seconds(self, message_bytes: float) -> float:
+    def reduce_scatter_seconds(self, message_bytes: float, messages: float = 1) -> float:
         """Return the seconds of a reduce-scatter that starts with `message_bytes` on every rank."""
-        return self.ideal_ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
+        return self.ideal_ring_seconds(message_bytes, messages) / 2 * self.ratios.reduce_scatter
 
-    def ideal_ring_seconds(self, message_bytes: float) -> float:
+    def ideal_ring_seconds(self, message_bytes: float, messages: float = 1) -> float:
         """Return the seconds of an all-reduce before the runtime's ratios."""
-        return min(way.seconds(message_bytes) for way in self.algorithms) if message_bytes > 0 else 0.0
+        return min(way.seconds(message_bytes, messages) for way in self.algorithms) if message_bytes > 0 else 0.0
 
 
 NO_COMMUNICATION = Collective((RingAlgorithm(0.0, 0.0),))

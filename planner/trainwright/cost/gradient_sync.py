@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from trainwright.cost.collectives import Collective, Nodes
+from trainwright.cost.messages import message_count, weight_tensors
 from trainwright.cost.network import Load, Nic
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
@@ -62,12 +63,14 @@ class Bucket:
 
     Attributes:
         values: parameters on one rank, by owner.
+        tensors: number of tensors that hold them.
         is_reduce_scattered: whether each pipeline first reduce-scatters among its replicas; pipelines that split the weights
             differently reduce them unsharded.
     """
 
     holders: tuple[BucketOwner, ...]
     values: tuple[int, ...]
+    tensors: int
     is_reduce_scattered: bool
 
 
@@ -80,13 +83,15 @@ def buckets(plan_times: PlanTimes) -> tuple[Bucket, ...]:
     for first, end in pairwise(cuts):
         current = [runs.get(first) or current[index] for index, runs in enumerate(by_layer)]
         values = tuple(_values(holder.run, first, end, plan_times) for holder in current)
+        tensors = weight_tensors(plan_times.context, first, end)
         name = tuple(holder.bucket_key for holder in current)
         if name in bucket_of:
             values = tuple(a + b for a, b in zip(bucket_of[name].values, values, strict=True))
+            tensors += bucket_of[name].tensors
         is_scattered = (
             first not in plan_times.mixed_sharding_layers and current[0].run.strategy.sharding is not Sharding.NONE
         )
-        bucket_of[name] = Bucket(tuple(current), values, is_scattered)
+        bucket_of[name] = Bucket(tuple(current), values, tensors, is_scattered)
     return tuple(bucket_of.values())
 
 
@@ -164,7 +169,8 @@ class _ReductionBuilder:
             for holder, values in zip(bucket.holders, bucket.values, strict=True):
                 if holder.run.strategy.data > 1 and not self.plan_times.overlaps_gradient_sync(holder.run):
                     collective = self.context.collectives.all_reduce(holder.layout.data_groups)
-                    self._add((holder.key,), _reduce_scatter(collective, values * num_bytes))
+                    messages = self._messages(values * num_bytes, bucket)
+                    self._add((holder.key,), _reduce_scatter(collective, values * num_bytes, messages))
             if len(bucket.holders) > 1:
                 self._add(owners, self._all_reduce_cost(bucket, num_bytes, sharded=True))
         elif len(bucket.holders) > 1 or not self.plan_times.overlaps_gradient_sync(bucket.holders[0].run):
@@ -184,7 +190,11 @@ class _ReductionBuilder:
         )
         message *= num_bytes
         message /= layouts[0].replicas if sharded else 1
-        return self._rounds_cost(slice_rounds(layouts, sharded=sharded), message)
+        rounds = slice_rounds(layouts, sharded=sharded)
+        return self._rounds_cost(rounds, message, self._messages(message, bucket))
+
+    def _messages(self, num_bytes: float, bucket: Bucket) -> float:
+        return max(message_count(num_bytes, float(bucket.tensors), self.context.runtime), 1.0)
 
     def _add_tied_weight(self, name: str, owners: Sequence[StageKey]) -> None:
         """Add the all-reduce of a tied weight over all its owners.
@@ -225,12 +235,14 @@ class _ReductionBuilder:
             rounds.setdefault(number % round_count, []).append(tuple(nodes))
         return self._rounds_cost(list(rounds.values()), message * self.context.gradient_dtype.num_bytes)
 
-    def _rounds_cost(self, rounds: Iterable[Sequence[Nodes]], message_bytes: float) -> ReductionCost:
+    def _rounds_cost(
+        self, rounds: Iterable[Sequence[Nodes]], message_bytes: float, messages: float = 1
+    ) -> ReductionCost:
         """Return the cost of rounds of concurrent rings, one round after the other; the largest rings of a round count."""
         total: ReductionCost = (0.0, 0.0, Load())
         for groups in rounds:
             largest = tuple(group for group in groups if len(group) == max(map(len, groups)))
-            cost = _all_reduce(self.context.collectives.all_reduce(largest), message_bytes)
+            cost = _all_reduce(self.context.collectives.all_reduce(largest), message_bytes, messages)
             total = (total[0] + cost[0], total[1] + cost[1], total[2].concurrent_with(cost[2]))
         return total
 
@@ -251,20 +263,23 @@ def slice_rounds(layouts: Sequence[RankLayout[str]], *, sharded: bool) -> list[t
     return [tuple(rings) for _, rings in sorted(rounds.items())]
 
 
-def _all_reduce(collective: Collective, message_bytes: float) -> ReductionCost:
-    return _ring_cost(collective, message_bytes, 1.0, collective.ratios.all_reduce)
+def _all_reduce(collective: Collective, message_bytes: float, messages: float = 1) -> ReductionCost:
+    return _ring_cost(collective, message_bytes, messages, 1.0, collective.ratios.all_reduce)
 
 
-def _reduce_scatter(collective: Collective, message_bytes: float) -> ReductionCost:
-    return _ring_cost(collective, message_bytes, 0.5, collective.ratios.reduce_scatter)
+def _reduce_scatter(collective: Collective, message_bytes: float, messages: float = 1) -> ReductionCost:
+    return _ring_cost(collective, message_bytes, messages, 0.5, collective.ratios.reduce_scatter)
 
 
-def _ring_cost(collective: Collective, message_bytes: float, share: float, ratio: float) -> ReductionCost:
-    """Return the cost of a share of a ring all-reduce, scaled by a calibrated ratio."""
+def _ring_cost(
+    collective: Collective, message_bytes: float, messages: float, share: float, ratio: float
+) -> ReductionCost:
+    """Return the cost of a share of a ring all-reduce in a number of messages, scaled by a calibrated ratio."""
     work = Load()
     if message_bytes <= 0:
         return 0.0, 0.0, work
-    way = collective.fastest_algorithm(message_bytes)
+    way = collective.fastest_algorithm(message_bytes, messages)
     for card, seconds in way.nic_seconds_per_byte.items():
         work[card] = ratio * share * message_bytes * seconds
-    return ratio * share * way.seconds(message_bytes), ratio * share * way.latency_seconds, work
+    seconds = ratio * share * way.seconds(message_bytes, messages)
+    return seconds, ratio * share * messages * way.latency_seconds, work

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.gradient_sync import GradientReduction
+from trainwright.cost.messages import run_messages
 from trainwright.cost.network import Nic
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
-from trainwright.cost.time_terms import update_seconds
+from trainwright.cost.time_terms import overlapped_seconds, update_seconds
 from trainwright.strategy import Sharding
 
 
@@ -115,14 +116,21 @@ def optimizer_steps(
 
 
 def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
-    """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them."""
+    """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them.
+
+    A runtime may gather them while the next iteration's first forward computes.
+    """
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
     for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
         updates_shards = run.strategy.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.strategy.data > 1
         if updates_shards and not plan_times.gathers_for_passes(run):
             collective = context.collectives.all_reduce(layout.data_groups)
-            total += collective.all_gather_seconds(values * context.model.dtype.num_bytes)
-    return total
+            num_bytes = values * context.model.dtype.num_bytes
+            total += collective.all_gather_seconds(num_bytes, run_messages(run, num_bytes, context))
+    hidden = 0.0
+    if context.runtime.overlaps_weight_gathers:
+        hidden = min(total, *(worker.forward.compute_seconds for worker in stage.workers))
+    return overlapped_seconds(total, hidden, context.runtime.overlap_slowdown_ratio)
 
 
 def stage_update_seconds(plan_times: PlanTimes, key: StageKey, accelerator: str) -> float:

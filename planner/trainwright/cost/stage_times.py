@@ -11,6 +11,7 @@ from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
 from trainwright.cost.context import KnownStages
 from trainwright.cost.divided_activations import DividedSides, SeriesEnds
+from trainwright.cost.messages import gather_messages, message_count
 from trainwright.cost.plan_layout import PlanLayout, StageKey
 from trainwright.cost.time_terms import (
     LayerPass,
@@ -109,11 +110,13 @@ class _StageTimesBuilder:
         gathers: dict[str, float] = {}
         if self.plan_layout.gathers_for_passes(run):
             collective = context.collectives.under_load(layout.data_groups, self.plan_layout.all_gather_rings)
-            sizes = {
-                kind.name: context.divided_by(run.strategy).parameters(kind) * context.model.dtype.num_bytes
+            divided, value_bytes = context.divided_by(run.strategy), context.model.dtype.num_bytes
+            gathers = {
+                kind.name: collective.all_gather_seconds(
+                    divided.parameters(kind) * value_bytes, gather_messages(kind, context.runtime)
+                )
                 for kind, _ in kinds
             }
-            gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
         reduces: dict[str, float] = {}
         if self.plan_layout.overlaps_gradient_sync(run):
             collective = context.collectives.all_reduce(layout.data_groups)
@@ -254,12 +257,9 @@ class _StageTimesBuilder:
             or self.context.model.kind_of(self.context.first_layer_with_tied_weight[name]) is not kind
         ):
             values -= divided.tied_parameters(kind)
-        message = values * self.context.gradient_dtype.num_bytes
-        return (
-            collective.seconds(message)
-            if run.strategy.sharding is Sharding.NONE
-            else collective.reduce_scatter_seconds(message)
-        )
+        num_bytes = values * self.context.gradient_dtype.num_bytes
+        sum_up = collective.seconds if run.strategy.sharding is Sharding.NONE else collective.reduce_scatter_seconds
+        return sum_up(num_bytes, message_count(num_bytes, kind.weight_tensors, self.context.runtime))
 
 
 @dataclass(frozen=True)

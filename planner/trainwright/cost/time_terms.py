@@ -16,6 +16,7 @@ import numpy as np
 from trainwright.cost.collectives import Collective
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.messages import stage_messages
 from trainwright.layer import LayerKind, TensorSplit
 from trainwright.plan import LayerRun
 from trainwright.strategy import Sharding
@@ -208,18 +209,18 @@ class DataRing(NamedTuple):
             np.array([ratios.all_reduce, ratios.all_gather, ratios.reduce_scatter]),
         )
 
-    def all_reduce_seconds(self, message_bytes: Array) -> Array:
-        return self._ring_seconds(message_bytes, self.ratios[0])
+    def all_reduce_seconds(self, message_bytes: Array, messages: Array | float = 1) -> Array:
+        return self._ring_seconds(message_bytes, self.ratios[0], messages)
 
-    def all_gather_seconds(self, message_bytes: Array) -> Array:
-        return self._ring_seconds(message_bytes, self.ratios[1] / 2)
+    def all_gather_seconds(self, message_bytes: Array, messages: Array | float = 1) -> Array:
+        return self._ring_seconds(message_bytes, self.ratios[1] / 2, messages)
 
-    def reduce_scatter_seconds(self, message_bytes: Array) -> Array:
-        return self._ring_seconds(message_bytes, self.ratios[2] / 2)
+    def reduce_scatter_seconds(self, message_bytes: Array, messages: Array | float = 1) -> Array:
+        return self._ring_seconds(message_bytes, self.ratios[2] / 2, messages)
 
-    def _ring_seconds(self, message_bytes: Array, ratio: Array) -> Array:
+    def _ring_seconds(self, message_bytes: Array, ratio: Array, messages: Array | float) -> Array:
         pairs = zip(self.latency_seconds, self.seconds_per_byte, strict=True)
-        fastest = reduce(np.minimum, (latency + per_byte * message_bytes for latency, per_byte in pairs))
+        fastest = reduce(np.minimum, (messages * latency + per_byte * message_bytes for latency, per_byte in pairs))
         return np.where(message_bytes > 0, ratio * fastest, 0.0)
 
 
@@ -237,17 +238,22 @@ def tail_seconds(  # noqa: PLR0913 - what follows the last backward
     """Return seconds after a stage's last backward: gradients reduced, weights updated and, under zero1 and zero2, gathered.
 
     `values` are the parameters resident on a rank, `update_seconds` as if nothing was sharded. If gradients are reduced during
-    the last backward, its `backward_seconds` hide the reduction, but for `last_reduce_seconds` of gradients that come last.
+    the last backward, its `backward_seconds` hide the reduction, but for `last_reduce_seconds` of gradients that come last; a
+    forward, at least a third of a recomputed backward, hides the all-gather if the runtime overlaps it.
     """
     is_sharded = sharding is not Sharding.NONE
     overlaps = context.runtime.overlaps_gradients or sharding in {Sharding.ZERO2, Sharding.ZERO3}
     reduce_seconds = ring.reduce_scatter_seconds if is_sharded else ring.all_reduce_seconds
-    reduction = reduce_seconds(values * context.gradient_dtype.num_bytes)
+    num_bytes = values * context.gradient_dtype.num_bytes
+    reduction = reduce_seconds(num_bytes, stage_messages(values, num_bytes, context))
     hidden = np.clip(reduction - last_reduce_seconds, 0.0, backward_seconds if overlaps else 0.0)
     exposed: Array = overlapped_seconds(reduction, hidden, context.runtime.overlap_slowdown_ratio)
     seconds = exposed + update_seconds / (data if is_sharded else 1)
     if sharding in {Sharding.ZERO1, Sharding.ZERO2}:
-        seconds = seconds + ring.all_gather_seconds(values * context.model.dtype.num_bytes)
+        num_bytes = values * context.model.dtype.num_bytes
+        gather = ring.all_gather_seconds(num_bytes, stage_messages(values, num_bytes, context))
+        hidden = np.minimum(gather, backward_seconds / 3 if context.runtime.overlaps_weight_gathers else 0.0)
+        seconds = seconds + overlapped_seconds(gather, hidden, context.runtime.overlap_slowdown_ratio)
     return seconds
 
 

@@ -115,12 +115,9 @@ def _without_fused_attention(candidate: Candidate, problem: Problem) -> Remark:
     ]
     if not fuses or not names:
         return Remark()
-    software = _LIBRARIES[library]
-    return Remark(
-        (
-            f"Attention stores all scores on {_named(names, problem.cluster)}: {software} has no fused kernel there for {dtype}.",
-        )
-    )
+    software = _LIBRARIES.get(library)
+    why = f"{software} has no fused kernel there for {dtype}" if software else "so the runtime states"
+    return Remark((f"Attention stores all scores on {_named(names, problem.cluster)}: {why}.",))
 
 
 def _kinds_of(kinds: Mapping[str, tuple[str, ...]], candidate: Candidate, cluster: Cluster) -> dict[str, str]:

@@ -50,6 +50,7 @@ def test_layers_of_bert_take_the_published_seconds(kernels):
         ("V100", Dtype.FLOAT16, AttentionLibrary.PYTORCH, Attention.FUSED),
         ("V100", Dtype.BFLOAT16, AttentionLibrary.PYTORCH, Attention.MATH),
         ("V100", Dtype.BFLOAT16, AttentionLibrary.CUDNN, Attention.STORED),
+        ("A100-80", Dtype.BFLOAT16, AttentionLibrary.STORED, Attention.STORED),
     ],
 )
 def test_attention_is_that_of_the_library_on_each_accelerator(accelerator, dtype, library, expected):
@@ -111,6 +112,22 @@ def test_a_fused_loss_saves_no_log_probabilities_and_takes_less_time():
     fused, plain = (_cost("head", Runtime(fuses_loss=fuses)) for fuses in (True, False))
     assert plain.activation_bytes - fused.activation_bytes == 4 * 2048 * 4 * 50304
     assert fused.backward_seconds < plain.backward_seconds
+
+
+def test_a_tuning_factor_slows_products_alone():
+    tuned, slower = (
+        Roof.of(data_sheet("A100-80"), Dtype.BFLOAT16, tensor_float32=False, runtime=Runtime(product_ratio=ratio))
+        for ratio in (1.0, 0.8)
+    )
+    one, many = np.array([[1.0]]), np.array([[64.0]])
+    for operator in Model.of(GPT, Dtype.BFLOAT16).kind("block").operators:
+        fast, slow = (float(operator_seconds(operator, roof, one, many).forward[0, 0]) for roof in (tuned, slower))
+        assert slow == pytest.approx(fast / 0.8 if operator.kind is OperatorKind.MATMUL else fast)
+
+
+def test_an_optimizer_moves_the_bytes_that_the_runtime_states():
+    fused, unfused = (_cost("block", Runtime(update_bytes_per_parameter=each)) for each in (0.0, 68.0))
+    assert unfused.update_seconds == pytest.approx(2 * fused.update_seconds)  # 34 bytes, with a half-precision copy
 
 
 def test_a_power_limit_slows_products_in_proportion():

@@ -16,6 +16,7 @@ import numpy as np
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import InFlightBytes, activation_bytes, frozen_bytes, shard_values, state_bytes
+from trainwright.cost.messages import gather_messages, message_count
 from trainwright.cost.stage_tables import StageSpans, StageTables, hidden_by_next, hidden_by_previous
 from trainwright.cost.time_terms import (
     DataRing,
@@ -165,7 +166,10 @@ class _MeshCosts:
         if strategy.sharding is not Sharding.ZERO3:
             return seconds, overlappable
         gather = self._by_layer(
-            self.data_ring.all_gather_seconds(self._parameters * self._context.model.dtype.num_bytes)
+            self.data_ring.all_gather_seconds(
+                self._parameters * self._context.model.dtype.num_bytes,
+                np.array([gather_messages(kind, self._context.runtime) for kind in self._context.model.kinds]),
+            )
         )
         forward_hidden = spans.sums(hidden_by_previous(gather, forward), without_first=True)
         backward_hidden = spans.sums(hidden_by_next(gather, backward), without_last=True)
@@ -179,7 +183,10 @@ class _MeshCosts:
 
     def _iteration_seconds(self, strategy: Strategy, overlappable: Array) -> Array:
         """Return exposed gradient reduction, optimizer step and all-gather of updated weights."""
-        reductions = self.data_ring.reduce_scatter_seconds(self._trained * self._context.gradient_dtype.num_bytes)
+        num_bytes = self._trained * self._context.gradient_dtype.num_bytes
+        tensors = np.array([float(kind.weight_tensors) for kind in self._context.model.kinds])
+        messages = message_count(num_bytes, tensors, self._context.runtime)
+        reductions = self.data_ring.reduce_scatter_seconds(num_bytes, messages)
         return tail_seconds(
             self._resident_values,
             self._spans.sums(self._by_layer(self._terms.update_seconds)),

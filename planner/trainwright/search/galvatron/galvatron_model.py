@@ -16,6 +16,7 @@ from trainwright.cost.collectives import NO_COMMUNICATION, Collective, single_ri
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import activation_bytes, frozen_bytes, shard_values, state_bytes
+from trainwright.cost.messages import gather_messages, message_count
 from trainwright.cost.time_terms import TensorGroupClass, overlapped_seconds, pipeline_seconds, tensor_sync_seconds
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -175,13 +176,15 @@ class StageGroupCosts:
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
         gradient_bytes = divided.trained_parameters(kind) * self.context.gradient_dtype.num_bytes
+        messages = message_count(gradient_bytes, kind.weight_tensors, self.context.runtime)
         if run.strategy.sharding is Sharding.ZERO3:
-            gather = ring.all_gather_seconds(divided.parameters(kind) * self.context.model.dtype.num_bytes)
-            sync = ring.all_gather_seconds(gradient_bytes)
+            weight_bytes = divided.parameters(kind) * self.context.model.dtype.num_bytes
+            gather = ring.all_gather_seconds(weight_bytes, gather_messages(kind, self.context.runtime))
+            sync = ring.all_gather_seconds(gradient_bytes, messages)
         elif self.exposed_all_reduce_ratio is None:
-            sync = ring.seconds(gradient_bytes)
+            sync = ring.seconds(gradient_bytes, messages)
         else:
-            behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes)
+            behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes, messages)
         slowdown = self.context.runtime.overlap_slowdown_ratio
         computed = backward + run.strategy.recompute * forward
         exposed = forward + tensor_forward + gather + tensor_backward + run.strategy.recompute * tensor_forward
