@@ -16,7 +16,7 @@ from trainwright.documents import dumps
 from trainwright.exports import TARGETS, is_expressible
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
-from trainwright.runtime import Runtime
+from trainwright.runtime import AttentionLibrary, Kernels, Runtime
 from trainwright.runtime_presets import preset_file, runtime_presets
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
@@ -43,6 +43,18 @@ def test_presets_differ_in_what_decides_a_plan():
     assert found["megatron"].gradient_dtype is Dtype.FLOAT32
     assert [name for name, runtime in found.items() if not runtime.reduces_every_micro_batch] == ["trainwright"]
     assert not found["megatron"].overlaps_gradients
+
+
+def test_presets_of_a_year_have_what_its_trainers_had():
+    found = {name: preset.runtime for name, preset in runtime_presets().items()}
+    stored = {name for name, runtime in found.items() if runtime.attention_library is AttentionLibrary.STORED}
+    assert stored == {"megatron-2021", "deepspeed-2021", "pytorch-2021", "transformers-2021", "tensorflow"}
+    assert not any(found[name].sequence_parallel for name in stored)
+    assert found["megatron-2021"].gradient_dtype is None
+    assert found["tensorflow"].kernels is Kernels.EAGER
+    overlapped = found["megatron-overlapped"]
+    hidden = ("overlaps_gradients", "overlaps_weight_gathers", "overlaps_tensor_sync", "hides_transfers")
+    assert all(getattr(overlapped, name) for name in hidden)
 
 
 def test_a_name_means_its_preset_and_a_file_its_content(tmp_path, monkeypatch):
