@@ -55,7 +55,7 @@ def read_config(
     if not is_config(data):
         raise documents.DocumentError(f"{path}: not a config.json of Hugging Face, which has a model_type")
     model = hugging_face_model(data, tokens=sequence_length, decoder_tokens=decoder_sequence_length, source=str(path))
-    return training_of(model.family, {"global_batch_size": global_batch_size})
+    return training_of(model.family, {"global_batch_size": global_batch_size, "attention": model.attention})
 
 
 def problem(

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
 from trainwright.hugging_face.config import Config
+from trainwright.layer import Attention
 
 SILU: Final = ("silu", "swish")
 _BERT_DROPOUTS: Final = "hidden_dropout_prob", "attention_probs_dropout_prob"
@@ -25,10 +26,12 @@ class Architecture:
     Attributes:
         heads: classes whose head a family has.
         read: from a config to the family.
+        attention: of the model in transformers, where fused kernels lack a part of it.
     """
 
     heads: tuple[str, ...]
     read: Callable[[Config], Family]
+    attention: Attention = Attention.FUSED
 
 
 def _gpt2(config: Config) -> Family:
@@ -55,7 +58,7 @@ def _bloom(config: Config) -> Family:
         f"it has ALiBi in place of gpt's {learned:,} learned positions, and {2 * hidden:,} parameters of an embedding norm"
     )
     config.remarks.append(
-        "kernels without ALiBi store its scores: give `attention: stored` with the model's document for these"
+        "attention stores its scores, since fused kernels have no ALiBi; for kernels that have it give the model's document"
     )
     return _gpt(config, hidden, drops=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
 
@@ -308,7 +311,7 @@ def _classes(config: Config) -> int:
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
-        "bloom": Architecture(("BloomForCausalLM",), _bloom),
+        "bloom": Architecture(("BloomForCausalLM",), _bloom, Attention.STORED),
         "llama": Architecture(("LlamaForCausalLM",), _llama()),
         "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
         "qwen2": Architecture(

@@ -9,6 +9,7 @@ from typing import Any, Final
 from trainwright.families import Family
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
 from trainwright.hugging_face.config import Config
+from trainwright.layer import Attention
 
 _OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 _NEAREST: Final = (
@@ -26,12 +27,14 @@ class HuggingFaceModel:
         architecture: class of transformers.
         defaults: keys that the file leaves out, with their values.
         remarks: what the family leaves out, each in a sentence.
+        attention: implementation that it trains with.
     """
 
     family: Family
     architecture: str
     defaults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    attention: Attention = Attention.FUSED
 
 
 def is_config(data: Any) -> bool:
@@ -68,7 +71,8 @@ def read_config(
         raise ValueError(f"{source}: {head}: {'; '.join(config.lacks)}")
     if "quantization_config" in keys:
         config.remarks.append("quantization_config is of the checkpoint; the training's number format is `dtype`")
-    return HuggingFaceModel(family, head, tuple(config.defaults), tuple(config.remarks))
+    attention = ARCHITECTURES[model_type].attention
+    return HuggingFaceModel(family, head, tuple(config.defaults), tuple(config.remarks), attention)
 
 
 def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:

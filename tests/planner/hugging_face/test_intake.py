@@ -9,6 +9,7 @@ import pytest
 from trainwright.families import Bert, Gpt, Llama
 from trainwright.hugging_face import read_config
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
+from trainwright.layer import Attention
 from trainwright.model import Model
 
 LLAMA = {
@@ -178,3 +179,9 @@ def test_defaults_are_those_of_the_configuration_classes(model_type) -> None:
              "num_heads intermediate_size moe_intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
     short = {name: value for name, value in written.items() if name in (*sizes.split(), "model_type", "architectures")}
     assert read_config(short, tokens=256).family == read_config(written, tokens=256).family
+
+
+def test_attention_with_alibi_stores_its_scores() -> None:
+    bloom = {"model_type": "bloom", "hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880}
+    assert read_config(bloom, tokens=2048).attention is Attention.STORED
+    assert read_config(GPT2, tokens=1024).attention is Attention.FUSED

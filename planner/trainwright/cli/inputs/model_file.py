@@ -55,4 +55,4 @@ def parse_training(
         note(f"{path}: defaults of {model.architecture}: {', '.join(model.defaults)}")
     for remark in model.remarks:
         note(f"{path}: {remark}")
-    return training_of(model.family, absent)
+    return training_of(model.family, {"attention": model.attention, **absent})
