@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainwright.bounds import OMITTED_ONE
 from trainwright.document_kind import document
 
 EMULATED_PREFIX = "emulated-"
@@ -112,14 +113,21 @@ class Port:
         bandwidth_bytes_per_second: of all concurrent transfers together.
         flow_bytes_per_second: single-stream bandwidth, if lower (between cloud machines a third or a quarter of what
             several streams reach together); None: the full bandwidth.
+        reached_ratio: share of the bandwidth that training reaches over such a network; assumed until it is measured, and 1 in
+            measured clusters.
     """
 
     latency_seconds: float
     bandwidth_bytes_per_second: float
     flow_bytes_per_second: float | None = None
+    reached_ratio: Annotated[float, OMITTED_ONE] = 1.0
 
     def __post_init__(self) -> None:
         _check_speed(self)
+        if not 0 < self.reached_ratio <= 1:
+            raise ValueError(
+                f"reached_ratio must be above 0 and at most 1, got {self.reached_ratio:g}; leave it out for 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +172,14 @@ class Link:
         _check_speed(self, f"link {self.source} -> {self.target}: ")
 
 
+def reached_bytes_per_second(port: Port | Link) -> float:
+    """Return the bandwidth that several streams reach together; a link is as fast as it states."""
+    return port.bandwidth_bytes_per_second * (port.reached_ratio if isinstance(port, Port) else 1.0)
+
+
 def stream_bytes_per_second(port: Port | Link) -> float:
     """Return the bandwidth of a single stream, at most that of several together."""
-    flow, bandwidth = port.flow_bytes_per_second, port.bandwidth_bytes_per_second
+    flow, bandwidth = port.flow_bytes_per_second, reached_bytes_per_second(port)
     return bandwidth if flow is None else min(flow, bandwidth)
 
 
@@ -280,7 +293,7 @@ class Cluster:
             source,
             target,
             max(port.latency_seconds for port in given),
-            min(port.bandwidth_bytes_per_second for port in given),
+            min(map(reached_bytes_per_second, given)),
             min((port.flow_bytes_per_second for port in given if port.flow_bytes_per_second is not None), default=None),
         )
 

@@ -16,12 +16,23 @@ from trainwright.documents import adapter
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkKind:
+    """Share of its data sheet's bandwidth that training reaches over one kind of network, and the key of its source."""
+
+    reached_ratio: float
+    source: str
+    checked: Checked | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MachinePort:
     """Bandwidth and latency of a port and the key of the bandwidth's source; latencies are assumptions.
 
     Attributes:
         checked: evidence for the bandwidth and the number of NICs; None if they were compared with nothing.
         nics: equal NICs that have the bandwidth together; a single stream uses one.
+        kind: key of a kind of network that training does not reach the bandwidth of.
     """
 
     latency_seconds: float
@@ -30,6 +41,7 @@ class MachinePort:
     checked: Checked | None = None
     note: str | None = None
     nics: int = 1
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         if self.nics < 1:
@@ -38,7 +50,8 @@ class MachinePort:
     @property
     def port(self) -> Port:
         flow = None if self.nics == 1 else self.bandwidth_bytes_per_second / self.nics
-        return Port(self.latency_seconds, self.bandwidth_bytes_per_second, flow)
+        reached = 1.0 if self.kind is None else machine_file().networks[self.kind].reached_ratio
+        return Port(self.latency_seconds, self.bandwidth_bytes_per_second, flow, reached)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,13 @@ class MachineFile:
     """Content of `machines.yaml`."""
 
     sources: dict[str, Source]
+    networks: dict[str, NetworkKind]
     machines: tuple[Machine, ...]
+
+    def __post_init__(self) -> None:
+        for each in self.machines:
+            if each.network.kind is not None and each.network.kind not in self.networks:
+                raise ValueError(f"{each.name}: the kind {each.network.kind!r} of its network is not among `networks`")
 
 
 @cache

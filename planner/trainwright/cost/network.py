@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster, Link, Node, Port, stream_bytes_per_second
+from trainwright.cluster import Cluster, Link, Node, Port, reached_bytes_per_second, stream_bytes_per_second
 from trainwright.cost.layer_sums import Array
 
 Edge = tuple[str, str]
@@ -89,7 +89,7 @@ class Network:
         for node in self.cluster.nodes:
             if node.network is not None:
                 for side in ("out", "in"):
-                    bandwidths[side, node.name] = node.network.bandwidth_bytes_per_second
+                    bandwidths[side, node.name] = reached_bytes_per_second(node.network)
         for edge, bandwidth in self._listed_bandwidths.items():
             for card in (("out", edge[0]), ("in", edge[1])):
                 bandwidths[card] = max(bandwidths.get(card, 0.0), bandwidth)
@@ -234,7 +234,7 @@ def _ports(ports: list[Port | None]) -> tuple[Array, Array, Array]:
 
 def _figures(port: Port | Link) -> tuple[float, float, float]:
     """Return the bytes per second of all streams together and of a single one, and the latency."""
-    return port.bandwidth_bytes_per_second, stream_bytes_per_second(port), port.latency_seconds
+    return reached_bytes_per_second(port), stream_bytes_per_second(port), port.latency_seconds
 
 
 @lru_cache(maxsize=16)

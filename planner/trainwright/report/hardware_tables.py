@@ -10,7 +10,7 @@ from rich.console import Group
 
 from trainwright.accelerators import DataSheet, Machine
 from trainwright.accelerators.data_sheets import AttentionKernels, Checked, Figure, NativeFormats, Source, sheet_file
-from trainwright.accelerators.machines import MachinePort, machine_file
+from trainwright.accelerators.machines import MachinePort, NetworkKind, machine_file
 from trainwright.report.tables import add_row, new_table, titled
 
 CHECKED_WORDS: Final[dict[Checked | None, str]] = {
@@ -101,6 +101,12 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
             rate = f"{value.bandwidth_bytes_per_second:g} bytes/s"
             rate += f" over {value.nics} NICs" if value.nics > 1 else ""
             lines += [f"{field.name}: {rate}, latency {value.latency_seconds:g} s", *_origin(value, sources)]
+            if value.kind is not None:
+                kind = machine_file().networks[value.kind]
+                lines += [
+                    f"    reached: {kind.reached_ratio:g} of it, assumed by the kind of network",
+                    *_origin(kind, sources),
+                ]
         elif field.name not in {"name", "aliases"} and value is not None:
             lines.append(f"{field.name}: {value}")
     if isinstance(sheet, DataSheet):
@@ -113,7 +119,7 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
 
 
 def _origin(
-    figure: Figure | MachinePort | NativeFormats | AttentionKernels, sources: Mapping[str, Source]
+    figure: Figure | MachinePort | NetworkKind | NativeFormats | AttentionKernels, sources: Mapping[str, Source]
 ) -> list[str]:
     source = sources[figure.source]
     as_of = f" ({source.as_of})" if source.as_of else ""

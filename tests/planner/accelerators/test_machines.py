@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from trainwright.accelerators import cluster_of, data_sheet, machine, machines
 from trainwright.accelerators.data_sheets import plain
 from trainwright.accelerators.machines import MachinePort, machine_file
-from trainwright.cluster import MAX_DEVICES, Cluster, Port
+from trainwright.cluster import MAX_DEVICES, Cluster, Link, Port
+from trainwright.cost.network import link_matrices
 from trainwright.documents import dumps, loads
 
 MACHINES = [pytest.param(each, id=each.name) for each in machines()]
@@ -29,7 +32,8 @@ def test_a_machine_carries_known_accelerators_and_names_its_sources(each):
 def test_every_source_is_used_and_has_an_address_unless_it_is_an_assumption():
     sources = machine_file().sources
     figures = [figure for each in machines() for figure in (each.inside, each.network, each.price_per_hour) if figure]
-    assert {figure.source for figure in figures} == set(sources)
+    kinds = machine_file().networks.values()
+    assert {figure.source for figure in (*figures, *kinds)} == set(sources)
     assert all(source.url or source.title.startswith("Assumption") for source in sources.values())
 
 
@@ -63,6 +67,30 @@ def test_cluster_of_amp_has_its_machines():
     inside = [cluster.link(node.name, node.name).bandwidth_bytes_per_second for node in cluster.nodes]
     assert inside == [170e9 / 8] * 3 + [50e9 / 8]
     assert cluster.link("p3.8xlarge-1", "g4dn.12xlarge-1").bandwidth_bytes_per_second == 10e9 / 8
+
+
+def test_training_reaches_a_share_of_ethernet_and_of_one_card_for_eight_devices():
+    shares = {each.name: each.node("node").network.reached_ratio for each in machines()}
+    assert shares["g4dn.12xlarge"] == 0.6
+    assert shares["p3dn.24xlarge"] == 0.4
+    assert shares["dgx-a100"] == shares["p3.8xlarge"] == 1  # a card for each device; what TCP reaches
+    card = cluster_of({"g4dn.12xlarge": 2}).link("g4dn.12xlarge-1", "g4dn.12xlarge-2")
+    assert card.bandwidth_bytes_per_second == pytest.approx(0.6 * 6.25e9)
+
+
+def test_a_measured_link_counts_in_full():
+    assumed = cluster_of({"g4dn.12xlarge": 2})
+    names = [node.name for node in assumed.nodes]
+    links = tuple(Link(a, b, 50e-6, 5e9) for a, b in (names, names[::-1]))
+    measured = replace(assumed, links=links)
+    assert measured.link(*names).bandwidth_bytes_per_second == 5e9
+    assert link_matrices(measured).bandwidth[0, 1] == 5e9 > link_matrices(assumed).bandwidth[0, 1]
+
+
+def test_a_share_of_bandwidth_is_above_zero_and_at_most_one():
+    for ratio in (0.0, 1.5):
+        with pytest.raises(ValueError, match="reached_ratio must be above 0 and at most 1"):
+            Port(0.0, 1e9, reached_ratio=ratio)
 
 
 @given(COUNTS)
