@@ -24,7 +24,7 @@ from trainwright.hugging_face import read_config as hugging_face_model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import Candidate, Limits, Problem, SearchControl
+from trainwright.search import Candidate, Limits, Problem, SearchControl, assuming_process_memory
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.training import RequestedDtype, Training, training_of
 
@@ -71,8 +71,8 @@ def problem(
     With `training.dtype: auto` searches choose the number format; profiles that are given have one, known by the bytes of
     their weights. Profiles are found by an accelerator's name or data sheet; accelerators on which a layer did not fit are
     spared. Without a runtime, it is Trainwright's own. Limits without a head-room leave free what the runtime does not state of
-    a process's memory. Raises ValueError for an accelerator without a data sheet, and for a number format that the trainer
-    of the limits lacks.
+    a process's memory, of which GPUs without profiles get an assumption. Raises ValueError for an accelerator without a data
+    sheet, and for a number format that the trainer of the limits lacks.
     """
     runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
     limits, given = limits.leaving_unknown_memory(runtime, cluster), None
@@ -94,7 +94,7 @@ def problem(
         global_batch_size=training.global_batch_size,
         limits=limits,
         optimizer=training.optimizer,
-        runtime=runtime,
+        runtime=assuming_process_memory(runtime, cluster) if given is None else runtime,
         chooses_format=is_open and given is None,
     )
 

@@ -16,6 +16,7 @@ from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost.context import CostContext
 from trainwright.plan import Plan
+from trainwright.report.assumptions import assumed_network, assumed_runtime
 from trainwright.report.breakdown import breakdown_fields, breakdown_table
 from trainwright.report.cost import whole_run
 from trainwright.report.error_range import expected_range
@@ -104,6 +105,8 @@ def estimate(  # noqa: PLR0913 - one group of options each
                 "breakdown": breakdown_fields(prediction),
                 **expected_range(answer.best, problem).fields,
                 **number_format(answer).fields,
+                **assumed_network(answer.best, problem).fields,
+                **assumed_runtime(answer.best, problem).fields,
                 **whole_run(answer.best, problem).fields,
                 **origin_fields(problem),
             }
@@ -126,6 +129,8 @@ def _show(answer: Answer, of_paper: list[str]) -> None:
             expected_range(candidate, problem),
             fit(candidate, problem),
             number_format(answer, given=True),
+            assumed_network(candidate, problem),
+            assumed_runtime(candidate, problem),
             whole_run(candidate, problem),
         ),
         *([] if reason is None else [f"It does not fit into memory{problem.limits.headroom_words}: {reason}."]),

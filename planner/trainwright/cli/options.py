@@ -25,7 +25,7 @@ from trainwright.plan import Plan, check_plan_of_model
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
-from trainwright.search import SEARCHES, Limits, Preference, Problem
+from trainwright.search import SEARCHES, Limits, Preference, Problem, assuming_process_memory
 from trainwright.training import RequestedDtype, Training
 
 SEARCHED = "search"
@@ -108,7 +108,7 @@ class Inputs:
             global_batch_size=training.global_batch_size,
             limits=within,
             optimizer=training.optimizer,
-            runtime=runtime,
+            runtime=assuming_process_memory(runtime, cluster) if self._given_profiles is None else runtime,
             preference=preference or Preference(),
             chooses_format=is_open and self.profiles is None,
         )

@@ -25,6 +25,7 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, note, screen, show, show_json, write_document
 from trainwright.cli.page import PageOption, write_page
+from trainwright.report.assumptions import assumed_network, assumed_runtime
 from trainwright.report.breakdown import Difference, difference_table, ranked_candidates, why
 from trainwright.report.comparison import cut_short, work_bound
 from trainwright.report.cost import is_priced, pricing_fields, run_fields, whole_run
@@ -125,6 +126,8 @@ def _fields(planner: str, answer: Answer, reason: Remark) -> dict[str, Any]:
         **work_bound(best, problem).fields,
         **expected_range(best, problem).fields,
         **number_format(answer).fields,
+        **assumed_network(best, problem).fields,
+        **assumed_runtime(best, problem).fields,
         **heuristic(best, answer.baselines, problem).fields,
         **reason.fields,
         **unlimited(best).fields,
@@ -149,6 +152,8 @@ def _show(planner: str, answer: Answer, shown: PlanOutput, difference: Differenc
         fit(best, problem),
         number_format(answer),
         slow_layers(best, problem),
+        assumed_network(best, problem),
+        assumed_runtime(best, problem),
         heuristic(best, answer.baselines, problem),
         reason,
         preferred(candidates, problem),

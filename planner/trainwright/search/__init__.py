@@ -26,6 +26,7 @@ from trainwright.search.preference.candidate_order import (
 )
 from trainwright.search.preference.error_band_order import TOLERANCE, is_ordered_over_band, order_over_band
 from trainwright.search.problem import (
+    ASSUMED_PROCESS_BYTES,
     UNKNOWN_MEMORY_RATIO,
     Candidate,
     Limits,
@@ -36,6 +37,7 @@ from trainwright.search.problem import (
     Search,
     SearchControl,
     SearchProgress,
+    assuming_process_memory,
 )
 from trainwright.search.registry import SEARCH_MODULES, LazySearch, load_search
 
@@ -46,6 +48,7 @@ MAY_LEAVE_DEVICES_IDLE = frozenset({"auto"})
 FEW_SUBCLUSTERS = 16
 
 __all__ = [
+    "ASSUMED_PROCESS_BYTES",
     "SEARCHES",
     "UNKNOWN_MEMORY_RATIO",
     "Candidate",
@@ -58,6 +61,7 @@ __all__ = [
     "Search",
     "SearchControl",
     "SearchProgress",
+    "assuming_process_memory",
     "preload_search",
     "required_profiles",
     "run",

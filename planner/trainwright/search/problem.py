@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import Event
 from typing import Final, Protocol
 
-from trainwright.cluster import Cluster, Device, Node
+from trainwright.cluster import Cluster, Device, Node, is_cpu
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
@@ -20,7 +20,7 @@ from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.runtime import Runtime
+from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Strategy
@@ -44,6 +44,9 @@ UNKNOWN_MEMORY_RATIO: Final = 0.08
 """Share of a device's memory for what a process holds besides a plan's tensors: context, communicators, allocator."""
 _MIN_CONTEXT_BYTES: Final = 256 * 2**20
 """Bytes of a GPU that a process takes at least outside of its allocator: a CUDA context with its kernels takes more."""
+ASSUMED_PROCESS_BYTES: Final = 2_000_000_000
+"""Bytes of a GPU that a process of an unknown trainer holds besides its tensors: what Sailor states for Megatron and DeepSpeed
+without tensor degrees (https://github.com/eth-easl/sailor)."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,16 @@ class Limits:
             and node.name not in self.spare
             and node.accelerator not in self.spare
         )
+
+
+def assuming_process_memory(runtime: Runtime, cluster: Cluster) -> Runtime:
+    """Return the runtime with the memory of an unknown process on the GPUs of which it states none."""
+    if runtime.constant_bytes >= _MIN_CONTEXT_BYTES:
+        return runtime
+    stated = {process_bytes.accelerator for process_bytes in runtime.process_bytes}
+    names = [a.name for a in cluster.accelerators if a.emulation is None and not is_cpu(a.name)]
+    assumed = (ProcessBytes(name, ASSUMED_PROCESS_BYTES) for name in names if name not in stated)
+    return replace(runtime, process_bytes=(*runtime.process_bytes, *assumed))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from functools import cache
 
 import pytest
 
+from trainwright.accelerators import cluster_of
 from trainwright.cluster import Cluster
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import (
+    ASSUMED_PROCESS_BYTES,
     SEARCHES,
     UNKNOWN_MEMORY_RATIO,
     Candidate,
@@ -20,6 +22,7 @@ from trainwright.search import (
     Problem,
     SearchControl,
     SearchProgress,
+    assuming_process_memory,
     run,
 )
 
@@ -224,3 +227,18 @@ def test_unknown_memory_is_left_free_unless_the_runtime_states_it(problem: Probl
     assert left(Runtime(process_bytes=held)) == UNKNOWN_MEMORY_RATIO
     # Calibration fits as little to trials that state the peaks of the allocator.
     assert left(Runtime(constant_bytes=2**20)) == UNKNOWN_MEMORY_RATIO
+
+
+def test_gpus_without_stated_memory_of_a_process_get_an_assumption() -> None:
+    cluster = cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})
+    v100, t4 = (accelerator.name for accelerator in cluster.accelerators)
+    assumed = assuming_process_memory(Runtime(), cluster)
+    assert assumed.constant_bytes_of(v100) == assumed.constant_bytes_of(t4) == ASSUMED_PROCESS_BYTES
+    measured = assuming_process_memory(Runtime(process_bytes=(ProcessBytes(v100, 5),)), cluster)
+    assert (measured.constant_bytes_of(v100), measured.constant_bytes_of(t4)) == (5, ASSUMED_PROCESS_BYTES)
+    stated = Runtime(constant_bytes=2**30)
+    assert assuming_process_memory(stated, cluster) == stated
+
+
+def test_emulated_devices_hold_what_their_tables_say(problem: Problem) -> None:
+    assert assuming_process_memory(Runtime(), problem.cluster) == Runtime()
