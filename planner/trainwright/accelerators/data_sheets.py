@@ -138,12 +138,16 @@ class GenerationSheet:
     """Properties that all accelerators of a generation share.
 
     Attributes:
+        pcie_bytes_per_second: of PCIe with 16 lanes, in one direction.
+        nvlink_bytes_per_second: of one NVLink, in one direction; None without NVLink.
         matrix_units: whether matrix products of half formats run on tensor (matrix) cores.
     """
 
     formats: NativeFormats
     attention_kernels: AttentionKernels
     efficiency: Efficiency
+    pcie_bytes_per_second: Figure
+    nvlink_bytes_per_second: Figure | None = None
     matrix_units: bool = True
 
 
@@ -162,6 +166,7 @@ class DataSheet:
         memory_bytes: total that the runtime reports, which error correction may reduce below the nominal size.
         link: interconnect between the devices of one machine.
         link_bytes_per_second: in one direction, for each device.
+        bridge_bytes_per_second: of the NVLink bridge between two cards whose link is PCIe, in one direction; None without one.
         price_per_hour: US dollars for one device, on demand; None if no price was found to compare with.
     """
 
@@ -179,6 +184,7 @@ class DataSheet:
     link: str
     link_bytes_per_second: Figure
     price_per_hour: Figure | None
+    bridge_bytes_per_second: Figure | None = None
 
     def __str__(self) -> str:
         return self.name

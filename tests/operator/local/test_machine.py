@@ -28,10 +28,11 @@ def found(monkeypatch: pytest.MonkeyPatch, *rows: str) -> machine.Machine:
 
 SHOWN = (
     *("Tesla P100-SXM2-16GB", "Tesla P100-PCIE-16GB", "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla T4"),
-    *(f"NVIDIA GeForce RTX {number}" for number in ("2080", "2080 Ti", "3090", "4090")),
+    *(f"NVIDIA GeForce RTX {number}" for number in ("2080", "2080 Ti", "3090", "4090", "5090")),
     *(f"NVIDIA A100{form}" for form in ("-SXM4-40GB", "-SXM4-80GB", "-PCIE-40GB", " 80GB PCIe")),
     *(f"NVIDIA {name}" for name in ("TITAN RTX", "A10G", "L4", "L40S", "H100 80GB HBM3", "H100 PCIe", "H200")),
-    *("NVIDIA GH200 480GB", "NVIDIA B200"),
+    *("NVIDIA GH200 480GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA B300 SXM6 AC", "NVIDIA H100 NVL", "NVIDIA H20"),
+    *(f"NVIDIA {name}" for name in ("A10", "A30", "A40", "L20", "RTX A6000", "RTX 6000 Ada Generation")),
 )
 """Names of GPUs as nvidia-smi shows them."""
 

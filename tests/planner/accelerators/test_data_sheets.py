@@ -40,7 +40,7 @@ def test_peaks_memory_and_prices_were_checked(sheet):
 def test_every_source_is_used():
     used = {figure.source for sheet in data_sheets() for figure in _figures(sheet).values()}
     for sheet in sheet_file().generations.values():
-        used |= {sheet.formats.source, sheet.attention_kernels.source}
+        used |= {sheet.formats.source, sheet.attention_kernels.source, sheet.pcie_bytes_per_second.source}
     assert used == set(sheet_file().sources)
 
 
@@ -80,7 +80,7 @@ def test_flash_attention_and_bfloat16_begin_with_ampere(name, flash, bfloat16):
 def test_figures_have_plausible_units(sheet):
     assert 5e12 < sheet.float32_flops_per_second.value < 2e14
     assert 1e13 < sheet.float16_flops_per_second.value < 5e15
-    assert 7 * 2**30 < sheet.memory_bytes.value < 200 * 2**30
+    assert 7 * 2**30 < sheet.memory_bytes.value < 300 * 2**30
     assert 2e11 < sheet.memory_bytes_per_second.value < 1e13
     assert 1e10 < sheet.link_bytes_per_second.value < 1e12
     assert sheet.link_bytes_per_second.value < sheet.memory_bytes_per_second.value
@@ -94,7 +94,17 @@ def test_figures_have_plausible_units(sheet):
         ("P100", 10.6e12, 10.6e12, 21.2e12, 732e9),
         ("A100-40", 19.5e12, 156e12, 312e12, 1555e9),
         ("A10G", 35e12, 35e12, 70e12, 600e9),
+        ("A10", 31.2e12, 62.5e12, 125e12, 600e9),
+        ("A30", 10.3e12, 82e12, 165e12, 933e9),
+        ("A40", 37.4e12, 74.8e12, 149.7e12, 696e9),
+        ("A6000", 38.7e12, 77.4e12, 154.8e12, 768e9),
+        ("L20", 59.8e12, 59.8e12, 119.5e12, 864e9),
         ("L40S", 91.6e12, 183e12, 362.05e12, 864e9),
+        ("RTX 5090", 104.8e12, 104.8e12, 209.5e12, 1792e9),
+        ("H20", 39.5e12, 74e12, 148e12, 4000e9),
+        ("H100-NVL", 60e12, 417.5e12, 835.5e12, 3900e9),
+        ("GB200", 80e12, 1250e12, 2500e12, 8000e9),
+        ("B300", 75e12, 1125e12, 2250e12, 7750e9),
         ("RTX 2080 Ti", 13.4e12, 13.4e12, 53.8e12, 616e9),
         ("RTX 4090", 82.6e12, 82.6e12, 165.2e12, 1008e9),
         ("H100", 66.9e12, 494.7e12, 989.4e12, 3350e9),
@@ -121,6 +131,16 @@ def test_peaks_are_dense(name, float32, tensor_float32, half, bandwidth):
         ("TITAN RTX", 2 * 64, 1.770e9),
         ("A10G", 2 * 128, 1.710e9),
         ("RTX 3090", 2 * 128, 1.695e9),
+        ("A10", 2 * 128, 1.695e9),
+        ("A40", 2 * 128, 1.740e9),
+        ("A6000", 2 * 128, 1.800e9),
+        ("A30", 2 * 64, 1.440e9),
+        ("RTX 5090", 2 * 128, 2.407e9),
+        ("RTX 6000 Ada", 2 * 128, 2.505e9),
+        ("L20", 2 * 128, 2.540e9),
+        ("H20", 2 * 128, 1.980e9),
+        ("H100-NVL", 2 * 128, 1.785e9),
+        ("B300", 2 * 128, 1.980e9),
         ("A100", 2 * 64, 1.410e9),
         ("L4", 2 * 128, 2.040e9),
         ("L40S", 2 * 128, 2.520e9),
@@ -145,12 +165,25 @@ def test_float32_peaks_follow_from_units_and_clock(name, operations_per_cycle, b
         ("V100", 6, 25e9),
         ("A100", 12, 25e9),
         ("H100", 18, 25e9),
+        ("H20", 18, 25e9),
         ("B200", 18, 50e9),
+        ("B300", 18, 50e9),
+        ("GB200", 18, 50e9),
         ("MI300X", 7, 64e9),
     ],
 )
 def test_links_match_their_generation(name, lanes, lane_bytes_per_second):
-    assert data_sheet(name).link_bytes_per_second.value == lanes * lane_bytes_per_second
+    sheet = data_sheet(name)
+    assert sheet.link_bytes_per_second.value == lanes * lane_bytes_per_second
+    if sheet.link == "NVLink":
+        assert sheet.generation_sheet.nvlink_bytes_per_second.value == lane_bytes_per_second
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("A40", 4), ("A6000", 4), ("RTX 3090", 4), ("A30", 4), ("A100-PCIE", 12)])
+def test_bridges_are_of_whole_links(name, lanes):
+    sheet = data_sheet(name)
+    assert sheet.link == "PCIe"
+    assert sheet.bridge_bytes_per_second.value == lanes * sheet.generation_sheet.nvlink_bytes_per_second.value
 
 
 @pytest.mark.parametrize(
@@ -176,6 +209,11 @@ def test_names_and_aliases_are_unique_per_accelerator():
         ("a100_80gb", "NVIDIA-A100-SXM4-80GB"),
         ("rtx2080ti", "NVIDIA-GeForce-RTX-2080-Ti"),
         ("GH200", "NVIDIA-GH200-480GB"),
+        ("A100-40-PCIe", "NVIDIA-A100-PCIE-40GB"),
+        ("A6000", "NVIDIA-RTX-A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "NVIDIA-RTX-6000-Ada-Generation"),
+        ("rtx 5090", "NVIDIA-GeForce-RTX-5090"),
+        ("NVIDIA B300 SXM6 AC", "NVIDIA-B300-SXM6-AC"),
     ],
 )
 def test_lookup_ignores_case_and_separators(asked, found):
