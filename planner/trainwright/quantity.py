@@ -59,6 +59,12 @@ def _rate(text: str) -> Decimal | None:
     return Decimal(match[1]) * _factor(match[2], binary=bool(match[3])) / (8 if bits else 1)
 
 
+def rate_of(text: str) -> float | None:
+    """Return the bytes per second that a rate with its unit names, as `25Gbit`, `25 Gbit/s` or `3GB/s`; None for another text."""
+    rate = _rate(text.strip())
+    return None if rate is None else float(rate)
+
+
 def _flops(text: str) -> Decimal | None:
     match = _FLOPS.fullmatch(text)
     return None if match is None else Decimal(match[1]) * _factor(match[2])

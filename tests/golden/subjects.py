@@ -46,7 +46,7 @@ from trainwright_operator.flow.nodes.published_devices import PublishedDevices
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.kube.nodes.node_cache import NodeInventory
-from trainwright_operator.kube.object_facts import node_facts
+from trainwright_operator.node_resource import node_facts
 
 
 def read_nodes(node: Any, slices: Iterable[Any], device_classes: Iterable[Any]) -> NodeInventory:

@@ -37,11 +37,9 @@ from trainwright_operator.flow.snapshot import (
     HandedOverObject,
     HolderKind,
     JobFacts,
-    NodeFacts,
     PlanFacts,
     PodFacts,
     StoredConfigMap,
-    Taint,
 )
 from trainwright_operator.plan_resource import parse_time
 
@@ -65,24 +63,6 @@ def bare_plan_facts(resource: dict[str, Any]) -> PlanFacts:
 
 def _optional_time(text: str | None) -> datetime | None:
     return parse_time(text) if text else None
-
-
-def node_facts(node: dict[str, Any]) -> NodeFacts:
-    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
-    facts = NodeFacts(
-        name=meta["name"],
-        labels=meta.get("labels") or {},
-        annotations=meta.get("annotations") or {},
-        allocatable=status.get("allocatable") or {},
-        capacity=status.get("capacity") or {},
-        ready=ready.get("status") == "True",
-        ready_changed_at=_optional_time(ready.get("lastTransitionTime")),
-        schedulable=not spec.get("unschedulable", False),
-        taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
-        uid=meta.get("uid", ""),
-    )
-    return without_controls(facts)
 
 
 def owner_uids(resource: dict[str, Any]) -> set[str]:

@@ -21,7 +21,7 @@ from trainwright_operator.flow.snapshot import NodeFacts
 MAX_CPU_DEVICES: Final = 4
 """Most devices of a machine without GPUs, one for each physical core, unless the user asks for more."""
 _QUERY: Final = ("name", "memory.total", "memory.used", "driver_version", "uuid", "mig.mode.current")
-_QUERY_SECONDS: Final = 30
+QUERY_SECONDS: Final = 30
 _BUSY_SHARE: Final = 0.1
 """Share of a GPU's memory from which another program must be using it; a display takes less."""
 _MAX_NAME: Final = 40
@@ -30,13 +30,19 @@ _MEBIBYTE: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """GPU as nvidia-smi shows it; `problem`: why it is left out, empty where it is used."""
+    """GPU as nvidia-smi shows it.
+
+    Attributes:
+        problem: why it is left out; empty where it is used.
+        index: by which nvidia-smi counts it.
+    """
 
     name: str
     memory_mebibytes: int
     driver: str
     uuid: str
     problem: str = ""
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +76,13 @@ def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Colle
 
     `cpu_devices`: number of CPU devices, which are then used even where there are GPUs. Raise ValueError if there are not as many cores.
     """
-    shown = read_gpus() if cpu_devices is None else ()
-    usable = [gpu for gpu in shown if not gpu.problem and (not gpus or gpu.uuid in gpus)]
-    left_out = tuple(f"GPU {gpu.name} ({gpu.uuid}): {gpu.problem}" for gpu in shown if gpu.problem)
-    if gpus and not usable:
+    machine = machine_of_gpus(read_gpus() if cpu_devices is None else (), resource_name, gpus)
+    if gpus and not machine.has_gpus:
         raise ValueError(
             "none of the GPUs that this plan has begun on is there and free; wait for them, or choose another --state"
         )
-    if usable:
-        return _of_gpus(usable, resource_name, left_out)
+    if machine.has_gpus:
+        return machine
     physical, cores = physical_cores(), len(os.sched_getaffinity(0))
     devices = min(physical, MAX_CPU_DEVICES) if cpu_devices is None else cpu_devices
     if not 1 <= devices <= cores:
@@ -94,13 +98,16 @@ def find_machine(resource_name: str, cpu_devices: int | None = None, gpus: Colle
         NodeFacts(f"{host}-{number}", labels, {}, {resource_name: "1"}, uid=f"{identity}-{number}")
         for number in range(devices)
     )
-    return Machine(nodes, left_out=left_out)
+    return Machine(nodes, left_out=machine.left_out)
 
 
-def _of_gpus(gpus: Sequence[Gpu], resource_name: str, left_out: tuple[str, ...]) -> Machine:
-    """Return a node for each type of GPU: a node has one type of device."""
+def machine_of_gpus(shown: Sequence[Gpu], resource_name: str, gpus: Collection[str] = ()) -> Machine:
+    """Return a node for each type of GPU that can be used, since a node has one type of device; `gpus` as for `find_machine`."""
+    left_out = tuple(f"GPU {gpu.name} ({gpu.uuid}): {gpu.problem}" for gpu in shown if gpu.problem)
     by_type: dict[tuple[str, int], list[Gpu]] = {}
-    for gpu in gpus:
+    for gpu in shown:
+        if gpu.problem or (gpus and gpu.uuid not in gpus):
+            continue
         by_type.setdefault((gpu.name, gpu.memory_mebibytes), []).append(gpu)
     host, nodes, uuids = host_name(), list[NodeFacts](), dict[str, tuple[str, ...]]()
     for number, ((name, memory), alike) in enumerate(by_type.items()):
@@ -119,7 +126,7 @@ def read_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that nvidia-smi shows; none where there is no such program or no driver."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_QUERY_SECONDS)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return ()
     return parse_gpus(shown.stdout)
@@ -128,16 +135,15 @@ def read_gpus() -> tuple[Gpu, ...]:
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs of nvidia-smi's table, named as GPU feature discovery and data sheets name them."""
     gpus = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) != len(_QUERY):
-            continue
+    table = (row for row in csv.reader(text.splitlines(), skipinitialspace=True) if len(row) == len(_QUERY))
+    for index, row in enumerate(table):
         name, total, used, driver, uuid, mig = (cell.strip() for cell in row)
         if not total.isdecimal():
             continue  # a device without memory of its own
         problem = "MIG mode is enabled, so programs get slices of it" if mig == "Enabled" else ""
         if not problem and used.isdecimal() and int(used) > _BUSY_SHARE * int(total):
             problem = f"another program holds {used} of its {total} MiB"
-        gpus.append(Gpu(name.replace(" ", "-"), int(total), driver, uuid, problem))
+        gpus.append(Gpu(name.replace(" ", "-"), int(total), driver, uuid, problem, index))
     return tuple(gpus)
 
 

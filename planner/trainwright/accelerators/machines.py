@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -125,37 +125,65 @@ def machine(name: str) -> Machine:
     return find(name, _by_name(), "machine")
 
 
+@dataclass(frozen=True, slots=True)
+class PricedNode:
+    """Node of a cluster to be made.
+
+    Attributes:
+        price_per_hour: of the whole node; None if it is not known.
+        reported: the type of its devices as it reports it, without a price; None: as its data sheet says.
+        machine: its type of the list; empty for another machine.
+    """
+
+    node: Node
+    price_per_hour: float | None = None
+    reported: Accelerator | None = None
+    machine: str = ""
+
+
 def cluster_of(counts: Mapping[str, int]) -> Cluster:
     """Build a cluster from the count of each machine type, for example `{"p3.8xlarge": 3, "g4dn.12xlarge": 1}`.
 
-    Nodes are named by their type and numbered from 1. An accelerator's price per hour is its share of its machines'
-    prices, averaged over the devices, or None if one of those machines has no price.
-
     Raises ValueError for an unknown type or a count below 1.
     """
+    return cluster_of_nodes(nodes_of(counts))
+
+
+def nodes_of(counts: Mapping[str, int]) -> tuple[PricedNode, ...]:
+    """Return the nodes of machine types, named by their type and numbered from 1. Raises ValueError as `cluster_of`."""
     requested_counts: Counter[str] = Counter()
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"a cluster needs at least one {name}, got {count}; leave it out instead")
         requested_counts[machine(name).name] += count
-    cluster_machines = [machine(name) for name in requested_counts for _ in range(requested_counts[name])]
-    nodes = tuple(
-        machine(name).node(f"{name}-{number}")
+    return tuple(
+        PricedNode(
+            each.node(f"{name}-{number}"),
+            None if each.price_per_hour is None else each.price_per_hour.value,
+            machine=name,
+        )
         for name, count in requested_counts.items()
+        for each in [machine(name)]
         for number in range(1, count + 1)
     )
+
+
+def cluster_of_nodes(nodes: Sequence[PricedNode]) -> Cluster:
+    """Build a cluster.
+
+    An accelerator's price per hour is its share of its nodes' prices, averaged over the devices, or None if one of those nodes
+    has no price. Raises ValueError for a name that is given twice.
+    """
+    names = dict.fromkeys(each.node.accelerator for each in nodes)
     accelerators = tuple(
-        _accelerator(name, cluster_machines) for name in dict.fromkeys(each.accelerator for each in cluster_machines)
+        _accelerator(name, [each for each in nodes if each.node.accelerator == name]) for name in names
     )
-    return Cluster(accelerators, nodes)
+    return Cluster(accelerators, tuple(each.node for each in nodes))
 
 
-def _accelerator(name: str, cluster_machines: list[Machine]) -> Accelerator:
-    carriers = [each for each in cluster_machines if each.accelerator == name]
-    prices = [each.price_per_hour.value for each in carriers if each.price_per_hour is not None]
+def _accelerator(name: str, carriers: Sequence[PricedNode]) -> Accelerator:
+    prices = [each.price_per_hour for each in carriers if each.price_per_hour is not None]
     is_priced = len(prices) == len(carriers)
-    return Accelerator(
-        name=name,
-        memory_bytes=int(data_sheet(name).memory_bytes.value),
-        price_per_hour=sum(prices) / sum(each.devices for each in carriers) if is_priced else None,
-    )
+    accelerator = carriers[0].reported or Accelerator(name, int(data_sheet(name).memory_bytes.value))
+    price = sum(prices) / sum(each.node.devices for each in carriers)
+    return replace(accelerator, price_per_hour=float(f"{price:.12g}") if is_priced else None)

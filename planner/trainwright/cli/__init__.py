@@ -34,7 +34,7 @@ COMMANDS = {
     "report": ("report", "Write the page of a TrainingPlan's answer, from a cluster or from `tune`."),
     "mcp": ("mcp", "Serve these answers to language models: the Model Context Protocol."),
     "propose": ("propose", "Propose the next trial, or say that none is worth it."),
-    "cluster": ("hardware", "Write a cluster document from machines by name and number."),
+    "cluster": ("hardware", "Write a cluster document from machines, Kubernetes' nodes or this machine's GPUs."),
     "machines": ("hardware", "List the machines that `cluster` knows."),
     "accelerators": ("hardware", "List the data sheets of accelerators."),
     "runtimes": ("hardware", "List the presets of training runtimes."),

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainwright.accelerators import cluster_of, data_sheet, data_sheets
+from trainwright import documents
+from trainwright.accelerators import data_sheet, data_sheets, has_data_sheet
 from trainwright.accelerators import machine as known_machine
 from trainwright.accelerators import machines as known_machines
-from trainwright.cli.framework import command
+from trainwright.accelerators.described_machines import (
+    EXAMPLE,
+    NETWORK_EXAMPLE,
+    DescribedNode,
+    described_nodes,
+    expected,
+    is_described,
+    network_port,
+    priced_nodes,
+)
+from trainwright.accelerators.machines import PricedNode, cluster_of_nodes, nodes_of
+from trainwright.cli.framework import command, load_module
+from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.output import Format, FormatOption, Output, OutputOption, note, show, show_document, show_json
+from trainwright.cli.watch import PACKAGE, REMEDY
+from trainwright.cluster import Port
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.runtime_presets import runtime_preset, runtime_presets
@@ -74,35 +91,104 @@ def machine_names(incomplete: str) -> list[str]:
 @command
 def cluster(
     machine: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MACHINE=COUNT…",
             autocompletion=machine_names,
-            help="For example p3.8xlarge=3 g4dn.12xlarge=1; `trainwright machines` lists the names.",
+            help="For example p3.8xlarge=3 g4dn.12xlarge=1; `trainwright machines` lists the names. Or a machine in words, "
+            f"NAME=DEVICESxACCELERATOR/LINK: {EXAMPLE}, or h100=4x8xH100 for four of 8 H100.",
         ),
-    ],
+    ] = None,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="NODES.json",
+            help="Nodes that `kubectl get nodes --output json` prints; - for standard input.",
+        ),
+    ] = None,
+    discover: Annotated[
+        bool, typer.Option("--discover", help="The GPUs of this machine and their links, by nvidia-smi.")
+    ] = False,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help=f"Network between machines whose own is not listed, in one direction: {NETWORK_EXAMPLE}.",
+        ),
+    ] = None,
     output: FormatOption = Format.YAML,
 ) -> None:
-    """Write a cluster document from machines by name and number, with links and prices from their data sheets."""
+    """Write a cluster document from machines by name or in words, from Kubernetes' nodes or this machine's GPUs.
+
+    Links and prices come from data sheets, memory from what nodes report.
+    """
+    if sum((bool(machine), nodes is not None, discover)) != 1:
+        raise ValueError("give machines, for example p3.8xlarge=3, or --from, or --discover")
+    port = None if network is None else network_port(network)
+    if machine:
+        placed = _listed_or_described(machine, port)
+    else:
+        described, left_out = _discovered(nodes)
+        placed = priced_nodes(described, port)
+        for sentence in left_out:
+            note(sentence)
+    document = cluster_of_nodes(placed)
+    _note_missing(placed)
+    show_document(document, output, comment="Links and prices are from data sheets, not measured.")
+
+
+def _listed_or_described(given: Sequence[str], network: Port | None) -> list[PricedNode]:
+    """Return the nodes of machines by name and number, then those in words."""
     counts: dict[str, int] = {}
-    for given in machine:
-        name, number = _counted(given)
-        counts[name] = counts.get(name, 0) + number
-    machine_of_name = {name: known_machine(name) for name in counts}
-    priced = {sheet.accelerator for sheet in machine_of_name.values() if sheet.price_per_hour is not None}
-    for name, sheet in machine_of_name.items():
-        if sheet.price_per_hour is None and sheet.accelerator in priced:
+    described: list[DescribedNode] = []
+    for words in given:
+        if is_described(words):
+            described += described_nodes(words)
+        else:
+            name, number = _counted(words)
+            counts[name] = counts.get(name, 0) + number
+    placed = priced_nodes(described, network)
+    if len(placed) == 1 and counts and placed[0].node.network is None:
+        raise ValueError(f"--network is missing: the rate of what connects {placed[0].node.name} to the other machines")
+    return [*nodes_of(counts), *placed]
+
+
+def _discovered(nodes: Path | None) -> tuple[Sequence[DescribedNode], Sequence[str]]:
+    """Return the nodes of a list, or of this machine, and a sentence on each that is left out."""
+    described: tuple[Sequence[DescribedNode], Sequence[str]]
+    if nodes is None:
+        described = load_module(f"{PACKAGE}.local.described_machine", (PACKAGE,), REMEDY).describe_machine()
+    else:
+        listed = documents.loads_plain_given(content_of(nodes), source=str(nodes))
+        try:
+            described = load_module(f"{PACKAGE}.described_nodes", (PACKAGE,), REMEDY).describe_list(listed)
+        except ValueError as error:
+            raise ValueError(f"{nodes}: {error}") from None
+    return described
+
+
+def _note_missing(nodes: Sequence[PricedNode]) -> None:
+    """Note accelerators of which only some nodes have a price, and those without a data sheet."""
+    priced = {each.node.accelerator for each in nodes if each.price_per_hour is not None}
+    unpriced = {each.node.accelerator: each.machine or each.node.name for each in nodes if each.price_per_hour is None}
+    for accelerator, name in unpriced.items():
+        if accelerator in priced:
             note(
-                f"{sheet.accelerator} has no price in this cluster, since {name} has none; --objective cost needs price_per_hour of "
+                f"{accelerator} has no price in this cluster, since {name} has none; --objective cost needs price_per_hour of "
                 "it, US dollars for one device"
             )
-    show_document(cluster_of(counts), output, comment="Links and prices are from data sheets, not measured.")
+    for accelerator in dict.fromkeys(each.node.accelerator for each in nodes):
+        if not has_data_sheet(accelerator):
+            note(
+                f"{accelerator} has no data sheet: its links are taken for PCIe 3.0, and plans need its measured profiles"
+            )
 
 
 def _counted(given: str) -> tuple[str, int]:
     name, _, number = given.partition("=")
     if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
-        raise ValueError(f"expected MACHINE=COUNT with a count up to 9999, for example p3.8xlarge=3, got {given!r}")
+        raise ValueError(expected(given))
     return name, int(number)
 
 

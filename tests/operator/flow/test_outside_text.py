@@ -32,6 +32,7 @@ from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.main import PlainFormatter
 from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.kube.requests import pod_refusals
+from trainwright_operator.node_resource import node_facts
 
 NASTY = (
     "\x1b[31m", "\x1b]0;owned\x07", "\x9b2J", "\a", "\0", "\x7f", "\x85", "\r", "\n", "\v", "\u2028", "\u2029", "\u200b",
@@ -101,7 +102,7 @@ OBJECTS: dict[str, tuple[dict[str, Any], Any]] = {
             "spec": {"taints": [{"key": "k", "value": "?", "effect": "?"}]},
             "status": {"allocatable": {RESOURCE: "?"}},
         },
-        object_facts.node_facts,
+        node_facts,
     ),
     "slice": (
         {

@@ -26,6 +26,7 @@ from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, SliceDev
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.nodes import published_objects
+from trainwright_operator.node_resource import node_facts
 
 SHARED_SECONDS: Final = 2.0
 """Minimum lifetime of a reading, about the requeue delay of a waiting plan."""
@@ -77,7 +78,7 @@ class _CachedInventory(NamedTuple):
 async def list_nodes(api: Api) -> tuple[NodeFacts, ...]:
     """List all nodes with one page of objects in memory at a time: each has up to 40 kB, most of them images' names."""
     pages = api.pages(client.core_path("nodes"))
-    return tuple([object_facts.node_facts(node) async for page in pages for node in page])
+    return tuple([node_facts(node) async for page in pages for node in page])
 
 
 class NodeCache:
