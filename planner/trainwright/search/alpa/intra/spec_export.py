@@ -84,7 +84,7 @@ class SpecsBuilder:
             sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewriting.gradients else Sharding.NONE
         one_held = len(set(modes)) <= 1
         exact = one_held and all(
-            self._is_expressible(operation, mapping, batch)
+            self.expresses(operation, mapping, batch)
             for operation, mapping in zip(graph.operations, chosen, strict=True)
         )
         inner = self.shape[1] > 1 and not batch[1]
@@ -101,7 +101,7 @@ class SpecsBuilder:
     def _has_weight(self, operations: Sequence[int]) -> bool:
         return any(self.algorithms.graph.operations[index].weight is not None for index in operations)
 
-    def _is_expressible(self, operation: Operation, mapping: LoopMapping, batch: tuple[bool, bool]) -> bool:
+    def expresses(self, operation: Operation, mapping: LoopMapping, batch: tuple[bool, bool]) -> bool:
         """Return whether the degrees make the runtime shard the operator so: rows over replicas, its split over tensor ranks."""
         for size, loop, is_batch in zip(self.shape, mapping, batch, strict=True):
             if size == 1:
