@@ -71,11 +71,12 @@ def problem(
     With `training.dtype: auto` searches choose the number format; profiles that are given have one, known by the bytes of
     their weights. Profiles are found by an accelerator's name or data sheet; accelerators on which a layer did not fit are
     spared. Without a runtime, it is Trainwright's own. Limits without a head-room leave free what the runtime does not state of
-    a process's memory, of which GPUs without profiles get an assumption. Raises ValueError for an accelerator without a data
+    a process's memory, and GPUs with estimated profiles get an assumption. Raises ValueError for an accelerator without a data
     sheet, and for a number format that the trainer of the limits lacks.
     """
     runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
-    limits, given = limits.leaving_unknown_memory(runtime, cluster), None
+    states_memory, given = limits.memory_headroom_ratio is not None, None
+    limits = limits.leaving_unknown_memory(runtime, cluster)
     if profiles is not None:
         given = of_cluster(profiles, cluster)
         limits = sparing_small(limits, cluster, given)
@@ -85,16 +86,16 @@ def problem(
         raise ValueError(
             f"training.dtype: the trainer of the limits has {formats}, got {training.model.dtype}; give one of these"
         )
+    layers = estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training, runtime)
+    is_assumed = layers.origin == "estimated" and not states_memory
     return Problem(
         cluster=cluster,
         model=training.model,
-        profiles=estimated_profiles(training, cluster, runtime)
-        if given is None
-        else over_rows(given, training, runtime),
+        profiles=layers,
         global_batch_size=training.global_batch_size,
         limits=limits,
         optimizer=training.optimizer,
-        runtime=assuming_process_memory(runtime, cluster) if given is None else runtime,
+        runtime=assuming_process_memory(runtime, cluster) if is_assumed else runtime,
         chooses_format=is_open and given is None,
     )
 

@@ -101,14 +101,17 @@ class Inputs:
                 self._refuse_format(training.model.dtype, within.dtypes, trainer)
             remedy = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
             note(f"{trainer} has no {training.model.dtype}; {remedy}")
+        profiles = self._profiles(cluster, training, runtime)
+        if profiles.origin == "estimated" and (limits is None or limits.memory_headroom is None):
+            runtime = assuming_process_memory(runtime, cluster)
         return Problem(
             cluster=cluster,
             model=training.model,
-            profiles=self._profiles(cluster, training, runtime),
+            profiles=profiles,
             global_batch_size=training.global_batch_size,
             limits=within,
             optimizer=training.optimizer,
-            runtime=assuming_process_memory(runtime, cluster) if self._given_profiles is None else runtime,
+            runtime=runtime,
             preference=preference or Preference(),
             chooses_format=is_open and self.profiles is None,
         )

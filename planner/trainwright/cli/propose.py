@@ -84,6 +84,9 @@ class Candidates:
     gap: float | None = None
     dtype: Dtype | None = None
     slow_format: dict[str, Any] | None = None
+    assumed_network_share: float | None = None
+    assumed_process_bytes: int | None = None
+    runtime: str | None = None
     heuristic: dict[str, Any] | None = None
     difference: dict[str, Any] | None = None
     running_plan: dict[str, Any] | None = None

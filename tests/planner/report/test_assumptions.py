@@ -13,13 +13,16 @@ from trainwright.report.assumptions import assumed_network, assumed_runtime
 from trainwright.report.remark import Remark
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset
-from trainwright.search import ASSUMED_PROCESS_BYTES, Candidate, Problem
+from trainwright.search import ASSUMED_PROCESS_BYTES, Candidate, Limits, Problem
 from trainwright.training import Training
 
 
-def answered(counts: dict[str, int], runtime: Runtime | None = None) -> tuple[Candidate, Problem]:
+def answered(
+    counts: dict[str, int], runtime: Runtime | None = None, headroom: float | None = None
+) -> tuple[Candidate, Problem]:
     training = Training(8, gpt=Gpt(2, 256, 4, 128, 1000))
-    problem = library.problem(cluster_of(counts), training, runtime=runtime)
+    limits = Limits(memory_headroom_ratio=headroom)
+    problem = library.problem(cluster_of(counts), training, runtime=runtime, limits=limits)
     return library.find_plans(problem, "amp")[0], problem
 
 
@@ -38,6 +41,10 @@ def test_an_unknown_trainer_gets_an_assumption_that_is_said() -> None:
     found = assumed_runtime(*answered({"g4dn.12xlarge": 1}))
     assert found.sentences[0].startswith("No runtime is stated: Trainwright's own worker is assumed, and 2 GB a device")
     assert found.fields == {"assumed_process_bytes": ASSUMED_PROCESS_BYTES}
+
+
+def test_memory_that_a_user_leaves_free_needs_no_assumption() -> None:
+    assert assumed_runtime(*answered({"g4dn.12xlarge": 1}, headroom=0.1)) == Remark()
 
 
 @pytest.mark.parametrize(("name", "title"), [("megatron-2021", "Megatron-LM"), ("tensorflow", "TensorFlow 2")])

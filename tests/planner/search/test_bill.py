@@ -34,7 +34,7 @@ def rented() -> Problem:
         global_batch_size=64,
         dtype=RequestedDtype.BFLOAT16,
     )
-    problem = library.problem(cluster, training)
+    problem = library.problem(cluster, training, limits=Limits(memory_headroom_ratio=0.08))
     a100 = replace(problem.limits, spare=("Tesla-V100-SXM2-16GB", "Tesla-T4"), objective=Objective.COST)
     return replace(problem, limits=a100)
 
