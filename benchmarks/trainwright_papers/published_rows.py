@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -21,7 +21,7 @@ from trainwright.cluster import Cluster, Device, Port
 from trainwright.documents import adapter
 from trainwright.families import Bert
 from trainwright.families.blocks import HEAD
-from trainwright.layer import Attention, Dtype
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
 from trainwright.runtime import Runtime
@@ -66,6 +66,7 @@ class PublishedRow:
         compiled: kernels between the products, in the source's words.
         measured_memory_gib: on the fullest device.
         preset: of the runtime; None: by the plan.
+        attention: whether scores are kept from memory or stored; None: as the preset has it.
         dropout: None: as the model's paper trains it.
         network_gbit_per_second: of each node's cards together, in one direction, in place of the machine's.
         runtime: fields of Runtime that differ from the preset.
@@ -90,7 +91,7 @@ class PublishedRow:
     measured_images_per_second_per_gpu: float | None = None
     measured_memory_gib: float | None = None
     preset: str | None = None
-    attention: Attention = Attention.FUSED
+    attention: Literal["fused", "stored"] | None = None
     dropout: bool | None = None
     head: Head = Head.ALL
     gpus_per_node: int | None = None
@@ -135,9 +136,9 @@ class PublishedRow:
         return Dtype(self.dtype)
 
     def model_of(self, named: NamedModel, *, drops: bool) -> Model:
-        """Return the model with the row's sequence, format, attention and head."""
+        """Return the model with the row's sequence, format and head."""
         family = named.of_tokens(self.sequence, drops=drops)
-        made = Model.of(family, self.number_format, self.attention)
+        made = Model.of(family, self.number_format)
         if isinstance(family, Bert) and self.head is not Head.ALL:
             return _with_shorter_head(made, family, MASKED_OF_512 if self.head is Head.MASKED else 0)
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainwright.runtime import Kernels, Runtime
+from trainwright.runtime import AttentionLibrary, Kernels, Runtime
 from trainwright.runtime_presets import runtime_preset
 from trainwright.strategy import Sharding
 from trainwright_papers.published_rows import PublishedRow
@@ -28,7 +28,12 @@ def runtime_of(row: PublishedRow) -> Runtime:
         stated["overlaps_tensor_sync"] = True
     if row.preset is None and preset_of(row) == "torchtitan":
         stated["selective_recompute"] = None  # the column `recompute` says what is computed again
-    return replace(runtime_preset(preset_of(row)).runtime, **{**stated, **row.runtime})
+    preset = runtime_preset(preset_of(row)).runtime
+    if row.attention == "stored":
+        stated["attention_library"] = AttentionLibrary.STORED
+    elif row.attention == "fused" and preset.attention_library is AttentionLibrary.STORED:
+        stated["attention_library"] = AttentionLibrary.PYTORCH
+    return replace(preset, **{**stated, **row.runtime})
 
 
 def framework_of(row: PublishedRow) -> str | None:

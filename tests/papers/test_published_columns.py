@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from trainwright.cli import app
 from trainwright.families.blocks import HEAD
-from trainwright.layer import Attention
-from trainwright.runtime import Kernels, SelectiveRecompute
+from trainwright.runtime import AttentionLibrary, Kernels, SelectiveRecompute
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 from trainwright_papers.published_models import PROJECT_NAMES, read_models
 from trainwright_papers.published_rows import RUNTIME_COLUMNS, Head, PublishedRow, read_table
@@ -74,7 +73,8 @@ def test_columns_say_attention_dropout_and_head(row: Row) -> None:
     named = ANY.model(plain.model, plain.source)
     assert drops_of(plain, "bert")
     stated = row(model="BERT-base", sequence=512, tp=1, pp=1, dp=16, attention="stored", dropout="false", head="masked")
-    assert (stated.attention, stated.head) == (Attention.STORED, Head.MASKED)
+    assert stated.head is Head.MASKED
+    assert runtime_of(stated).attention_library is AttentionLibrary.STORED
     assert not drops_of(stated, "bert")
     heads = [
         each.model_of(named, drops=False).kind(HEAD)
@@ -142,12 +142,12 @@ def test_a_row_has_tokens_or_images(table: Callable[..., Path]) -> None:
 
 
 def test_facts_are_of_the_source_with_the_exact_name(row: Row) -> None:
-    stated = row(source="Megatron-SC21")
-    assert stated.attention is Attention.STORED
-    assert not runtime_of(stated).sequence_parallel
-    other = row(source="Megatron-SC21 of others")
-    assert other.attention is Attention.FUSED
-    assert runtime_of(other).sequence_parallel
+    stated = runtime_of(row(source="Megatron-SC21"))
+    assert stated.attention_library is AttentionLibrary.STORED
+    assert not stated.sequence_parallel
+    other = runtime_of(row(source="Megatron-SC21 of others"))
+    assert other.attention_library is not AttentionLibrary.STORED
+    assert other.sequence_parallel
 
 
 def test_a_note_says_nothing_to_the_runtime(row: Row) -> None:
@@ -164,7 +164,7 @@ def test_facts_of_a_part_are_of_the_rows_whose_columns_say_so(row: Row) -> None:
 
 def test_columns_go_before_facts(row: Row) -> None:
     changed = row(source="Megatron-SC21", attention="fused", sequence_parallel="true", dropout="false")
-    assert changed.attention is Attention.FUSED
+    assert runtime_of(changed).attention_library is AttentionLibrary.PYTORCH
     assert runtime_of(changed).sequence_parallel
     assert changed.dropout is False
 
