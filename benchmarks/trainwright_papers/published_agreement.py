@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trainwright_papers.comparison import Comparison, Grid, format_figure, spearman
+from trainwright_papers.published_bands import LeftOutSource, left_out_sources
 from trainwright_papers.published_scores import ScoredRow, ScoredTable, groups, source_of
 
 MIN_RANKED = 3
@@ -121,14 +122,15 @@ GROUPINGS: dict[str, Callable[[ScoredRow], str]] = {
 }
 
 
-def published_comparison(table: ScoredTable) -> Comparison:
-    """Compare the estimated rows with what was published."""
+def published_comparison(table: ScoredTable, *, leave_out: bool = False) -> Comparison:
+    """Compare the estimated rows with what was published; `leave_out` tests the bands that other sources make."""
     scored = table.rows
     by = {name: groups(scored, key) for name, key in GROUPINGS.items()}
     by_source = {name: Agreement.of(some) for name, some in by["source"].items()}
     everything = Agreement.of(scored)
     order = PlanOrder.of(scored)
     mean_of_sources = fmean(each.mean_error for each in by_source.values())
+    tested = left_out_sources(scored) if leave_out else []
     return Comparison(
         name="published",
         title="Published throughputs, tokens (or images) a second and GPU",
@@ -137,6 +139,7 @@ def published_comparison(table: ScoredTable) -> Comparison:
             _row_grid(scored),
             *(_group_grid(name, members) for name, members in by.items()),
             _order_grid(by["source"]),
+            *([_left_out_grid(tested)] if tested else []),
         ),
         agreement={
             "mean_of_sources_error": mean_of_sources,
@@ -148,6 +151,7 @@ def published_comparison(table: ScoredTable) -> Comparison:
                 f"by {name}": {key: Agreement.of(some).document() for key, some in members.items()}
                 for name, members in by.items()
             },
+            **({"sources_left_out": [each.document() for each in tested]} if tested else {}),
         },
         notes=(
             f"Mean of the sources' mean errors: {mean_of_sources:.1%}; over all {len(scored)} rows {everything.mean_error:.1%}.",
@@ -155,6 +159,7 @@ def published_comparison(table: ScoredTable) -> Comparison:
             f"Rows called infeasible, although they ran: {everything.refused}.",
             *_memory_note(scored, everything),
             *_order_note(order),
+            *_left_out_note(tested),
             *table.remarks,
             *(f"Rows left out: {number}: {reason}." for reason, number in table.left_out.items()),
         ),
@@ -178,6 +183,14 @@ def _order_note(order: PlanOrder | None) -> list[str]:
     ]
 
 
+def _left_out_note(tested: Sequence[LeftOutSource]) -> list[str]:
+    rows = sum(each.rows for each in tested)
+    if not rows:
+        return []
+    inside = sum(each.inside for each in tested) / rows
+    return [f"Rows inside the band that other sources make: {inside:.0%} of {rows}."]
+
+
 def _group_grid(name: str, members: dict[str, list[ScoredRow]]) -> Grid:
     return Grid(
         f"by {name}", (name, *HEADINGS), tuple((key, *Agreement.of(some).texts()) for key, some in members.items())
@@ -191,6 +204,14 @@ def _order_grid(by_source: dict[str, list[ScoredRow]]) -> Grid:
                 yield name, str(order.groups), format_figure(order.rank), f"{order.regret:.1%}"
 
     return Grid("order of plans", ("source", "groups", "rank", "regret of the first"), tuple(lines()))
+
+
+def _left_out_grid(tested: Sequence[LeftOutSource]) -> Grid:
+    return Grid(
+        "each source left out",
+        ("source", "rows", "inside", "bands of the others"),
+        tuple((each.source, str(each.rows), f"{each.inside / each.rows:.0%}", each.bands) for each in tested),
+    )
 
 
 def _row_grid(scored: Sequence[ScoredRow]) -> Grid:

@@ -35,12 +35,14 @@ def print_tables(names: Sequence[str], output: Output) -> None:
             show(*_render(comparison))
 
 
-def print_published(tables: Sequence[Path], models: Path | None, output: Output, write_bands: Path | None) -> None:
+def print_published(
+    tables: Sequence[Path], models: Path | None, output: Output, write_bands: Path | None, *, leave_out: bool = False
+) -> None:
     """Estimate the rows of tables of published throughputs, print them with their agreement, and write error bands."""
     names = read_models(models)
     with _progress_bar(1) as report_progress:
         scored = scored_table(tables, names, report_progress)
-    comparison = published_comparison(scored)
+    comparison = published_comparison(scored, leave_out=leave_out)
     if write_bands is not None:
         bands = ",\n".join(f"  {json.dumps(asdict(band))}" for band in bands_of(scored.rows))
         write_bands.write_text(f"[\n{bands}\n]\n", encoding="utf-8")

@@ -1,13 +1,14 @@
-"""Error bands of estimates from data sheets: how far published runs lay from their estimates, by generation and kind of plan.
+"""Error bands of estimates from data sheets: how far published runs lay from their estimates, by framework and generation.
 
-`trainwright bench published --write-bands FILE` makes `error_bands.json` from a table of published throughputs.
+`trainwright bench published --write-bands FILE` makes `error_bands.json` from tables of published throughputs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -19,27 +20,45 @@ from trainwright.strategy import Sharding
 
 MEAN_MEASURED_ERROR: Final = 0.015
 """Mean error of predictions with measured profiles, on emulated devices (docs/accuracy.md)."""
-MIN_RUNS: Final = 10
-"""Runs below which a band of a generation or a kind of plan says too little."""
+MIN_SOURCES: Final = 3
+"""Sources below which a band of a framework or a generation says too little: the errors of one source are alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorBand:
-    """Measured over estimated seconds: the quantiles of 10 and 90 % of published runs.
+    """Measured over estimated seconds, between which 8 of 10 published runs lie; each source of them weighs the same.
 
     Attributes:
-        generation, plan: of accelerators and kind of plan; None: all.
+        framework: trainer of the runtime, or another framework; None: all.
+        generation: of accelerators; None: all.
+        within_ratio: deviation of runs of one source over that of all runs, in logarithms: what remains of the band
+            once trials have shown how far the runs of one user are off together.
     """
 
+    framework: str | None
     generation: str | None
-    plan: str | None
+    sources: int
     runs: int
     least_ratio: float
     greatest_ratio: float
+    within_ratio: float
 
     def range_of(self, seconds: float) -> tuple[float, float]:
         """Return the seconds between which a measurement is expected; the estimate itself is among them."""
         return seconds * min(self.least_ratio, 1.0), seconds * max(self.greatest_ratio, 1.0)
+
+    def narrowed(self, trials: int) -> ErrorBand:
+        """Return the band after calibration by a number of a user's own trials.
+
+        A run's logarithmic error is that of its source, of variance b, plus its own, of variance w. The mean of n trials
+        leaves b·w / (w + n·b) of the first (the posterior of a normal mean), and nothing of the second.
+        """
+        within = self.within_ratio**2
+        unknown_share = within / (within + trials * (1 - within)) if within else float(trials == 0)
+        width = math.sqrt(within + (1 - within) * unknown_share)
+        least, greatest = math.log(self.least_ratio), math.log(self.greatest_ratio)
+        middle, half = (least + greatest) / 2 * unknown_share, (greatest - least) / 2 * width
+        return replace(self, least_ratio=math.exp(middle - half), greatest_ratio=math.exp(middle + half))
 
 
 def plan_kind(plan: Plan) -> str:
@@ -63,39 +82,40 @@ def error_bands() -> tuple[ErrorBand, ...]:
     return bands
 
 
-def error_band(plan: Plan, accelerators: Collection[str]) -> ErrorBand:
-    """Return the band of a plan on accelerators: of the generation and kind of plan with the widest one.
+def generation_of(accelerator: str) -> str | None:
+    """Return the generation of an accelerator; None without a data sheet."""
+    return data_sheet(accelerator).generation if has_data_sheet(accelerator) else None
 
-    Where too few such runs were published, it is that of the kind of plan, then of the generation, then of all runs.
+
+def error_band(
+    framework: str | None, generations: Collection[str | None], bands: Sequence[ErrorBand] | None = None
+) -> ErrorBand:
+    """Return the band of a framework on accelerators of some generations, the widest one; without `bands` the committed ones.
+
+    Where fewer than three sources make it, it is that of the generation, then of the framework, then of all runs.
     """
-    generations = {data_sheet(name).generation if has_data_sheet(name) else None for name in accelerators}
-    kind = plan_kind(plan)
-    return max((_band(generation, kind) for generation in generations), key=lambda band: band.greatest_ratio)
+    by_key = {(band.framework, band.generation): band for band in (error_bands() if bands is None else bands)}
+
+    def of(generation: str | None) -> ErrorBand:
+        for key in ((framework, generation), (None, generation), (framework, None)):
+            if key in by_key and by_key[key].sources >= MIN_SOURCES:
+                return by_key[key]
+        return by_key[None, None]
+
+    return max(map(of, generations), key=lambda band: band.greatest_ratio / band.least_ratio)
 
 
-def overall_band() -> ErrorBand:
-    """Return the band of all published runs."""
-    return next(band for band in error_bands() if band.generation is None and band.plan is None)
+def scarce_runs(accelerators: Collection[str]) -> dict[str, int]:
+    """Return how many published runs used each of the accelerators whose generation fewer than three sources used.
 
-
-def scarce_runs(band: ErrorBand, accelerators: Collection[str]) -> dict[str, int]:
-    """Return how many runs like the band's ran on each of the accelerators whose generation has too few for its own band.
-
-    Accelerators without a data sheet have none. Empty where the band is of the generation of all of them.
+    Accelerators without a data sheet have none.
     """
-    runs_of = {each.generation: each.runs for each in error_bands() if each.plan == band.plan and each.generation}
+    by_generation = {
+        band.generation or "": band for band in error_bands() if band.framework is None and band.generation
+    }
     runs_by_name = {}
     for name in accelerators:
-        generation = data_sheet(name).generation if has_data_sheet(name) else None
-        runs = runs_of.get(generation or "", 0)
-        if runs < MIN_RUNS and generation != (band.generation or ""):
-            runs_by_name[name] = runs
+        band = by_generation.get(generation_of(name) or "")
+        if band is None or band.sources < MIN_SOURCES:
+            runs_by_name[name] = 0 if band is None else band.runs
     return runs_by_name
-
-
-def _band(generation: str | None, kind: str) -> ErrorBand:
-    bands = {(band.generation, band.plan): band for band in error_bands() if band.runs >= MIN_RUNS}
-    for key in ((generation, kind), (None, kind), (generation, None)):
-        if key in bands and key != (None, None):
-            return bands[key]
-    return bands[None, None]

@@ -160,21 +160,3 @@ def test_command_refuses_a_row_in_one_sentence(table, line, words):
     assert result.exit_code == 2
     assert all(word in result.stderr for word in words), result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_command_writes_error_bands_by_generation_and_kind_of_plan(table, tmp_path):
-    bands = tmp_path / "bands.json"
-    path = table(LINE, LINE.replace("9000", "6000"), LINE.replace("2,2,4,none", "1,1,16,zero3"))
-    result = CliRunner().invoke(app, ["bench", "published", "--table", str(path), "--write-bands", str(bands)])
-    assert result.exit_code == 0, result.output
-    found = {(band["generation"], band["plan"]): band for band in json.loads(bands.read_text())}
-    assert {key: band["runs"] for key, band in found.items()} == {
-        (None, None): 3,
-        (None, "tp+pp+dp"): 2,
-        (None, "fsdp"): 1,
-        ("ampere", None): 3,
-        ("ampere", "tp+pp+dp"): 2,
-        ("ampere", "fsdp"): 1,
-    }
-    pair = found["ampere", "tp+pp+dp"]
-    assert pair["greatest_ratio"] > 1.3 * pair["least_ratio"]

@@ -76,12 +76,15 @@ def published(
             metavar="FILE", help="YAML of models' sizes, before those known by name; docs/accuracy.md has its form."
         ),
     ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Test the error bands on each source by those that the others make.")
+    ] = False,
     write_bands: Annotated[
         Path | None,
-        typer.Option(help="Write the errors by generation and kind of plan as error_bands.json has them."),
+        typer.Option(help="Write the errors by framework and generation as error_bands.json has them."),
         WRITTEN,
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Estimate published runs from data sheets alone, next to what was measured: by source, GPU and kind of plan."""
-    _load("report").print_published(table, models, output, write_bands)
+    _load("report").print_published(table, models, output, write_bands, leave_out=leave_out)

@@ -13,7 +13,7 @@ from typing import Final
 from trainwright.cluster import Cluster, price_per_hour
 from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
 from trainwright.cost.network import node_classes
-from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, overall_band, plan_kind
+from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, generation_of, plan_kind
 from trainwright.families import Custom
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.plan_defaults import with_runtime_choices
@@ -254,7 +254,7 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
     first = candidates[0]
     band = band_of_estimates(first, problem)
     if band is None and is_without_published_runs(problem):
-        band = overall_band()
+        band = error_band(None, [None])
     share = _MEASURED_BAND if band is None else band.greatest_ratio - 1
     most = first.estimate.iteration_seconds * (1 + share)
     leaders: dict[str, Candidate] = {}
@@ -268,13 +268,25 @@ def with_other_kinds(candidates: Sequence[Candidate], count: int, problem: Probl
 
 
 def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | None:
-    """Return the error band of a candidate whose profiles come from data sheets.
+    """Return the error band of a candidate whose profiles come from data sheets, narrower where trials calibrated the runtime.
 
     None for measured and emulated ones, and for a user's own model, which no published run trained.
     """
+    band = published_band(candidate, problem)
+    return band.narrowed(1) if band is not None and is_calibrated(problem) else band
+
+
+def published_band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
+    """Return the error band of published runs like a candidate, whether or not trials calibrated the runtime."""
     if not _is_from_data_sheets(problem) or is_without_published_runs(problem):
         return None
-    return error_band(candidate.plan, problem.cluster.accelerators_of(candidate.plan.nodes))
+    accelerators = problem.cluster.accelerators_of(candidate.plan.nodes)
+    return error_band(problem.runtime.trainer, {generation_of(name) for name in accelerators})
+
+
+def is_calibrated(problem: Problem) -> bool:
+    """Return whether trials calibrated the runtime: it then has compute ratios; of how many trials it does not say, at least one."""
+    return bool(problem.runtime.compute_ratios)
 
 
 def is_without_published_runs(problem: Problem) -> bool:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from trainwright import error_bands
 from trainwright.cli import app
 from trainwright.cluster import Device
-from trainwright.error_bands import ErrorBand, error_band, plan_kind, scarce_runs
+from trainwright.error_bands import MIN_SOURCES, ErrorBand, error_band, plan_kind, scarce_runs
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
 
@@ -44,52 +44,64 @@ def test_kind_of_a_plan_names_how_it_divides_the_model(plan, kind):
 
 
 def test_committed_bands_are_of_all_runs_and_their_parts():
-    bands = {(band.generation, band.plan): band for band in error_bands.error_bands()}
+    bands = {(band.framework, band.generation): band for band in error_bands.error_bands()}
     every = bands[None, None]
-    assert every.runs == sum(band.runs for (generation, plan), band in bands.items() if generation and not plan)
+    assert every.runs == sum(
+        band.runs for (framework, generation), band in bands.items() if generation and not framework
+    )
+    assert every.sources >= MIN_SOURCES
     assert all(band.least_ratio <= band.greatest_ratio for band in bands.values())
 
 
-def test_a_band_falls_back_to_the_kind_of_plan_then_to_the_generation_then_to_all(monkeypatch):
-    bands = (
-        ErrorBand(None, None, 40, 0.7, 1.4),
-        ErrorBand("ampere", None, 20, 0.8, 1.3),
-        ErrorBand(None, "dp", 19, 0.9, 1.2),
-        ErrorBand("ampere", "fsdp", 18, 0.95, 1.1),
-        ErrorBand("hopper", "dp", 2, 0.5, 1.6),
-    )
-    monkeypatch.setattr(error_bands, "error_bands", lambda: bands)
-    sharded, plain, alone = make_plan(data=2, sharding=Sharding.ZERO3), make_plan(data=2), make_plan()
-    assert error_band(sharded, ["A100-80"]).greatest_ratio == 1.1
-    assert error_band(plain, ["H100"]).greatest_ratio == 1.2  # two runs are too few
-    assert error_band(alone, ["A100-80"]).greatest_ratio == 1.3
-    assert error_band(alone, ["T4"]).greatest_ratio == 1.4
-    assert error_band(sharded, ["A100-80", "T4"]).greatest_ratio == 1.4
+BANDS = (
+    ErrorBand(None, None, 9, 40, 0.7, 1.4, 0.5),
+    ErrorBand(None, "ampere", 5, 20, 0.8, 1.3, 0.5),
+    ErrorBand(None, "hopper", 1, 19, 0.9, 1.2, 0.5),
+    ErrorBand(None, "volta", 3, 9, 0.8, 1.5, 0.5),
+    ErrorBand("megatron", None, 3, 12, 0.85, 1.2, 0.5),
+    ErrorBand("megatron", "ampere", 3, 12, 0.95, 1.1, 0.5),
+    ErrorBand("deepspeed", None, 2, 12, 0.95, 1.1, 0.5),
+)
 
 
 @pytest.mark.parametrize(
-    ("band", "accelerators", "scarce"),
+    ("framework", "generations", "greatest"),
     [
-        (ErrorBand(None, None, 40, 0.7, 1.4), ["V100", "T4", "Abacus"], {"V100": 3, "T4": 0, "Abacus": 0}),
-        (ErrorBand(None, "dp", 19, 0.9, 1.2), ["A100-80", "H100"], {"H100": 2}),
-        (ErrorBand("ampere", None, 20, 0.8, 1.3), ["A100-80", "H100"], {"H100": 0}),
-        (ErrorBand("ampere", "tp", 20, 0.8, 1.3), ["A100-80"], {}),
+        ("megatron", ["ampere"], 1.1),
+        ("megatron", ["volta"], 1.5),  # errors are alike by generation rather than by framework
+        ("megatron", ["hopper"], 1.2),
+        ("deepspeed", ["ampere"], 1.3),  # two sources are too few
+        (None, ["hopper"], 1.4),
+        (None, ["ampere", "hopper"], 1.4),
+        (None, [None], 1.4),
     ],
 )
-def test_runs_are_counted_for_generations_that_have_too_few_of_them(monkeypatch, band, accelerators, scarce):
-    bands = (
-        ErrorBand(None, None, 40, 0.7, 1.4),
-        ErrorBand("ampere", None, 20, 0.8, 1.3),
-        ErrorBand("volta", None, 3, 0.8, 1.3),
-        ErrorBand("ampere", "dp", 18, 0.95, 1.1),
-        ErrorBand("hopper", "dp", 2, 0.5, 1.6),
-    )
-    monkeypatch.setattr(error_bands, "error_bands", lambda: bands)
-    assert scarce_runs(band, accelerators) == scarce
+def test_a_band_falls_back_to_the_generation_then_to_the_framework_then_to_all(framework, generations, greatest):
+    assert error_band(framework, generations, BANDS).greatest_ratio == greatest
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "scarce"),
+    [(["A100-80"], {}), (["H100", "T4", "Abacus", "A100-80"], {"H100": 19, "T4": 0, "Abacus": 0})],
+)
+def test_runs_are_counted_for_generations_of_fewer_than_three_sources(monkeypatch, accelerators, scarce):
+    monkeypatch.setattr(error_bands, "error_bands", lambda: BANDS)
+    assert scarce_runs(accelerators) == scarce
 
 
 def test_the_estimate_is_in_its_own_range():
-    assert ErrorBand(None, None, 9, 0.7, 0.8).range_of(2.0) == (1.4, 2.0)
+    assert ErrorBand(None, None, 3, 9, 0.7, 0.8, 0.5).range_of(2.0) == (1.4, 2.0)
+
+
+def test_trials_narrow_a_band_to_what_runs_of_one_source_differ_by():
+    band = ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.5)
+    widths = [narrowed.greatest_ratio / narrowed.least_ratio for narrowed in map(band.narrowed, (0, 1, 5, 10**6))]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == pytest.approx(2.5)
+    assert widths[-1] == pytest.approx(2.5**0.5, rel=1e-3)
+    fitted = band.narrowed(10**6)
+    assert fitted.greatest_ratio * fitted.least_ratio == pytest.approx(1, rel=1e-3)
+    assert ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.0).narrowed(1).range_of(1.0) == (1.0, 1.0)
 
 
 def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
@@ -108,9 +120,34 @@ def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
     assert "scarce_runs" not in found
     cluster.write_text(CliRunner().invoke(app, ["cluster", "g4dn.12xlarge=1"]).stdout)
     told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
-    assert "Such runs are few on GPUs of this plan (none on the T4's generation): the error there may be" in told.stdout
+    assert "Such runs are few on GPUs of this plan (21 on the T4's generation): the error there may be" in told.stdout
     answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
-    assert answer["estimated_range"]["scarce_runs"] == {"Tesla-T4": 0}
+    assert answer["estimated_range"]["scarce_runs"] == {"Tesla-T4": 21}
+
+
+def test_a_calibrated_runtime_narrows_the_range_and_says_by_how_much(tmp_path):
+    cluster, model, runtime = (tmp_path / f"{name}.yaml" for name in ("cluster", "model", "runtime"))
+    cluster.write_text(CliRunner().invoke(app, ["cluster", "p4d.24xlarge=1"]).stdout)
+    model.write_text(
+        "gpt: {layers: 4, hidden_size: 512, heads: 8, sequence_length: 512, vocabulary_size: 50304}\nglobal_batch_size: 16\n"
+    )
+    runtime.write_text("compute_ratios: [{accelerator: NVIDIA-A100-SXM4-40GB, ratio: 1.2}]\n")
+    given = [
+        "plan",
+        "--planner",
+        "megatron",
+        "--cluster",
+        str(cluster),
+        "--model",
+        str(model),
+        "--runtime",
+        str(runtime),
+    ]
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert "which your trials narrow from" in " ".join(told.stdout.split()), told.output
+    found = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)["estimated_range"]
+    before = found["before_calibration"]
+    assert found["greatest_seconds"] / found["least_seconds"] < before["greatest_seconds"] / before["least_seconds"]
 
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
