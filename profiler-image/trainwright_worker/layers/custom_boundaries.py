@@ -14,7 +14,8 @@ from trainwright_worker.layers.custom_errors import ModelError
 from trainwright_worker.layers.layer import Boundary, to_device
 
 if TYPE_CHECKING:
-    from trainwright_worker.layers.custom import CustomLayer, CustomLayers
+    from trainwright_worker.layers.custom import CustomLayers
+    from trainwright_worker.layers.custom_layer import CustomLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from trainwright_worker.layers.custom_sharing import EXAMPLE
 from trainwright_worker.layers.layer import Boundary, dtype_name
 
 if TYPE_CHECKING:
-    from trainwright_worker.layers.custom import CustomLayer, CustomLayers
+    from trainwright_worker.layers.custom import CustomLayers
+    from trainwright_worker.layers.custom_layer import CustomLayer
 
 INTEGERS: Final = (torch.bool, torch.int32, torch.int64)
 """Formats of integers that can pass between layers."""

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom import CustomLayers, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_errors import lacks_format
+from trainwright_worker.layers.custom_layer import CustomLayer
 from trainwright_worker.layers.layer import dtype_name
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.float16)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainwright_worker.device import seed_random_numbers
-from trainwright_worker.layers.custom import TARGETS, CustomLayer, CustomLayers, made_on
+from trainwright_worker.layers.custom import TARGETS, CustomLayers, made_on
 from trainwright_worker.layers.custom_constants import plain_attributes
 from trainwright_worker.layers.custom_errors import ModelError, needs_gpu
+from trainwright_worker.layers.custom_layer import CustomLayer
 from trainwright_worker.layers.layer import to_device
 from trainwright_worker.layers.row_random_numbers import DrawnShapes, RowRandomNumbers
 from trainwright_worker.model_description.check_budget import CheckBudget

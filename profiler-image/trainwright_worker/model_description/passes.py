@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 from trainwright.families import CustomProduct
 from trainwright.layer import NO_TRAFFIC, Traffic
 from trainwright_worker.fused_attention import FusedAttention
-from trainwright_worker.layers.custom import CustomLayer, CustomLayers, is_without_backward, made_on
+from trainwright_worker.layers.custom import CustomLayers, is_without_backward, made_on
 from trainwright_worker.layers.custom_boundaries import example_inputs
 from trainwright_worker.layers.custom_errors import format_value
+from trainwright_worker.layers.custom_layer import CustomLayer
 from trainwright_worker.live_bytes import AllocationTracker, passed_on, storage_id
 from trainwright_worker.model_description.formats import in_format
 from trainwright_worker.model_description.products import Product, product_of, products_per_row
