@@ -19,7 +19,15 @@ from trainwright.report.cost import cost_legend, pricing_fields, run_columns, ru
 from trainwright.report.error_range import expected_range
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns, figure_fields
 from trainwright.report.remark import Remark, sentences
-from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, rows_per_second, titled
+from trainwright.report.tables import (
+    add_row,
+    new_table,
+    origin_fields,
+    origin_words,
+    plan_headings,
+    rows_per_second,
+    titled,
+)
 from trainwright.report.units import SAME
 from trainwright.search import Candidate, Problem
 
@@ -159,7 +167,9 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
             ("format", "right"),
         ]
     )
-    plans = new_table([("planner", "whole"), ("degrees", "whole")])
+    headings = plan_headings([best.plan for best in bests], problem.cluster)
+    headings = {name: headings[name] for name in ("pipelines", "degrees", "nodes") if name in headings}
+    plans = new_table([("planner", "whole"), *headings.values()])
     for row in rows:
         if row.answer is None:
             add_row(figures, row.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
@@ -179,7 +189,8 @@ def comparison_table(rows: Sequence[ComparisonRow], problem: Problem) -> Group:
             _searched(row),
             SHORT_FORMATS[of_plan.dtype],
         )
-        add_row(plans, row.planner, plan_summary.lines(best.plan, problem.cluster)[0])
+        cells = plan_summary.lines(best.plan, problem.cluster)
+        add_row(plans, row.planner, *(getattr(cells, name) for name in headings))
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
     caption += f"; {FIGURES}; {plan_summary.DEGREES}"
     if priced:

@@ -169,6 +169,13 @@ class Explanation:
     def _accelerators(self, stage: Stage) -> str:
         return plan_summary.count_accelerators(stage.devices, self.problem.cluster)
 
+    def _devices(self, stage: Stage) -> str:
+        """Return the accelerators of a stage, and where there are several nodes their names."""
+        cluster, accelerators = self.problem.cluster, self._accelerators(stage)
+        if len(cluster.nodes) == 1:
+            return accelerators
+        return f"{accelerators}, {plan_summary.node_names(stage.devices, cluster)}"
+
     def stage_table(self) -> Group:
         """Return the stages as a table of their figures and one of their degrees and devices."""
         figures = new_table(
@@ -196,7 +203,7 @@ class Explanation:
                 units.share(memory.spare_bytes, memory.memory_bytes),
                 style=style,
             )
-            add_row(plans, name, plan_summary.strategies(stage), self._accelerators(stage), style=style)
+            add_row(plans, name, plan_summary.strategies(stage), self._devices(stage), style=style)
         return Group(titled("Stages", figures), plans, Text())
 
 

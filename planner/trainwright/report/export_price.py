@@ -14,7 +14,7 @@ from trainwright.report.format_sentences import slow_layers
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.plan_summary import lines, savings
 from trainwright.report.remark import Remark
-from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, plan_headings, titled
 from trainwright.report.units import SAME, seconds
 from trainwright.search import Candidate, Problem
 
@@ -84,11 +84,15 @@ def export_table(price: ExportPrice) -> Group:
     """Return the plan as given and as exported."""
     columns = figure_columns(price.problem)
     figures = new_table([("plan", "left"), *((heading, "right") for heading, _ in columns)])
-    headings = ("plan", "degrees", "batches", "layers by stage", "saves by")
-    plans = new_table([(heading, "left") for heading in headings])
+    headings = plan_headings([price.given.plan, price.exported.plan], price.problem.cluster)
+    plans = new_table(
+        [("plan", "left"), *((heading, "left") for heading, _ in headings.values()), ("saves by", "left")]
+    )
     for name, candidate in (("given", price.given), ("exported", price.exported)):
         figures_of_plan = PlanFigures.of(candidate, price.problem)
         add_row(figures, name, *(cell(figures_of_plan) for _, cell in columns))
-        add_row(plans, name, *lines(candidate.plan, price.problem.cluster), savings(candidate.plan) or "–")
+        cells = lines(candidate.plan, price.problem.cluster)
+        of_plan = (getattr(cells, column) for column in headings)
+        add_row(plans, name, *of_plan, savings(candidate.plan) or "–")
     legend = Text(f"predicted, not measured; {FIGURES}", style="dim")
     return Group(titled(f"Predicted{origin_words(price.problem)}", figures), plans, Text(), legend)

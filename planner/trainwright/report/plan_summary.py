@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import groupby
 from operator import itemgetter
+from typing import Final, NamedTuple
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster, Device, is_cpu
 from trainwright.plan import (
@@ -29,6 +31,10 @@ MAX_DIFFERENT = 4
 """Maximum number of distinct stage groups listed; beyond it only the range of their degrees is."""
 MAX_RUNS = 8
 """Maximum number of lines on the layers of a stage."""
+MAX_PLACES = 4
+"""Maximum number of places that are named, each of them a node or nodes of consecutive numbers."""
+_NUMBERED: Final = re.compile(r"(.*?)((?<![0-9])(?:0|[1-9][0-9]{0,8}))?")
+"""Name of a node, and the number that it ends with; one with leading zeros is part of the name."""
 MAX_ROWS = 8
 """Maximum number of replicas whose rows are listed one by one."""
 
@@ -56,17 +62,33 @@ class Detail(IntEnum):
     STRATEGIES = 2
 
 
-def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple[str, str, str]:
-    """Return degrees, batches and layers as three cells with one line per group of uniform neighbouring stages.
+class PlanLines(NamedTuple):
+    """Cells of a plan in a table, each with a line for every group of uniform neighbouring stages.
+
+    Attributes:
+        nodes: with the slots on a node whose other devices are of no such stage.
+        pipelines: which of them, and its rows of an iteration.
+    """
+
+    degrees: str
+    batches: str
+    layers: str
+    nodes: str
+    pipelines: str
+
+
+def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> PlanLines:
+    """Return the cells of a plan.
 
     Each line names its accelerators if the plan uses several. More than MAX_DIFFERENT groups that differ in these alone take
     one line. With more `detail`, a line tells consecutive layers of one strategy, with their number: `24 × dp16 tp1`.
     """
     names = short_names(cluster)
     used = cluster.accelerators_of(plan.nodes)
-    cells: list[tuple[str, str, str]] = []
-    for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
-        head = f"pp{len(pipeline.stages)}"
+    cells: list[tuple[str, ...]] = []
+    for which, (pipeline, batch) in enumerate(zip(plan.pipelines, batches(plan).split("\n"), strict=True), 1):
+        head, rows = f"pp{len(pipeline.stages)}", pipeline.micro_batches * pipeline.micro_batch_size
+        share = f"{which} of {len(plan.pipelines)}, {rows} row{'s' * (rows != 1)}"
         by_kind = groupby(
             pipeline.stages,
             key=lambda stage: (_description(stage, detail), _format_accelerators(stage, cluster, names)),
@@ -79,10 +101,38 @@ def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> tuple
             groups = [(groups[0][0], "", list(pipeline.stages))]
         for number, (texts, where, stages) in enumerate(groups):
             margin = " " * len(head) if number else head
-            cells.append((f"{margin} {texts[0]}{where}", "" if number else batch, _layers(stages)))
-            cells += [(f"{' ' * len(head)} {line}", "", "") for line in texts[1:]]
-    first, second, third = zip(*cells, strict=True)
-    return "\n".join(first), "\n".join(second), "\n".join(third)
+            nodes = node_names([device for stage in stages for device in stage.devices], cluster)
+            first = ("", "") if number else (batch, share)
+            cells.append((f"{margin} {texts[0]}{where}", first[0], _layers(stages), nodes, first[1]))
+            cells += [(f"{' ' * len(head)} {line}", *[""] * 4) for line in texts[1:]]
+    return PlanLines(*("\n".join(column) for column in zip(*cells, strict=True)))
+
+
+def node_names(devices: Sequence[Device], cluster: Cluster) -> str:
+    """Format the nodes of devices, `p3-1–4, g4-1:0–1`, with the slots of a node that has other devices too."""
+    slots_of: dict[str, set[int]] = {}
+    for device in devices:
+        slots_of.setdefault(device.node, set()).add(device.slot)
+    parts: list[tuple[str, list[int], str]] = []
+    for node, slots in slots_of.items():
+        prefix, number = _NUMBERED.fullmatch(node).groups()  # type: ignore[union-attr] # it matches every name
+        if len(slots) < cluster.node(node).devices:
+            parts.append((f"{node}:", sorted(slots), ""))
+        elif number and parts and parts[-1][0] == prefix and parts[-1][2] and parts[-1][1][-1] + 1 == int(number):
+            parts[-1][1].append(int(number))
+        else:
+            parts.append((prefix, [int(number)], number) if number else (node, [], ""))
+    texts = [f"{prefix}{_number_runs(numbers)}" for prefix, numbers, _ in parts]
+    more = [f"{len(texts) - MAX_PLACES} more"] if len(texts) > MAX_PLACES else []
+    return ", ".join([*texts[:MAX_PLACES], *more])
+
+
+def _number_runs(numbers: Sequence[int]) -> str:
+    """Format `0–2,5`."""
+    runs = [
+        [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def _description(stage: Stage, detail: Detail) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
 from trainwright.plan import Plan
 from trainwright.report import plan_summary
@@ -154,30 +155,37 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
 def plans_table(plans: Sequence[Plan], problem: Problem, *, bold: int | None = 0) -> Table:
     """Return plans by rank, a line for each group of uniform stages; that number `bold` is shown in bold.
 
-    Plans that would read alike are written layer by layer.
+    Plans that would read alike are written layer by layer. Columns without information are left out: pipelines if every plan
+    has one, nodes if the cluster has one.
     """
     saves = any(map(plan_summary.savings, plans))
-    table = new_table(
-        [
-            ("rank", "right"),
-            ("degrees", "whole"),
-            ("batches", "whole"),
-            ("layers by stage", "left"),
-            *([("saves by", "left")] if saves else []),
-        ]
-    )
+    headings = plan_headings(plans, problem.cluster)
+    table = new_table([("rank", "right"), *headings.values(), *([("saves by", "left")] if saves else [])])
     for number, (plan, cells) in enumerate(zip(plans, _distinct_cells(plans, problem), strict=True)):
-        columns = [cell.split("\n") for cell in cells]
+        columns = [getattr(cells, name).split("\n") for name in headings]
         savings = plan_summary.savings(plan)
         if saves:
-            columns.append(savings.replace(", ", ",\n").split("\n") if len(columns[0]) > 1 else [savings])
+            is_long = len(columns[0]) > 1
+            columns.append(savings.replace(", ", ",\n").split("\n") if is_long else [savings])
         # One row per line: where the terminal breaks a line, those of the other columns stay beside theirs.
         for row in zip_longest([str(number + 1)], *columns, fillvalue=""):
             add_row(table, *row, style="bold" if number == bold else "")
     return table
 
 
-def _distinct_cells(plans: Sequence[Plan], problem: Problem) -> list[tuple[str, str, str]]:
+def plan_headings(plans: Sequence[Plan], cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Return the columns of plans by the name of their cell, without those that say nothing."""
+    several = any(len(plan.pipelines) > 1 for plan in plans)
+    return {
+        **({"pipelines": ("pipeline", "whole")} if several else {}),
+        "degrees": ("degrees", "whole"),
+        "batches": ("batches", "whole"),
+        "layers": ("layers by stage", "left"),
+        **({"nodes": ("nodes", "left")} if len(cluster.nodes) > 1 else {}),
+    }
+
+
+def _distinct_cells(plans: Sequence[Plan], problem: Problem) -> list[plan_summary.PlanLines]:
     """Return the cells of the plans; where rows would look the same, with the least detail that separates most of them."""
     cells_by_plan = [plan_summary.lines(plan, problem.cluster) for plan in plans]
     alike: dict[object, list[int]] = {}
