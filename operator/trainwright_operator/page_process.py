@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
@@ -93,7 +93,8 @@ class _AnsweredTrials:
 
     def _candidate(self, trial: PlannedTrial) -> PageCandidate:
         state = self.states.get(trial.name)
-        candidate = candidate_of(self.problems[trial.dtype], trial.plan)
+        problem = self.problems[trial.dtype]
+        candidate = candidate_of(problem, replace(trial.plan, dtype=problem.model.dtype))
         if state is None:
             return PageCandidate(trial.name, candidate)
         if state.state is not TrialState.SUCCEEDED:

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate, zip_longest
 from typing import Final
 
@@ -60,7 +61,9 @@ def search(request: PlanningRequest, report: Callable[[SearchProgress], None] | 
     question = question_of(request)
     control = SearchControl.with_budget(request.budget_seconds, effort=request.effort, report=report)
     answer = compose(question, control)
-    ordered_trials = order_trials(list(answer.candidates), _known_baselines(answer), question.objective)
+    # The trial and the task of its workers have the number format beside the plan, as former versions do.
+    candidates, baselines = map(_in_any_format, (answer.candidates, _known_baselines(answer)))
+    ordered_trials = order_trials(candidates, baselines, question.objective)
     trials = fit_into_config_map(ordered_trials)
     free = next(
         (candidate.unlimited_seconds for candidate in answer.candidates if candidate.unlimited_seconds is not None),
@@ -179,6 +182,10 @@ def _known_baselines(answer: Answer) -> list[Candidate]:
         (candidate.dtype, symmetry.canonical_key(candidate.plan)): candidate for candidate in answer.candidates
     }
     return [candidates.get((plan.dtype, symmetry.canonical_key(plan.plan)), plan) for plan in answer.baselines.plans]
+
+
+def _in_any_format(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return [replace(candidate, plan=candidate.plan.in_any_format) for candidate in candidates]
 
 
 def order_trials(

@@ -9,10 +9,10 @@ from enum import StrEnum
 from itertools import chain, groupby
 from typing import Annotated, Any
 
-from trainwright.bounds import FLAT
+from trainwright.bounds import FLAT, OMITTED_DEFAULT
 from trainwright.cluster import Device
 from trainwright.document_kind import document
-from trainwright.layer import LayerList
+from trainwright.layer import Dtype, LayerList
 from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.strategy import Strategy
 
@@ -153,12 +153,14 @@ class Plan(ShownInNotebooks):
 
     Attributes:
         model_layers: number of layers of the model; every pipeline has each of them exactly once.
+        dtype: number format that the plan is for; None where it states none, as plans of former versions do.
     """
 
     model_layers: int
     global_batch_size: int
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+    dtype: Annotated[Dtype | None, OMITTED_DEFAULT] = None
 
     def __post_init__(self) -> None:
         if not self.pipelines:
@@ -194,6 +196,11 @@ class Plan(ShownInNotebooks):
         """Return the plan with every stage changed."""
         pipelines = (replace(pipeline, stages=tuple(map(change, pipeline.stages))) for pipeline in self.pipelines)
         return replace(self, pipelines=tuple(pipelines))
+
+    @property
+    def in_any_format(self) -> Plan:
+        """The plan without its number format, as searches and trials compare plans."""
+        return self if self.dtype is None else replace(self, dtype=None)
 
     @property
     def nodes(self) -> tuple[str, ...]:

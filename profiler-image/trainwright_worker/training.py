@@ -52,7 +52,7 @@ class Trainer:
         schedule: returns the factor of all learning rates in an iteration.
         clip_norm: maximum norm of the gradients over all weights; None disables clipping.
         rows: training data instead of the model's own, with the fields that its layers read.
-        dtype: number format; needed if the file of the model names none.
+        dtype: number format; needed if neither the plan nor the file of the model names one.
         seed: of weights, random numbers and rows.
         timeout: of what ranks wait for; writing a checkpoint takes less.
 
@@ -82,7 +82,7 @@ class Trainer:
             )
         sys.path.append(str(Path.cwd()))
         read_plan = trainwright.read(plan, Plan)
-        read_model = _read_training(Path(model), dtype).model
+        read_model = _read_training(Path(model), dtype, read_plan.dtype).model
         for problem in validation.plan_problems(read_plan, read_model):
             raise ValueError(f"{plan} and {model}: {problem}")
         self._schedule, self._rows = schedule, _reader(rows)
@@ -183,12 +183,15 @@ class Trainer:
             self.close()
 
 
-def _read_training(path: Path, dtype: str | None) -> Training:
+def _read_training(path: Path, dtype: str | None, stated: Dtype | None) -> Training:
+    """Read the model in a number format: that which is given, else the file's, else that which the plan states."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     training: Training = documents.loads_given(content, Training, source=str(path), absent={"global_batch_size": 1})
+    if dtype is None and training.dtype is RequestedDtype.AUTO:
+        dtype = stated
     if dtype is None and training.dtype is RequestedDtype.AUTO:
         raise ValueError(f"{path}: dtype is auto; state that of the plan there or as dtype: {', '.join(Dtype)}")
     return training if dtype is None else training.in_format(Dtype(dtype))

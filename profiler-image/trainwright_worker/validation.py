@@ -173,6 +173,8 @@ def plan_problems(plan: Plan, model: Model) -> Iterator[str]:
     yield from _model_problems(model)
     if plan.model_layers != len(model.layers):
         yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
+    if plan.dtype not in (None, model.dtype):
+        yield f"the plan is in {plan.dtype}, but the model is in {model.dtype}"
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:

@@ -19,6 +19,7 @@ from two_device_plans import DEVICES, replicas, stages
 
 from trainwright import documents
 from trainwright.families import Gpt
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Sharding, Strategy
@@ -277,6 +278,17 @@ def test_an_average_of_the_weights_can_be_evaluated(alone: Callable[..., Trainer
             ValueError, match=r"^Lion has no state mean of the shape of the weights; it has direction, average$"
         ):
             trainer.evaluate(weights="mean")
+
+
+def test_a_training_is_in_the_number_format_that_its_plan_states(alone: Callable[..., Trainer], tmp_path: Path) -> None:
+    with alone() as trainer:
+        loss = trainer.step(0)
+    plan: Plan = documents.loads((tmp_path / "plan.json").read_bytes(), Plan)
+    (tmp_path / "plan.json").write_text(documents.dumps(replace(plan, dtype=Dtype.FLOAT32)), encoding="utf-8")
+    with alone(dtype=None) as trainer:
+        assert trainer.step(0) == loss
+    with pytest.raises(ValueError, match="the plan is in float32, but the model is in float16"):
+        alone(dtype="float16")
 
 
 def test_a_training_that_cannot_begin_is_refused_in_a_sentence(alone: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -138,12 +138,16 @@ def _place(layer: LayerProfile) -> tuple[str, str, int]:
 
 
 def _scaled(layer: LayerProfile, before: LayerProfile, after: LayerProfile, *, bytes_ratio: Fraction) -> LayerProfile:
-    """Scale a profile by its estimates in both formats."""
+    """Scale a profile by its estimates in both formats; an estimate itself becomes the other, to the last digit."""
+
+    def seconds(measured: float, old: float, new: float) -> float:
+        return new if measured == old else measured * (new / old)
+
     return replace(
         layer,
-        forward_seconds=layer.forward_seconds * (after.forward_seconds / before.forward_seconds),
-        backward_seconds=layer.backward_seconds * (after.backward_seconds / before.backward_seconds),
-        update_seconds=layer.update_seconds * (after.update_seconds / before.update_seconds),
+        forward_seconds=seconds(layer.forward_seconds, before.forward_seconds, after.forward_seconds),
+        backward_seconds=seconds(layer.backward_seconds, before.backward_seconds, after.backward_seconds),
+        update_seconds=seconds(layer.update_seconds, before.update_seconds, after.update_seconds),
         activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
         parameter_bytes=int(layer.parameter_bytes * bytes_ratio),
         submission_seconds=None,

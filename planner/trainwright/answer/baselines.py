@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trainwright.answer.answer import Answer, Baselines
-from trainwright.answer.formats import objective_value, search_problems
+from trainwright.answer.formats import objective_value, search_problems, stating_format
 from trainwright.answer.question import HEURISTIC
 from trainwright.exports import Capabilities, is_expressible
 from trainwright.search import Candidate, NoFeasiblePlan, Preference, Problem, SearchControl, run
-from trainwright.search.candidates import DeviceSymmetry, drop_equivalent
+from trainwright.search.candidates import DeviceSymmetry, candidate_of, drop_equivalent
 from trainwright.search.preference.error_band_order import TOLERANCE
 
 
@@ -30,7 +30,8 @@ def heuristic_plans(problems: Sequence[Problem], count: int) -> Baselines:
         plans = _to_try(*near, first, count)
 
     def labelled(candidate: Candidate) -> Candidate:
-        return candidate if first.chooses_format else replace(candidate, dtype=None)
+        # A format by name stays, whichever other one is as fast.
+        return stating_format(candidate if first.chooses_format else candidate_of(first, candidate.plan), first)
 
     return Baselines(
         labelled(of_all[0]) if of_all else None,

@@ -14,12 +14,14 @@ from trainwright.answer.baselines import heuristic_plans
 from trainwright.answer.batch_size import best_batch_size
 from trainwright.answer.formats import (
     Find,
+    in_stated_format,
     plan_in_own_format,
     problems_in_formats,
     search_formats,
     search_problems,
     slow_format,
     slow_format_of,
+    stating_format,
     without,
 )
 from trainwright.answer.node_worth import node_worths
@@ -50,6 +52,7 @@ def find_candidates(question: Question, control: SearchControl) -> Answer:
         answer = Answer(problem, tuple(find(problem, control)))
     return replace(
         answer,
+        candidates=tuple(stating_format(candidate, answer.problem) for candidate in answer.candidates),
         batch_sizes=tuple(tried),
         search_seconds=time.perf_counter() - started,
         stopped=stop_of(control),
@@ -75,10 +78,16 @@ def with_baselines(question: Question, answer: Answer) -> Answer:
 
 
 def answer_of_plan(problem: Problem, plan: Plan) -> Answer:
-    """Return a given plan with its estimate, in the number format that a search would choose for it if that is open."""
-    if problem.chooses_format:
+    """Return a given plan with its estimate, in the number format that it states.
+
+    A plan without one is in the problem's, or if that is open, in the one that a search would choose for it. Raises ValueError for
+    a plan in another format than the problem's.
+    """
+    if problem.chooses_format and plan.dtype is None:
         return plan_in_own_format(problem, plan)
-    return Answer(problem, (candidate_of(problem, plan),), slow_format_of(problem, plan))
+    problem = in_stated_format(problem, [plan])
+    candidate = stating_format(candidate_of(problem, plan), problem)
+    return Answer(problem, (candidate,), slow_format_of(problem, plan))
 
 
 def stop_of(control: SearchControl) -> Stop | None:

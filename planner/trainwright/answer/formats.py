@@ -197,7 +197,7 @@ def slow_format(
     with suppress(ValueError):  # no data sheet, or no feasible plan
         faster = in_format(problem, native)
         if _may_win(faster, Answer(problem, tuple(candidates))):
-            native_best = find(faster, control.apart())[0]
+            native_best = stating_format(find(faster, control.apart())[0], faster)
             fits = native_best.estimate.feasible or not best.estimate.feasible
             is_faster = objective_value(native_best, objective) < objective_value(best, objective)
             other = native_best if fits and is_faster else None
@@ -206,6 +206,22 @@ def slow_format(
     return SlowFormat(
         dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=other
     )
+
+
+def in_stated_format(problem: Problem, plans: Iterable[Plan]) -> Problem:
+    """Return the problem in the number format that plans state, or in its own where they state none.
+
+    Raises ValueError where they state several, or another one than a problem that leaves none open.
+    """
+    stated = sorted({plan.dtype for plan in plans if plan.dtype is not None})
+    if len(stated) > 1:
+        raise ValueError(f"there are plans in {' and in '.join(stated)}; give those of one number format")
+    own = problem.model.dtype
+    if stated in ([], [own]):
+        return problem
+    if not problem.chooses_format:
+        raise ValueError(f"the plan is in {stated[0]}, but the model in {own}; make them equal")
+    return in_format(problem, stated[0])
 
 
 def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
@@ -217,8 +233,15 @@ def plan_in_own_format(problem: Problem, plan: Plan) -> Answer:
     answers = []
     for dtype in dict.fromkeys((best_format(used, problem.limits.dtypes), Dtype.FLOAT32)):
         in_own_format = in_format(problem, dtype)
-        answers.append(Answer(in_own_format, (replace(candidate_of(in_own_format, plan), dtype=dtype),)))
+        candidate = replace(candidate_of(in_own_format, plan), dtype=dtype)
+        answers.append(Answer(in_own_format, (stating_format(candidate, in_own_format),)))
     return next((answer for answer in answers if answer.candidates[0].estimate.feasible), answers[0])
+
+
+def stating_format(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return the candidate with a plan that states its number format."""
+    dtype = candidate.dtype or problem.model.dtype
+    return replace(candidate, plan=replace(candidate.plan, dtype=dtype))
 
 
 def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:

@@ -84,7 +84,8 @@ class Trial:
 
     def is_same_run_as(self, other: Trial) -> bool:
         """Return True if both are the same run: no two runs of a plan take equally long to the last digit."""
-        return self.plan == other.plan and self.iteration_seconds == other.iteration_seconds
+        is_same_plan = self.plan.in_any_format == other.plan.in_any_format
+        return is_same_plan and self.iteration_seconds == other.iteration_seconds
 
     @property
     def label(self) -> str:

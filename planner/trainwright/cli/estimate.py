@@ -138,8 +138,12 @@ def _show(answer: Answer, of_paper: list[str]) -> None:
 
 
 def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> Answer:
-    """Read a plan and estimate it in the number format of the model file; `auto` is the one that the plan would get."""
-    return answer_of_plan(problem, plan_of(file, problem, inputs))
+    """Read a plan and estimate it in its number format.
+
+    Where it states none, that is the model file's; `auto` is the one that the plan would get.
+    """
+    plan = plan_of(file, problem, inputs)
+    return answer_of_plan(inputs.in_format_of([plan], problem, file), plan)
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:

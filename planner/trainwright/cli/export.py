@@ -11,15 +11,16 @@ import typer
 
 from trainwright import documents
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
-from trainwright.answer import Answer
+from trainwright.answer import Answer, answer_of_plan
 from trainwright.answer.formats import in_format
-from trainwright.cli.estimate import estimated_plan
+from trainwright.cli.estimate import plan_of
 from trainwright.cli.framework import command
 from trainwright.cli.inputs.document_files import read
 from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
 from trainwright.cli.limit_options import target_names, target_of
 from trainwright.cli.options import ANY_BATCH, Inputs
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
+from trainwright.documents import DocumentError
 from trainwright.exports import TARGETS, ExportFile, ExportRequest, Target, format_loss, losses, nearest_plan
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -36,6 +37,7 @@ from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
 
+_ASSUMED_OPTIMIZER: Final[Optimizer] = "adam"
 _SEARCH: Final = (
     "`trainwright plan --expressible-by {to}` searches among all plans that it can run, and may find a faster one."
 )
@@ -97,7 +99,7 @@ class _Export:
         model: in the number format that is written; None if it was not given.
         price: of the given plan and of the one that is written; None if there is none.
         given_dtype: number format of the given plan; None where it is not known.
-        dtype_reason: why the format that is written is another one; empty if it is the plan's.
+        dtype_reason: why the format that is written is this one; empty if the plan states it.
         formats: answer on the plan's format, if that is written and priced.
     """
 
@@ -109,6 +111,7 @@ class _Export:
     price: ExportPrice | None
     given_dtype: Dtype | None = None
     dtype_reason: str = ""
+    states_format: bool = True
     formats: Answer | None = None
 
     @property
@@ -123,6 +126,16 @@ class _Export:
     def remark(self) -> Remark:
         """Loss of the export, and its cost."""
         return exported(self.target.software, self.lost, self.price)
+
+    @property
+    def format_sentences(self) -> list[str]:
+        """Sentence on the number format of a plan that states none; empty for one that states it."""
+        if self.states_format:
+            return []
+        written = self.plan.dtype
+        if written is None:
+            return ["The plan states no number format; neither does a model (--model), so it is yours."]
+        return [f"The plan states no number format; it is written in {written}: {self.dtype_reason}."]
 
     @property
     def missing_kernels(self) -> list[str]:
@@ -152,6 +165,7 @@ class _Export:
             f"{self.plan.summary()} for {self.target.software}, by Trainwright {version('trainwright')} from {file.name}.",
             lost,
             " ".join(price),
+            *self.format_sentences,
             *self.missing_kernels,
             self.target.remark,
         )
@@ -194,7 +208,7 @@ def export(
     if into is None:
         for export_file in files:
             show(f"# ==> {export_file.name} <==", export_file.text, wraps=False)
-    show(*plan_export.remark.sentences, to_error=into is None)
+    show(*plan_export.remark.sentences, *plan_export.format_sentences, to_error=into is None)
     if plan_export.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
         lines = sentences(
@@ -214,42 +228,60 @@ def export(
 
 
 def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
-    """Return the export of a plan alone, in bfloat16 where the target lacks the model's format or the model leaves it open."""
+    """Return the export of a plan alone, in bfloat16 where its format is not known or the target lacks it."""
     if Inputs.is_shorthand_of_plan(file):
         raise ValueError(
             f"plan {str(file)!r}: words take the devices of a cluster; give --cluster and --model, or a file"
         )
     plan: Plan = read(file, Plan)
-    training = given.training()
-    if training is None:
-        return _Export(target, plan, nearest_plan(plan, target.capabilities), None, "adam", None)
-    requested_dtype = None if training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
-    dtype, reason = requested_dtype, ""
+    training, states = given.training(), plan.dtype is not None
+    if training is None and not states:
+        near = nearest_plan(plan, target.capabilities)
+        return _Export(target, plan, near, None, _ASSUMED_OPTIMIZER, None, states_format=False)
+    named = plan.dtype if training is None or training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
+    if plan.dtype not in (None, named):
+        raise DocumentError(
+            f"{file}: the plan is in {plan.dtype}, but the model in {named}; make them equal, or leave dtype out of {given.model}"
+        )
+    dtype, reason = named, "" if states else "number format of the model file"
     if dtype is None or dtype not in target.capabilities.dtypes:
-        why = "the model file says auto" if requested_dtype is None else f"{target.software} has no {requested_dtype}"
+        why = "the model file says auto" if named is None else f"{target.software} has no {named}"
         dtype, reason = Dtype.BFLOAT16, f"assumed: {why}; give --cluster to choose it"
-    model = training.in_format(dtype).model
-    _check_training(target, model, training.optimizer)
-    near = nearest_plan(plan, target.capabilities.of(model, training.optimizer))
-    return _Export(target, plan, near, model, training.optimizer, None, requested_dtype, reason)
+    model: Model | None = None
+    optimizer, capabilities = _ASSUMED_OPTIMIZER, target.capabilities
+    if training is not None:
+        model, optimizer = training.in_format(dtype).model, training.optimizer
+        _check_training(target, model, optimizer)
+        capabilities = capabilities.of(model, optimizer)
+    near = replace(nearest_plan(plan, capabilities), dtype=dtype)
+    return _Export(target, plan, near, model, optimizer, None, named, reason, states)
 
 
 def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     """Return the export with its price, in a format that the target has."""
-    answer = estimated_plan(file, inputs.problem(), inputs)
+    problem = inputs.problem()
+    plan = plan_of(file, problem, inputs)
+    states, is_open = plan.dtype is not None, problem.chooses_format
+    answer = answer_of_plan(inputs.in_format_of([plan], problem, file), plan)
     original, requested = answer.best, answer.problem
     _check_training(target, requested.model, requested.optimizer)
     problem = replace(requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster))
-    dtype, reason = problem.model.dtype, ""
+    formats: Answer | None = answer
+    dtype = problem.model.dtype
+    named_by = "model file" if inputs.profiles is None else "profiles"
+    reason = "" if states else "the one that a search would choose" if is_open else f"number format of the {named_by}"
     if dtype in target.capabilities.dtypes:
         nearest = nearest_candidate(problem, original.plan, target.capabilities)
     else:
         problem, nearest = _nearest_in_own_format(target, problem, original.plan)
         reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
-    nearest = replace(nearest, dtype=problem.model.dtype)
+        formats = None
+    written = problem.model.dtype
+    nearest = replace(nearest, dtype=written, plan=replace(nearest.plan, dtype=written))
     price = ExportPrice(requested, original, nearest)
-    formats = None if reason else answer
-    return _Export(target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, formats)
+    return _Export(
+        target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, states, formats
+    )
 
 
 def _check_training(target: Target, model: Model, optimizer: Optimizer) -> None:
@@ -298,10 +330,11 @@ def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path |
 
 
 def _fields(plan_export: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
-    dtype = {} if plan_export.model is None else {"dtype": plan_export.model.dtype}
+    dtype = {} if plan_export.plan.dtype is None else {"dtype": plan_export.plan.dtype}
     return {
         **plan_export.remark.fields,
         **dtype,
+        **({"dtype_reason": plan_export.dtype_reason} if plan_export.dtype_reason else {}),
         **(
             {}
             if plan_export.formats is None

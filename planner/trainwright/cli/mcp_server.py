@@ -34,7 +34,7 @@ Profiles = Annotated[
     _Document | None, Field(description="Measured layer profiles; without them they are estimated from data sheets.")
 ]
 Runtime = Annotated[_Document | None, Field(description="Training runtime: the name of a preset, or a document.")]
-Plan = Annotated[_Document, Field(description="Plan, or its shorthand: pp2 dp2 tp2 mb1 zero1 recompute.")]
+Plan = Annotated[_Document, Field(description="Plan, or its shorthand: pp2 dp2 tp2 mb1 zero1 recompute bf16.")]
 Budget = Annotated[float, Field(ge=0, description="Seconds of search, then the best plans so far are the answer.")]
 _BUDGET_SECONDS: Final = 30.0
 """Default budget: clients give up on a tool after a minute or so."""

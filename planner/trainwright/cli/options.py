@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from trainwright import documents
+from trainwright.answer.formats import in_stated_format
 from trainwright.answer.question import estimated_profiles, in_requested_format, of_cluster, over_rows, sparing_small
 from trainwright.cli.inputs.document_files import STANDARD_INPUT, read
 from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, read_training
@@ -92,7 +93,7 @@ class Inputs:
         cluster, runtime = self._cluster, runtime_of(self.runtime)
         within = Limits() if limits is None else limits.limits(runtime, cluster, is_given=is_given)
         if self._given_profiles is not None and not is_given:
-            within = self._without_small(within, cluster, self._given_profiles)
+            within = _without_small(within, cluster, self._given_profiles)
         training = self._training(cluster, within)
         is_open = self._requested.dtype is RequestedDtype.AUTO
         if training.model.dtype not in within.dtypes and limits is not None:
@@ -130,6 +131,25 @@ class Inputs:
         stack, devices = self._stack, self._cluster.devices
         batch = self._requested.global_batch_size
         return plan_of_shorthand(words, devices, len(stack.layers), batch, stack.max_tensor_degree)
+
+    def in_format_of(self, plans: Sequence[Plan], problem: Problem, file: Path) -> Problem:
+        """Return the problem in the number format that plans of a file state, or in its own where they state none.
+
+        Raises DocumentError where they state several, or another one than the model file or the profiles.
+        """
+        own, stated = problem.model.dtype, {plan.dtype for plan in plans if plan.dtype is not None}
+        is_open = self._requested.dtype is RequestedDtype.AUTO
+        if is_open and self.profiles is not None and {dtype.num_bytes for dtype in stated} == {own.num_bytes}:
+            # Weights do not tell half formats apart.
+            problem = replace(problem, model=replace(problem.model, dtype=min(stated)))
+        try:
+            problem = in_stated_format(problem, plans)
+        except ValueError as error:
+            remedy = f": {self.profiles} is in {own}" if is_open else f", or leave dtype out of {self.model}"
+            raise documents.DocumentError(f"{file}: {error}{'' if len(stated) > 1 else remedy}") from None
+        if problem.model.dtype not in problem.limits.dtypes:
+            note(f"{problem.runtime.trainer or 'the trainer'} has no {problem.model.dtype}")
+        return problem
 
     def check_model(self, plan: Plan, file: Path) -> None:
         """Raise DocumentError if a plan of a file is for another model: of other layers, or of other tensor degrees."""
@@ -169,15 +189,6 @@ class Inputs:
         profiles: Profiles = read(self.profiles, Profiles)
         note_same_sheets(profiles, self._cluster)
         return of_cluster(profiles, self._cluster)
-
-    @staticmethod
-    def _without_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limits:
-        """Return the limits without accelerators that are too small for a layer, with a note on each."""
-        spared = sparing_small(limits, cluster, profiles)
-        for name in spared.spare[len(limits.spare) :]:
-            kind = profiles.accelerators_without_memory()[name]
-            note(f"{name} is left out: no layer of kind {kind} fitted into its memory when it was profiled")
-        return spared
 
     def _training(self, cluster: Cluster, limits: Limits) -> Training:
         """Return the training in a number format by name."""
@@ -222,6 +233,15 @@ class Inputs:
             ) from None
         note("layer profiles are estimated from data sheets, not measured; give measured ones with --profiles")
         return profiles
+
+
+def _without_small(limits: Limits, cluster: Cluster, profiles: Profiles) -> Limits:
+    """Return the limits without accelerators that are too small for a layer, with a note on each."""
+    spared = sparing_small(limits, cluster, profiles)
+    for name in spared.spare[len(limits.spare) :]:
+        kind = profiles.accelerators_without_memory()[name]
+        note(f"{name} is left out: no layer of kind {kind} fitted into its memory when it was profiled")
+    return spared
 
 
 def runtime_of(given: Path | None) -> Runtime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,7 +11,7 @@ import typer
 
 from trainwright import documents
 from trainwright.answer import Question
-from trainwright.answer.formats import in_format, slow_format_of
+from trainwright.answer.formats import slow_format_of
 from trainwright.calibration import Trials
 from trainwright.cli.estimate import check_devices
 from trainwright.cli.framework import command, end_if_interrupted
@@ -145,9 +145,10 @@ def propose_trial(
     else:
         _refuse_limits(limits)
         candidates = _listed(choosing.candidates)
-        if problem.chooses_format and candidates[0].dtype is not None:
-            problem = in_format(problem, candidates[0].dtype)
+        problem = inputs.in_format_of([candidates[0].plan], problem, choosing.candidates)
         check_devices((candidate.plan for candidate in candidates), problem, inputs, choosing.candidates)
+    if trials is not None and choosing.trials is not None:
+        trials = _stating_format(trials, problem, choosing.trials)
     plans = _distinct(_in_format_of(problem, candidates), trials, problem)
     _check_batches(plans, trials, problem)
     study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
@@ -194,11 +195,30 @@ def _refuse_limits(limits: LimitOptions) -> None:
 
 def _in_format_of(problem: Problem, candidates: Sequence[Candidate | ListedCandidate]) -> list[Plan]:
     """Return the plans in the problem's number format or one of as many bytes, with a note on the others."""
-    size = problem.model.dtype.num_bytes
-    kept = [candidate.plan for candidate in candidates if candidate.dtype is None or candidate.dtype.num_bytes == size]
+    own = problem.model.dtype
+    stating = [replace(candidate.plan, dtype=candidate.plan.dtype or own) for candidate in candidates]
+    kept = [plan for plan in stating if plan.dtype and plan.dtype.num_bytes == own.num_bytes]
     if left := len(candidates) - len(kept):
         note(f"{left} of {len(candidates)} candidates are in another number format than the best one, and are left out")
     return kept
+
+
+def _stating_format(trials: Trials, problem: Problem, file: Path) -> Trials:
+    """Return trials whose plans state their number format. Raises DocumentError for one of other bytes than the problem's."""
+    own = problem.model.dtype
+    for plan in trials.plans:
+        if plan.dtype is not None and plan.dtype.num_bytes != own.num_bytes:
+            raise documents.DocumentError(
+                f"{file}: holds a trial in {plan.dtype} ({plan.summary()}), but the candidates are in {own}; leave it out"
+            )
+
+    def stating(plan: Plan) -> Plan:
+        return replace(plan, dtype=plan.dtype or own)
+
+    return Trials(
+        tuple(replace(trial, plan=stating(trial.plan)) for trial in trials.trials),
+        tuple(replace(failed, plan=stating(failed.plan)) for failed in trials.failed),
+    )
 
 
 def _distinct(plans: Sequence[Plan], trials: Trials | None, problem: Problem) -> list[Plan]:
@@ -218,7 +238,10 @@ def _listed(file: Path) -> tuple[ListedCandidate, ...]:
         raise documents.DocumentError(f"{file}: lists no candidate; give at least one")
     if len(listed.candidates) > MAX_CANDIDATES:
         raise documents.DocumentError(f"{file}: more than {MAX_CANDIDATES} candidates; leave the slowest out")
-    return listed.candidates
+    return tuple(
+        replace(candidate, plan=replace(candidate.plan, dtype=candidate.dtype or candidate.plan.dtype))
+        for candidate in listed.candidates
+    )
 
 
 def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -> None:

@@ -79,7 +79,8 @@ def calibrate(
     problem = inputs.problem(_AS_TRIED, is_given=True)
     measured = read_trials(trials, inputs, problem.cost_context)
     check_devices((measured_trial.plan for measured_trial in measured.trials), problem, inputs, trials)
-    if problem.chooses_format:
+    problem = inputs.in_format_of(measured.plans, problem, trials)
+    if problem.chooses_format and all(plan.dtype is None for plan in measured.plans):
         note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
     try:
         with progress_bar("fitting the cost model", sys.stderr) as show_share:
@@ -260,8 +261,10 @@ def trial(
 
 def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, path: Path) -> Trial:
     """Return the trial to append. Raises DocumentError for a report that `calibrate` would refuse."""
+    # A number format that was chosen here is a guess of the trial's.
+    plan = tried.plan if tried.dtype is None else tried.plan.in_any_format
     try:
-        new_trial = Trial.of(tried.plan, answer)
+        new_trial = Trial.of(plan, answer)
     except ValueError as error:
         raise DocumentError(f"{path}: {error}") from None
     if wrong := implausible(Evaluation((new_trial,), problem.cost_context), 0):

@@ -62,8 +62,8 @@ def _module(request: ExportRequest) -> str:
         ("parallelism_config=parallelism(),", "degrees, above"),
         (f"gradient_accumulation_steps={shape.micro_batches},", "micro-batches of an iteration"),
     ]
-    if request.model is not None:
-        options.append((f'mixed_precision="{PRECISION[request.model.dtype]}",', request.dtype_reason))
+    if request.dtype is not None:
+        options.append((f'mixed_precision="{PRECISION[request.dtype]}",', request.dtype_reason))
     plugin, recompute = "", "Nothing is recomputed."
     if sharded:
         always = shape.strategy.sharding is Sharding.ZERO3

@@ -50,7 +50,6 @@ class DeepSpeed:
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         shape = request.shape
-        dtype = None if request.model is None else request.model.dtype
         files = [
             ExportFile(
                 "launch.sh",
@@ -58,7 +57,7 @@ class DeepSpeed:
                     request.ranks, '"${SCRIPT:-train.py}"', (*request.remarks_with_vocabulary, *_reasons(request))
                 ),
             ),
-            ExportFile("ds_config.json", json.dumps(config(shape, dtype, request.optimizer), indent=2) + "\n"),
+            ExportFile("ds_config.json", json.dumps(config(shape, request.dtype, request.optimizer), indent=2) + "\n"),
         ]
         if len(shape.ends) > 1:
             files.append(ExportFile("trainwright_pipeline.py", _pipeline(shape, request.model)))
@@ -110,11 +109,11 @@ def _reasons(request: ExportRequest) -> list[str]:
 
 
 def _format_reason(request: ExportRequest) -> str:
-    if request.model is None:
-        return "No fp16 or bf16: the model was not given (--model), so the number format is yours."
-    if request.model.dtype is Dtype.FLOAT32:
+    if request.dtype is None:
+        return "No fp16 or bf16: neither the plan nor a model (--model) states the number format, so it is yours."
+    if request.dtype is Dtype.FLOAT32:
         return f"No fp16 or bf16, which is float32: {request.dtype_reason}."
-    return f"{FORMATS[request.model.dtype]}: {request.dtype_reason}."
+    return f"{FORMATS[request.dtype]}: {request.dtype_reason}."
 
 
 def _pipeline(shape: UniformShape, model: Model | None) -> str:

@@ -153,16 +153,17 @@ def _recompute_arguments(shape: UniformShape) -> Arguments:
 
 
 def _model_arguments(request: ExportRequest) -> Arguments:
-    model = request.model
+    model, dtype = request.model, request.dtype
+    if dtype not in (None, Dtype.FLOAT32):
+        yield f"--{'fp16' if dtype is Dtype.FLOAT16 else 'bf16'}", request.dtype_reason
+        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
+    if dtype is Dtype.FLOAT16:
+        yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
     if model is None:
-        yield "# add the arguments and the number format of your model here", "the model was not given (--model)"
+        missing = "arguments and the number format" if dtype is None else "arguments"
+        yield f"# add the {missing} of your model here", "the model was not given (--model)"
         return
     family = model.family
-    if model.dtype is not Dtype.FLOAT32:
-        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", request.dtype_reason
-        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
-    if model.dtype is Dtype.FLOAT16:
-        yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
     if not isinstance(family, Gpt | Llama | Moe | Bert):
         yield "# add the arguments of your model here", f"Megatron's sizes of {family.family}"
         return

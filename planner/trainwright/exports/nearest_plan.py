@@ -140,6 +140,7 @@ def _shapes(original: _Original, capabilities: Capabilities) -> Iterator[tuple[f
                     recomputed_blocks=0,
                     schedule=_nearest_schedule(plan.schedule, capabilities.schedules_of(stages)),
                     devices=devices,
+                    dtype=plan.dtype,
                 )
                 yield _distance(original, shape, idle), _with_recompute(shape, original.recomputed, capabilities)
 

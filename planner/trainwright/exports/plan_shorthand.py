@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from trainwright.cluster import Device
-from trainwright.exports.plan_words import WORDS, PlanWords, is_shorthand, misunderstood, words_of
+from trainwright.exports.plan_words import DTYPES, WORDS, PlanWords, is_shorthand, misunderstood, words_of
 from trainwright.exports.target import counted
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.plan import Plan, Schedule, indivisible, split_rows
@@ -62,6 +62,7 @@ def _shape(
         recomputed_blocks=layers if "recompute" in said.flags else 0,
         schedule=Schedule.GPIPE if said.flags.get("schedule") == "gpipe" else Schedule.ONE_FORWARD_ONE_BACKWARD,
         devices=tuple(devices[:needed]),
+        dtype=DTYPES.get(said.flags.get("number format", "")),
     )
 
 

@@ -10,7 +10,14 @@ from typing import Final
 from trainwright.layer import Dtype
 from trainwright.strategy import RankOrder, Sharding
 
-WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, kept, recompute, gpipe, and layers as in [4 3 5]"
+WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, kept, recompute, gpipe, bf16, fp16 or fp32, and layers as in [4 3 5]"
+DTYPES: Final[Mapping[str, Dtype]] = {
+    "bf16": Dtype.BFLOAT16,
+    "fp16": Dtype.FLOAT16,
+    "fp32": Dtype.FLOAT32,
+    **{str(dtype): dtype for dtype in Dtype},
+}
+"""Number formats by the words for them."""
 MAX_DIGITS: Final = 9
 _DEGREE: Final = re.compile(r"(pp|dp|tp)([0-9]+)|(mb)([0-9]+)(?:[×x*]([0-9]+))?")
 _FLAGS: Final[Mapping[str, str]] = {
@@ -19,6 +26,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "gpipe": "schedule",
     "1f1b": "schedule",
     **{str(sharding): "sharding" for sharding in Sharding},
+    **dict.fromkeys(DTYPES, "number format"),
 }
 """Words without a number, and what each of them sets. Two that set the same contradict each other."""
 _LAYERS: Final = re.compile(r"\[[^\[\]]*\]")
@@ -35,9 +43,7 @@ _APART: Final = re.compile(r"[|+–]|[0-9]+/[0-9]+$|\[.*[a-z]")
 """Parts of a summary that describe unequal layers or pipelines, which shorthand cannot."""
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("bf16", "fp16", "fp32", "half", *map(str, Dtype)), "dtype of the model file sets the number format"
-    ),
+    "half": "write bf16 or fp16",
     **dict.fromkeys(
         ("sp", "sequence_parallel"),
         "the runtime decides on sequence parallelism (sequence_parallel in the file of --runtime)",

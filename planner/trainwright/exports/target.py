@@ -38,6 +38,11 @@ class ExportRequest:
     runtime: Runtime | None = None
 
     @property
+    def dtype(self) -> Dtype | None:
+        """Number format to train in: the model's, else that which the plan states; None where neither is known."""
+        return self.plan.dtype if self.model is None else self.model.dtype
+
+    @property
     def remarks_with_vocabulary(self) -> tuple[str, ...]:
         """Return the remarks, with one on a vocabulary that makes products slow in a trainer that does not pad it."""
         entries = getattr(self.model.family, "vocabulary_size", 0) if self.model is not None else 0

@@ -214,9 +214,9 @@ def _quoted(names: list[str]) -> str:
 
 
 def _formats(request: ExportRequest) -> list[tuple[str, str]]:
-    if request.model is None:
+    if request.dtype is None:
         return [(_OWN_FORMAT, f"{_NO_MODEL}; the default is bfloat16")]
-    return [(f'mixed_precision_param="{request.model.dtype}",', request.dtype_reason)]
+    return [(f'mixed_precision_param="{request.dtype}",', request.dtype_reason)]
 
 
 def _own_spec(model: Model | None) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainwright.cluster import Device
+from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.strategy import RankOrder, Strategy
 
@@ -22,6 +23,7 @@ class UniformShape:
         strategy: of all layers, without recompute and with the tensor degree innermost.
         rows: of a micro-batch on one replica (Megatron's micro-batch size).
         recomputed_blocks: first blocks of every stage that are recomputed; embedding and head never are.
+        dtype: number format of the plan; None where it states none.
         devices: by rank, with the tensor degree innermost and the stages outermost (Megatron's tp-dp-pp).
     """
 
@@ -32,6 +34,7 @@ class UniformShape:
     recomputed_blocks: int
     schedule: Schedule
     devices: tuple[Device, ...]
+    dtype: Dtype | None = None
 
     @property
     def layers(self) -> int:
@@ -63,7 +66,7 @@ class UniformShape:
             for number, (first, end) in enumerate(self.spans)
         )
         pipeline = Pipeline(self.micro_batches, self.rows * self.strategy.data, stages)
-        return Plan(self.layers, self.global_batch_size, (pipeline,), self.schedule)
+        return Plan(self.layers, self.global_batch_size, (pipeline,), self.schedule, self.dtype)
 
     def _runs(self, first: int, end: int) -> tuple[LayerRun, ...]:
         recomputed = _blocks(first, end, self.layers)[: self.recomputed_blocks]
@@ -129,6 +132,7 @@ def shape_of(plan: Plan) -> UniformShape | None:
         recomputed_blocks=count,
         schedule=plan.schedule,
         devices=ranks(plan),
+        dtype=plan.dtype,
     )
 
 

@@ -29,7 +29,10 @@ def number_format(answer: Answer, *, given: bool = False) -> Remark:
     """
     used = answer.problem.cluster.accelerators_of(answer.best.plan.nodes)
     slow = slow_format(answer.slow, answer.problem.cluster, used)
-    dtype = answer.best.dtype
+    dtype, stated = answer.best.dtype, answer.best.plan.dtype
+    if dtype is None and answer.problem.chooses_format:
+        said = slow.sentences or (f"Number format: {stated}, which the plan states.",)
+        return Remark(said, {**slow.fields, "dtype": stated})
     if dtype is None:
         return slow
     reason = () if slow.sentences else (_reason(dtype, used, answer.problem, given=given),)

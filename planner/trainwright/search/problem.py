@@ -272,9 +272,12 @@ class Problem:
         return with_runtime_choices(keep, self.cost_context)
 
     def is_running(self, plan: Plan) -> bool:
-        """Return whether this is the plan to keep, whatever either says of sequence parallelism."""
+        """Return whether this is the plan to keep, whatever either says of sequence parallelism and number format."""
         keep, context = self.preference.keep, self.cost_context
-        return keep is not None and with_runtime_choices(plan, context) == with_runtime_choices(keep, context)
+        if keep is None:
+            return False
+        plan, keep = plan.in_any_format, keep.in_any_format
+        return with_runtime_choices(plan, context) == with_runtime_choices(keep, context)
 
     def with_nodes(self, nodes: Sequence[str]) -> Problem:
         """Return the problem restricted to these nodes; both share one cost context."""
@@ -325,7 +328,7 @@ class Candidate(ShownInNotebooks):
         traded: sentence on what a preference gave up for this plan; None if nothing.
         operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
             degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
-        dtype: number format that was chosen for the plan; None where the problem's model names it.
+        dtype: number format that was chosen for the plan; None where the problem's model names it, or a given plan states it.
         unlimited_seconds: iteration of the best plan found without the limit to one trainer; None without such a limit.
     """
 

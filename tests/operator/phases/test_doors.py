@@ -173,7 +173,7 @@ def by_operator(asked: Asked) -> Said:
     return Said(
         [one.predicted_seconds for one in candidates],
         [one.dtype for one in candidates],
-        [documents.dump(one.plan) for one in candidates],
+        [documents.dump(replace(one.plan, dtype=one.dtype or problem.model.dtype)) for one in candidates],
         frozenset(one.predicted_seconds for one in found.trials if one.counts_as_baseline),
         bool(found.slow_format),
         found.unlimited_seconds,

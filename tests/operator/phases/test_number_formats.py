@@ -14,6 +14,7 @@ from trainwright import documents
 from trainwright.accelerators import FormatChoice
 from trainwright.cluster import Accelerator, Node
 from trainwright.layer import Dtype
+from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
 from trainwright_operator.flow.actions import StoredRole
@@ -95,9 +96,18 @@ def test_auto_profiles_only_the_format_that_is_fastest_on_all_devices(products: 
     assert world.profiled == {(product, dtype) for product in products}
     assert world.status.winner is not None
     assert world.status.winner.dtype == dtype
+    assert documents.parse(world.status.winner.plan, Plan).dtype is dtype
+    assert {trial.plan.dtype for trial in world.planned.trials} == {None}, "the trial itself states it"
     assert {trial.dtype for trial in world.status.trials} == {dtype}
     assert f" in {dtype}" in world.condition("Planned").message
     assert f" in {dtype}" in world.condition("Profiled").message
+
+
+def test_the_winners_plan_states_the_format_that_the_spec_names() -> None:
+    world = Recorded("float16", V100)
+    assert world.status.winner is not None
+    assert world.status.winner.dtype is None
+    assert documents.parse(world.status.winner.plan, Plan).dtype is Dtype.FLOAT16
 
 
 def test_formats_of_a_plan_in_flight_stay_when_data_sheets_change(monkeypatch: pytest.MonkeyPatch) -> None:

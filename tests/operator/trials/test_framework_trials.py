@@ -174,7 +174,8 @@ def test_pods_get_the_plan_and_its_rank_layout() -> None:
     world.run(until=lambda: running(world, "candidate-1"))
     data = task_of(world, "candidate-1")
     plan: Plan = documents.loads(data["plan.json"], Plan)
-    assert plan == documents.loads(data["order.json"], TrialTask).plan
+    task: TrialTask = documents.loads(data["order.json"], TrialTask)
+    assert plan == replace(task.plan, dtype=task.model.dtype)
     assert "torchrun --nnodes" in data["launch.sh"]
     assert "\n  n1)\n    start " in data["launch.sh"]
     specs = [world.templates[name] for name, pod in world.pods.items() if pod.gang == "candidate-1"]

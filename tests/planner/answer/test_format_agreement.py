@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import trainwright as tw
 from trainwright import documents
 from trainwright.accelerators.machines import cluster_of
 from trainwright.cli import app
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
+from trainwright.plan import Plan
+from trainwright.runtime_presets import runtime_presets
+from trainwright.training import RequestedDtype, training_of
 
 MODEL = "gpt: {layers: 24, hidden_size: 1024, heads: 16, sequence_length: 1024, vocabulary_size: 50304}\n"
 
@@ -36,10 +41,42 @@ def test_plan_and_estimate_agree_to_the_last_digit(tmp_path: Path, machines: dic
         plan = tmp_path / "plan.json"
         plan.write_text(json.dumps(candidate["plan"]))
         found = answered(tmp_path, "estimate", f"--plan={plan}", f"--runtime={runtime}", **given)
-        if found["dtype"] == candidate["dtype"]:  # a plan may also be listed in another format than its own best one
-            assert found["predicted_seconds"] == candidate["predicted_seconds"]
-            assert found["peak_memory_bytes"] == candidate["peak_memory_bytes"]
+        for figure in ("dtype", "predicted_seconds", "peak_memory_bytes"):
+            assert found[figure] == candidate[figure]
     assert found["dtype"] in {"bfloat16", "float16"}
+
+
+FAMILIES: list[Family] = [
+    Gpt(6, 512, 8, 256, 8192),
+    Llama(6, 512, 8, 256, key_value_heads=2),
+    Bert(6, 512, 8, sequence_length=256),
+    Vit(6, 512, 8),
+    T5(3, 512, 8, sequence_length=128),
+    Moe(4, 512, 8, 256, experts=4),
+    Swin((2, 2), 64, (2, 4)),
+]
+POOLS: list[dict[str, int]] = [
+    {"p4d.24xlarge": 1, "p3.8xlarge": 1},
+    {"p3.8xlarge": 1, "g4dn.12xlarge": 1},
+    {"p4d.24xlarge": 1, "g4dn.12xlarge": 1},
+]
+
+
+@pytest.mark.parametrize("dtype", RequestedDtype)
+@pytest.mark.parametrize("runtime", runtime_presets())
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.family)
+def test_a_listed_plan_has_the_same_estimate_when_it_is_given(
+    family: Family, runtime: str, dtype: RequestedDtype
+) -> None:
+    training = training_of(family, {"global_batch_size": 16, "dtype": dtype})
+    machines = POOLS[(FAMILIES.index(family) + [*runtime_presets()].index(runtime)) % len(POOLS)]
+    problem = tw.problem(cluster_of(machines), training, runtime=runtime_presets()[runtime].runtime)
+    listed = tw.find_plans(problem, "megatron", top=6)
+    assert len(listed) > 2
+    for candidate in listed:
+        plan = documents.loads(documents.dumps(candidate.plan), Plan)
+        assert plan.dtype is not None
+        assert tw.estimate(plan, problem) == candidate.estimate
 
 
 def test_a_native_format_that_is_not_the_fastest_is_priced(tmp_path: Path) -> None:
@@ -65,3 +102,23 @@ def test_the_sentence_says_what_the_faster_format_would_take(tmp_path: Path) -> 
     said = " ".join(CliRunner().invoke(app, ["estimate", *inputs]).stdout.split())
     assert "s; bfloat16 would take" in said
     assert "emulated" not in said
+
+
+def test_a_plan_is_estimated_in_the_format_that_it_states(tmp_path: Path) -> None:
+    """A100 alone: the search would choose bfloat16 for it."""
+    on_a100 = {"machines": {"p4d.24xlarge": 1}}
+    named = answered(tmp_path, "estimate", "--plan=dp8 mb1", dtype="float32", **on_a100)
+    stated = answered(tmp_path, "estimate", "--plan=dp8 mb1 fp32", dtype="auto", **on_a100)
+    assert stated.pop("dtype") == "float32"
+    assert stated == named
+    chosen = answered(tmp_path, "estimate", "--plan=dp8 mb1", dtype="auto", **on_a100)
+    assert chosen["dtype"] == "bfloat16"
+
+
+def test_formats_of_plan_and_model_that_differ_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"the plan is in float32, but the model in float16; make them equal"):
+        answered(tmp_path, "estimate", "--plan=dp8 mb1 fp32", dtype="float16", machines={"p4d.24xlarge": 1})
+    training = training_of(FAMILIES[0], {"global_batch_size": 16, "dtype": RequestedDtype.FLOAT16})
+    problem = tw.problem(cluster_of({"p4d.24xlarge": 1}), training)
+    with pytest.raises(ValueError, match="the plan is in bfloat16, but the model in float16"):
+        tw.estimate(tw.plan_in_words("dp8 mb1 bf16", problem), problem)

@@ -16,6 +16,7 @@ from trainwright.accelerators import cluster_of
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS, is_expressible
+from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Problem
@@ -69,7 +70,8 @@ def test_export_prices_a_plan_that_the_target_can_be_told(folder: Path, problem:
     problem = replace(problem, runtime=runtime)
     assert answer["given_seconds"] == candidate_of(problem, given).estimate.iteration_seconds
     assert answer["predicted_seconds"] == candidate_of(problem, found).estimate.iteration_seconds
-    assert (found == given) == (not answer["lost"])
+    assert found.dtype is problem.model.dtype
+    assert (found.in_any_format == given) == (not answer["lost"])
 
 
 def test_export_without_a_cluster_says_that_no_price_can_be_given(folder: Path) -> None:
@@ -282,3 +284,62 @@ def test_export_refuses_what_it_cannot_do(folder: Path, options: tuple[str, ...]
     result = export(folder, *(str(folder) if option == "." else option for option in options))
     assert result.exit_code == 2, result.output
     assert words in result.stderr
+
+
+def stated(folder: Path, dtype: Dtype | None) -> None:
+    """Let the plan of the folder state a number format, or none."""
+    plan: Plan = documents.loads((folder / "plan.json").read_bytes(), Plan)
+    (folder / "plan.json").write_text(documents.dumps(replace(plan, dtype=dtype)))
+
+
+FORMAT_FLAGS = {Dtype.BFLOAT16: "--bf16", Dtype.FLOAT16: "--fp16"}
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("options", [(), ("--model", "model.yaml")])
+def test_export_writes_the_number_format_that_the_plan_states(
+    folder: Path, dtype: Dtype, options: tuple[str, ...]
+) -> None:
+    stated(folder, dtype)
+    answer = json.loads(export(folder, "--to", "megatron", *options, "--output", "json").stdout)
+    lines = answer["files"]["launch.sh"].splitlines()
+    assert {flag for flag in FORMAT_FLAGS.values() if any(flag in line for line in lines)} == (
+        {FORMAT_FLAGS[dtype]} if dtype in FORMAT_FLAGS else set()
+    )
+    assert (answer["dtype"], answer["plan"]["dtype"]) == (dtype, dtype)
+    assert "dtype_reason" not in answer
+    assert "states no number format" not in export(folder, "--to", "megatron", *options).stdout
+
+
+def test_export_says_of_a_plan_without_a_number_format_which_one_it_takes(folder: Path) -> None:
+    alone = words(export(folder, "--to", "megatron").stdout)
+    assert "The plan states no number format; neither does a model (--model), so it is yours." in alone
+    named = folder / "named.yaml"
+    named.write_text(MODEL + "dtype: float16\n")
+    of_file = words(export(folder, "--to", "megatron", "--model", "named.yaml").stdout)
+    assert "The plan states no number format; it is written in float16: number format of the model file." in of_file
+    assumed = words(export(folder, "--to", "megatron", "--model", "model.yaml").stdout)
+    assert "it is written in bfloat16: assumed: the model file says auto" in assumed
+    priced = export(folder, "--to", "megatron", *PRICED, "--output=json")
+    assert json.loads(priced.stdout)["dtype_reason"] == "number format of the profiles"
+
+
+def test_a_number_format_that_contradicts_the_model_or_the_profiles_is_refused(folder: Path) -> None:
+    stated(folder, Dtype.BFLOAT16)
+    named = folder / "named.yaml"
+    named.write_text(MODEL + "dtype: float16\n")
+    without_price = export(folder, "--to", "megatron", "--model", "named.yaml")
+    assert without_price.exit_code == 2
+    assert "the plan is in bfloat16, but the model in float16; make them equal" in words(without_price.stderr)
+    assert f"or leave dtype out of {named}" in words(without_price.stderr)
+    priced = export(folder, "--to", "megatron", *PRICED)  # the profiles are in float32
+    assert priced.exit_code == 2
+    assert "the plan is in bfloat16, but the model in float32; make them equal" in words(priced.stderr)
+
+
+def test_format_that_the_trainer_lacks_is_lost_also_without_a_price(folder: Path) -> None:
+    stated(folder, Dtype.FLOAT16)
+    answer = json.loads(export(folder, "--to", "torchtitan", "--output=json").stdout)
+    assert "float16: it has bfloat16 and float32" in answer["lost"]
+    assert answer["dtype"] == "bfloat16"
+    assert answer["dtype_reason"] == "assumed: torchtitan 0.3.0 has no float16; give --cluster to choose it"

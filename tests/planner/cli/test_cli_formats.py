@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from trainwright import documents
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.answer import SlowFormat
 from trainwright.cli import app
@@ -18,6 +19,7 @@ from trainwright.documents import dumps
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.report.format_sentences import slow_format
 from trainwright.worker_api import TrialReport
@@ -117,7 +119,10 @@ def test_every_command_states_the_price_of_a_slow_format(tmp_path: Path) -> None
         assert NAMED in shown, command
         assert "; float16 would take " in shown, command
         assert "slow_format" in answer(tmp_path, command, *options, dtype="bfloat16")
-        assert NAMED not in words(call(tmp_path, command, *options, dtype="float16"))
+        if plan in options:
+            assert NAMED in words(call(tmp_path, command, *options)), "auto takes the format that the plan states"
+        else:
+            assert NAMED not in words(call(tmp_path, command, *options, dtype="float16"))
 
 
 def test_comparison_states_the_price_of_a_slow_format(tmp_path: Path) -> None:
@@ -215,6 +220,10 @@ def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Pa
             best["predicted_seconds"],
         )
         shown = CliRunner().invoke(app, [command, f"--plan={plan}", *UNLIMITED, *files])
+        assert "Number format: float32, which the plan states." in words(shown)
+        unstated = documents.dumps(documents.loads(Path(plan).read_bytes(), Plan).in_any_format)
+        (tmp_path / "former.json").write_text(unstated)
+        shown = CliRunner().invoke(app, [command, f"--plan={tmp_path / 'former.json'}", *UNLIMITED, *files])
         assert "float32, since this plan does not fit into memory in bfloat16." in words(shown)
     listed = tmp_path / "candidates.json"
     listed.write_text(json.dumps({"candidates": [best, {**best, "dtype": "bfloat16"}]}))

@@ -14,11 +14,14 @@ from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
+from trainwright.accelerators import cluster_of
 from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials
 from trainwright.cli import app
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.exports import TARGETS, is_expressible
+from trainwright.exports.plan_shorthand import plan_of_shorthand
+from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search import Problem, run
 from trainwright.worker_api import RankMemory, TrialReport
@@ -88,10 +91,46 @@ def test_appended_reports_are_read_by_calibrate_and_propose(
         assert f"which holds {number} measured trial{'s' * (number > 1)}\n" in result.stderr
         last = held(folder).trials[-1]
         memory = tuple(DeviceMemory(device, 10**8 + n) for n, device in enumerate(plan.devices))
-        assert last == Trial(plan, seconds, 10**8 + len(plan.devices) - 1, memory)
+        stating = replace(plan, dtype=problem.model.dtype)
+        assert last == Trial(stating, seconds, 10**8 + len(plan.devices) - 1, memory)
     fitted = call(folder, "calibrate", f"--trials={folder / 'trials.json'}", f"--write={folder / 'runtime.json'}")
     assert fitted.exit_code == 0, fitted.output
     assert call(folder, "propose", f"--trials={folder / 'trials.json'}").exit_code == 0
+
+
+def test_trials_are_calibrated_in_the_number_format_that_their_plans_state(tmp_path: Path) -> None:
+    """A100, of which `auto` alone would take bfloat16; plans that state none do not turn it into a fact."""
+    cluster = cluster_of({"p4d.24xlarge": 1})
+    words = f"--cluster={tmp_path / 'cluster.json'} --model={tmp_path / 'model.yaml'}".split()
+    (tmp_path / "cluster.json").write_text(documents.dumps(cluster))
+    (tmp_path / "model.yaml").write_text(MODEL)
+    plan = plan_of_shorthand("dp8 mb2", cluster.devices, 8, 16)
+    for dtype in (Dtype.FLOAT32, None):
+        (tmp_path / "plan.json").write_text(documents.dumps(replace(plan, dtype=dtype)))
+        priced = runner.invoke(app, ["estimate", *words, f"--plan={tmp_path / 'plan.json'}", "--output=json"])
+        seconds = json.loads(priced.stdout)["predicted_seconds"]
+        (tmp_path / "report.json").write_text(documents.dumps(report_of(plan, seconds)))
+        more = (f"--plan={tmp_path / 'plan.json'}", f"--report={tmp_path / 'report.json'}")
+        appended = runner.invoke(app, ["trial", *words, *more, f"--append={tmp_path / f'{dtype}.json'}"])
+        assert appended.exit_code == 0, appended.output
+        trials = f"--trials={tmp_path / f'{dtype}.json'}"
+        (trial,) = documents.loads((tmp_path / f"{dtype}.json").read_text(), Trials).trials
+        assert trial.plan.dtype is dtype
+        fitted = runner.invoke(app, ["calibrate", *words, trials, f"--write={tmp_path / 'runtime.json'}"])
+        assert fitted.exit_code == 0, fitted.output
+        assert ("dtype auto: taken as bfloat16" in fitted.stderr) == (dtype is None)
+    both = Trials(tuple(Trial(replace(plan, dtype=dtype), 1.0) for dtype in (Dtype.FLOAT32, Dtype.FLOAT16)))
+    (tmp_path / "both.json").write_text(documents.dumps(both))
+    mixed = runner.invoke(app, ["calibrate", *words, f"--trials={tmp_path / 'both.json'}"])
+    assert "both.json: there are plans in float16 and in float32; give those of one number format" in mixed.stderr
+
+
+def test_proposals_leave_no_trial_of_another_number_format_out_in_silence(folder: Path, plans: Sequence[Plan]) -> None:
+    trials = Trials((Trial(replace(plans[0], dtype=Dtype.FLOAT16), 1.0),))
+    (folder / "trials.json").write_text(documents.dumps(trials))
+    said = refused(call(folder, "propose", f"--trials={folder / 'trials.json'}"))
+    assert "holds a trial in float16" in said
+    assert "but the candidates are in float32; leave it out" in said
 
 
 def test_calibrated_runtime_keeps_its_trainer(folder: Path, problem: Problem, plans: Sequence[Plan]) -> None:
@@ -129,7 +168,8 @@ def test_append_keeps_existing_trials(folder: Path, plans: Sequence[Plan]) -> No
     (folder / "link.json").symlink_to("trials.json")
     without = replace(report_of(plans[2], 1.0), memory=())
     assert append(folder, plans[2], without, name="link.json").exit_code == 0
-    assert held(folder) == replace(before, trials=(*before.trials, Trial(plans[2], 1.0)))
+    added = Trial(replace(plans[2], dtype=Dtype.FLOAT32), 1.0)  # as the profiles are
+    assert held(folder) == replace(before, trials=(*before.trials, added))
     assert (folder / "trials.json").stat().st_mode & 0o777 == 0o640
     assert (folder / "link.json").is_symlink()
 

@@ -260,7 +260,13 @@ def test_megatron_export_says_that_tokens_cannot_be_divided() -> None:
 @pytest.mark.parametrize(
     ("model", "reasons"),
     [
-        (MODELS[0], ["# optimizer: assumed", "# No fp16 or bf16: the model was not given"]),
+        (
+            MODELS[0],
+            [
+                "# optimizer: assumed",
+                "# No fp16 or bf16: neither the plan nor a model (--model) states the number format",
+            ],
+        ),
         (MODELS[1], ["# optimizer: that of the model file", "# bf16: number format of the plan"]),
         (MODELS[2], ["# fp16: number format of the plan"]),
         (MODELS[3], ["# No fp16 or bf16, which is float32: number format of the plan"]),

@@ -51,7 +51,7 @@ def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
         ]
         for pipeline in plan.pipelines
     ]
-    return _hash(json.dumps([plan.schedule, pipelines]))
+    return _hash(json.dumps([plan.schedule, pipelines, *([] if plan.dtype is None else [plan.dtype])]))
 
 
 def _hash(text: str) -> str:

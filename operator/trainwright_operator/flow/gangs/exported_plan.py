@@ -21,7 +21,10 @@ def export_files(spec: TrainingPlanSpec, model: Model, plan: Plan, nodes: Iterab
     """Return the files for the trainer of search.expressibleBy, else for torchrun, and the plan."""
     target = TARGETS[spec.search.expressible_by.target if spec.search.expressible_by is not None else _ANY_PLAN]
     request = ExportRequest(
-        _in_pods(plan, nodes), model, spec.training.optimizer, (f"For {target.software}.", target.remark)
+        replace(_in_pods(plan, nodes), dtype=model.dtype),
+        model,
+        spec.training.optimizer,
+        (f"For {target.software}.", target.remark),
     )
     files = target.files(request)
     return files if any(file.name == PLAN_FILE for file in files) else (*files, plan_file(request))

@@ -16,7 +16,7 @@ from trainwright import documents
 from trainwright.cluster import MAX_DEVICES
 from trainwright.plan import Plan
 from trainwright_operator.api.spec import Replan
-from trainwright_operator.api.status import ClusterChange, RevisionCause, TrainingPlanStatus
+from trainwright_operator.api.status import ClusterChange, RevisionCause, TrainingPlanStatus, Winner
 from trainwright_operator.flow.actions import Action, CreateConfigMap, SetStatus, StoredRole
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.number_formats import with_formats
@@ -182,7 +182,7 @@ def _next_discovery(
     carried = FormerRevision(
         change=change,
         device_seconds=device_seconds,
-        running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
+        running_plan=_plan_of(winner).in_any_format if winner else former.running_plan,
         profiles=tuple(profile for profile in profiles if (profile.dtype, profile.run) not in repeated),
         links=links if is_covered and links not in outdated else "",
         refuted_at=context.now if refuted is not None else former.refuted_at,
@@ -195,6 +195,11 @@ def _next_discovery(
     data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
     return CreateConfigMap(name, StoredRole.DOCUMENT, data)
+
+
+def _plan_of(winner: Winner) -> Plan:
+    plan: Plan = documents.parse(winner.plan, Plan, source="status.winner.plan")
+    return plan
 
 
 def _network_names(discovery: DiscoveredDevices) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright import documents
@@ -184,7 +184,8 @@ def _winner(
 ) -> Winner:
     discovery, plan = findings.discovery, trial.plan
     seconds = trial.predicted_seconds if measured_seconds is None else measured_seconds
-    speed = throughput([seconds], plan, model_from_spec(context.spec, trial.dtype), findings.links.cluster)
+    model = model_from_spec(context.spec, trial.dtype)
+    speed = throughput([seconds], plan, model, findings.links.cluster)
     return Winner(
         trial=trial.name if measured_seconds is not None else None,
         summary=trial.summary[:512],
@@ -199,5 +200,5 @@ def _winner(
         price_per_sample=_price_per_sample(plan, seconds, findings.links.cluster),
         emulated=bool(discovery.emulations()),
         revision=context.names.revision,
-        plan=documents.dump(plan),
+        plan=documents.dump(replace(plan, dtype=model.dtype)),
     )

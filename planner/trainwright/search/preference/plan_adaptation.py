@@ -172,7 +172,7 @@ def adapt_plan(old: Plan, problem: Problem) -> list[Plan]:
     devices; damaged stages dropped, their layers given to the neighbours; damaged pipelines dropped, their rows given to the
     others. If devices are new: the first of these, with the new devices as replicas of one stage or of all, as a new stage,
     or as a new pipeline. The old plan comes first if it can still run. Memory is not checked. Empty if the plan is for
-    another model, or if its micro-batches cannot make up the batch.
+    another model, or if its micro-batches cannot make up the batch. They state no number format, as plans of a search.
     """
     if old.model_layers != len(problem.model.layers):
         return []
@@ -181,7 +181,7 @@ def adapt_plan(old: Plan, problem: Problem) -> list[Plan]:
         pipelines_of_batch = rescale_micro_batches(pipelines, problem.global_batch_size) if pipelines else None
         if pipelines_of_batch is None or pipelines_of_batch in adapted:
             continue
-        plan = replace(old, pipelines=pipelines_of_batch, global_batch_size=problem.global_batch_size)
+        plan = replace(old, pipelines=pipelines_of_batch, global_batch_size=problem.global_batch_size, dtype=None)
         if _is_allowed(plan, problem):
             adapted[pipelines_of_batch] = plan
     return list(adapted.values())
