@@ -90,20 +90,18 @@ class PlanOrder:
 
     @classmethod
     def of(cls, scored: Sequence[ScoredRow]) -> PlanOrder | None:
-        """Return the order over all groups of at least three rows; None without a group."""
-        members = [group for group in groups(scored, _task).values() if len(group) >= MIN_RANKED]
-        if not members:
+        """Return the order over all groups of at least three plans; None without a group. Several runs of a plan count as their mean."""
+        rates = [
+            [_mean_rates(runs) for runs in groups(group, _plan).values()] for group in groups(scored, _task).values()
+        ]
+        rates = [plans for plans in rates if len(plans) >= MIN_RANKED]
+        if not rates:
             return None
-        ranks = [
-            rank
-            for group in members
-            if (rank := spearman([each.published for each in group], [each.estimated for each in group])) is not None
-        ]
+        ranks = [rank for plans in rates if (rank := spearman(*zip(*plans, strict=True))) is not None]
         regrets = [
-            1 - max(group, key=lambda each: each.estimated).published / max(each.published for each in group)
-            for group in members
+            1 - max(plans, key=lambda rate: rate[1])[0] / max(published for published, _ in plans) for plans in rates
         ]
-        return cls(len(members), fmean(ranks) if ranks else None, fmean(regrets))
+        return cls(len(rates), fmean(ranks) if ranks else None, fmean(regrets))
 
     def document(self) -> dict[str, float | int | None]:
         return {"groups": self.groups, "rank": self.rank, "regret_of_the_first": self.regret}
@@ -112,7 +110,18 @@ class PlanOrder:
 def _task(scored: ScoredRow) -> tuple[object, ...]:
     """Return what rows have in common that differ in their plans alone."""
     row = scored.row
-    return row.source, row.model, row.gpu, row.gpus, row.machine, row.sequence, row.dtype
+    return row.source, row.model, row.gpu, row.gpus, row.machine, row.gpus_per_node, row.sequence, row.dtype
+
+
+def _plan(scored: ScoredRow) -> tuple[object, ...]:
+    """Return what runs of one plan have in common."""
+    row = scored.row
+    return row.tp, row.pp, row.dp, row.sharding, row.micro_batch, row.global_batch, row.recompute, scored.estimated
+
+
+def _mean_rates(scored: Sequence[ScoredRow]) -> tuple[float, float]:
+    """Return the published and the estimated throughput of runs of one plan."""
+    return fmean(each.published for each in scored), fmean(each.estimated for each in scored)
 
 
 GROUPINGS: dict[str, Callable[[ScoredRow], str]] = {

@@ -118,10 +118,20 @@ def test_order_of_plans_is_of_rows_that_differ_in_their_plans_alone(published_ra
         replace(scored, estimated=float(estimated), row=replace(ROW, measured_tokens_per_second_per_gpu=float(rate)))
         for rate, estimated in zip(published_rates, estimated_rates, strict=True)
     ]
-    other_model = [replace(rows[0], row=replace(rows[0].row, model="GPT3-2.7B"))] * 2
+    other_model = [replace(rows[0], row=replace(rows[0].row, model="GPT3-2.7B"))] * 3
     order = PlanOrder.of([*rows, *other_model])
     assert (order.groups, order.rank, order.regret) == (1, pytest.approx(rank), pytest.approx(regret))
-    assert PlanOrder.of(other_model) is None
+    assert PlanOrder.of(other_model) is None  # three runs of one plan
+
+
+def test_runs_of_one_plan_count_as_their_mean():
+    scored = score(ROW)
+    rows = [
+        replace(scored, estimated=estimated, row=replace(ROW, measured_tokens_per_second_per_gpu=rate))
+        for rate, estimated in ((40.0, 3.0), (20.0, 3.0), (25.0, 2.0), (10.0, 1.0))
+    ]
+    order = PlanOrder.of(rows)
+    assert (order.rank, order.regret) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
 def test_command_leaves_out_and_counts_rows_that_it_cannot_estimate(table):
