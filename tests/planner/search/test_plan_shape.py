@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from trainwright.cluster import Accelerator
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan, Schedule, Stage, split_rows
+from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Candidate, Problem, SearchControl, run
-from trainwright.search.candidates import candidate_of, drop_equivalent, plan_shape, with_other_kinds
+from trainwright.search.candidates import band_of_estimates, candidate_of, drop_equivalent, plan_shape, with_other_kinds
 from trainwright.search.preference.error_band_order import TOLERANCE
 from trainwright.strategy import Sharding
 
@@ -198,3 +199,10 @@ def test_best_plans_of_other_kinds_take_half_of_the_places_where_the_error_leave
         profiles=replace(problem.profiles, origin="estimated"),
     )
     assert with_other_kinds(far, 3, estimated) == [*far[:2], far[4]]
+    # Trials that calibrated the runtime leave them err by less.
+    calibrated = replace(estimated, runtime=Runtime(compute_ratios=(ComputeRatio(v100.name, 1.1),)))
+    bands = [band_of_estimates(order[0], each) for each in (estimated, calibrated)]
+    published, narrowed = (band.greatest_ratio for band in bands if band is not None)
+    between = [*order[:4], taking(split, (published + narrowed) / 2)]
+    assert with_other_kinds(between, 3, estimated) == [*between[:2], between[4]]
+    assert with_other_kinds(between, 3, calibrated) == between[:3]
