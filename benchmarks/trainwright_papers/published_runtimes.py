@@ -49,6 +49,7 @@ def drops_of(row: PublishedRow, family: str) -> bool:
 
 
 def _kernels(words: str) -> Kernels:
-    if "compile" in words:
+    """Return the kernels in a source's words; XLA's fusions reach about what eager kernels do (assumed, as the preset tensorflow)."""
+    if "compile" in words and "xla" not in words:
         return Kernels.COMPILED
     return Kernels.FUSED if "fused" in words else Kernels.EAGER

@@ -169,9 +169,22 @@ def test_columns_go_before_facts(row: Row) -> None:
     assert changed.dropout is False
 
 
-def test_kernels_of_a_source_go_before_its_words_for_them(row: Row) -> None:
-    assert runtime_of(row(compiled="compile (XLA)")).kernels is Kernels.COMPILED
-    assert runtime_of(row(source="DLE-TF2-BERT", compiled="compile (XLA)")).kernels is Kernels.EAGER
+@pytest.mark.parametrize(
+    ("words", "kernels"),
+    [
+        ("eager", Kernels.EAGER),
+        ("fused kernels (apex)", Kernels.FUSED),
+        ("compile+asyncTP", Kernels.COMPILED),
+        ("compile (XLA)", Kernels.EAGER),
+    ],
+)
+def test_kernels_are_in_the_words_of_a_source_unless_a_column_names_them(
+    row: Row, words: str, kernels: Kernels
+) -> None:
+    runtime = runtime_of(row(compiled=words))
+    assert runtime.kernels is kernels
+    assert runtime.overlaps_tensor_sync == ("async" in words)
+    assert runtime_of(row(compiled=words, kernels="fused")).kernels is Kernels.FUSED
 
 
 def test_framework_is_the_trainer_of_the_stated_preset(row: Row) -> None:
