@@ -33,13 +33,13 @@ from torchtitan.models.llama3.model import Llama3TransformerBlock  # noqa: E402
 from trainers.plans import FULLY_SHARDED, ROWS, UniformPlan  # noqa: E402
 from trainers.torch_trainer import make_rows  # noqa: E402
 from trainwright.families import Llama  # noqa: E402
+from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE  # noqa: E402
 from trainwright.model import Model  # noqa: E402
 from trainwright.strategy import Sharding  # noqa: E402
 from trainwright_worker.executor.executor import TrainingConfig as OurTraining  # noqa: E402
 from trainwright_worker.layers.layer import Data, Layer, SharedWeights  # noqa: E402
 from trainwright_worker.layers.registry import make_family_layers  # noqa: E402
 from trainwright_worker.layers.tensor_parallel import TensorShard  # noqa: E402
-from trainwright_worker.layers.transformer_parts import EPSILON, ROTARY_BASE  # noqa: E402
 
 BACKEND = "partial_dtensor"
 
@@ -179,7 +179,7 @@ _INITIAL = {"weight": torch.nn.init.zeros_}
 
 
 def _norm_config(width: int) -> Any:
-    return RMSNorm.Config(normalized_shape=width, eps=EPSILON, param_init=_INITIAL)
+    return RMSNorm.Config(normalized_shape=width, eps=NORM_EPSILON, param_init=_INITIAL)
 
 
 def _block_config(llama: Llama) -> Any:

@@ -23,12 +23,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from trainwright.families import Family, Gpt, Llama
+from trainwright.families.fields import NORM_EPSILON
 from trainwright.model import Model
 from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer, SharedWeights, summed_row_losses
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.transformer_parts import EPSILON, by_head, join_heads, rotary_angles, rotate
+from trainwright_worker.layers.transformer_parts import by_head, join_heads, rotary_angles, rotate
 
 Styles = dict[str, ParallelStyle]
 
@@ -229,7 +230,7 @@ def make_norm(family: Gpt | Llama) -> nn.Module:
     """Return the family's normalisation."""
     if isinstance(family, Gpt):
         return nn.LayerNorm(family.hidden_size)
-    return nn.RMSNorm(family.hidden_size, EPSILON)
+    return nn.RMSNorm(family.hidden_size, NORM_EPSILON)
 
 
 class StageModel(nn.Module):

@@ -24,6 +24,9 @@ OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 OMITTED_ONE: Final[Any] = Field(exclude_if=lambda value: value == 1)
 """Likewise where it is one."""
 
+OMITTED_NONE: Final[Any] = Field(exclude_if=lambda value: value is None)
+"""Likewise where it is absent: zero is a value."""
+
 FLAT: Final = object()
 """Mark of a field whose own fields documents write in its place."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hugging_face import Same, WholeModel, assert_same_training
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trainwright.families import Llama
+from trainwright.families.fields import RotaryScaling
 from trainwright.model import Model
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -37,14 +39,34 @@ def pairs(ours: WholeModel, theirs: LlamaForCausalLM | Qwen3ForCausalLM) -> Iter
     yield Same(theirs.lm_head.weight, head.tokens)
 
 
+def angles(llama: Llama) -> dict[str, Any]:
+    """Return transformers' `rope_parameters`."""
+    parameters: dict[str, Any] = {"rope_theta": llama.rotary_base or 10000.0, "rope_type": "default"}
+    scaling = llama.rotary_scaling
+    if scaling is not None:
+        parameters |= {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling is not None and scaling.kind == "llama3":
+        parameters |= {
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_positions,
+        }
+    return parameters
+
+
 @pytest.mark.parametrize(
     "llama",
     [
         Llama(2, 32, 4, 16, 64, intermediate_size=56, key_value_heads=2),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
         Llama(1, 20, 4, 16, 64, intermediate_size=40, key_value_heads=2, head_size=6, query_key_norm=True),
+        Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_base=500.0, norm_epsilon=0.1),
+        Llama(
+            1, 64, 2, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)
+        ),
+        Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("linear", 4.0)),
     ],
-    ids=["grouped", "tied", "qwen3"],
+    ids=["grouped", "tied", "qwen3", "base and epsilon", "llama 3.1", "linear"],
 )
 def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
     ours = WholeModel(llama)
@@ -58,7 +80,8 @@ def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
             num_attention_heads=llama.heads,
             num_key_value_heads=llama.key_value_heads,
             head_dim=llama.head_size,
-            rms_norm_eps=1e-6,
+            rms_norm_eps=llama.norm_epsilon or 1e-6,
+            rope_parameters=angles(llama),
             tie_word_embeddings=llama.tied_embeddings,
             attn_implementation="eager",
         )

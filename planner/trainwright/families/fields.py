@@ -9,9 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from trainwright.bounds import OMITTED_DEFAULT
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_NONE
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -145,6 +157,63 @@ HeadSize = Annotated[
 ]
 QueryKeyNorm = Annotated[
     bool, Doc("Whether queries and keys are normalised in every head before they are rotated."), OMITTED_DEFAULT
+]
+ROTARY_BASE: Final = 10_000.0
+"""Base of rotary angles where a model does not state it."""
+NORM_EPSILON: Final = 1e-6
+"""Epsilon of RMSNorms where a model does not state it."""
+RotaryBase = Annotated[
+    Annotated[float, Bounds(1, LARGEST_SIZE)] | None,
+    Doc(
+        f"Base of the rotary angles (rope_theta), which changes neither time nor memory. Absent: {ROTARY_BASE:,.0f}.",
+        is_offered=False,
+    ),
+    OMITTED_NONE,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryScaling:
+    """Scaling of rotary angles for sequences longer than those of the first training, as transformers defines its kinds.
+
+    Attributes:
+        kind: `linear` divides all frequencies by the factor; `llama3` the low ones, with a blend up to the high ones.
+        factor: by which frequencies are divided.
+        low_frequency_factor: turns over the original positions below which a frequency is low.
+        high_frequency_factor: turns above which it is high.
+        original_positions: of the first training.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: Annotated[float, Bounds(1, LARGEST_SIZE)]
+    low_frequency_factor: Annotated[float, Bounds(0, LARGEST_SIZE)] = 1.0
+    high_frequency_factor: Annotated[float, Bounds(0, LARGEST_SIZE)] = 4.0
+    original_positions: Annotated[int, Bounds(1, LARGEST_SIZE)] = 8192
+
+    def __post_init__(self) -> None:
+        check(self, "rotary_scaling.{}".format)
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            raise ValueError(
+                f"rotary_scaling.high_frequency_factor must be above low_frequency_factor {self.low_frequency_factor:g}, got "
+                f"{self.high_frequency_factor:g}"
+            )
+
+
+RotaryScale = Annotated[
+    RotaryScaling | None,
+    Doc(
+        "Scaling of the rotary angles (rope_scaling), which changes neither time nor memory. Absent: none.",
+        is_offered=False,
+    ),
+    OMITTED_NONE,
+]
+NormEpsilon = Annotated[
+    Annotated[float, Bounds(0, 1)] | None,
+    Doc(
+        f"Epsilon of the RMSNorms (rms_norm_eps), which changes neither time nor memory. Absent: {NORM_EPSILON:g}.",
+        is_offered=False,
+    ),
+    OMITTED_NONE,
 ]
 TiedEmbeddings = Annotated[bool, Doc("Whether the projection onto the vocabulary is the token embedding.")]
 Dropout = Annotated[

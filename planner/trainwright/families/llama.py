@@ -27,7 +27,10 @@ from trainwright.families.fields import (
     HeadSize,
     KeyValueHeads,
     Layers,
+    NormEpsilon,
     QueryKeyNorm,
+    RotaryBase,
+    RotaryScale,
     TiedEmbeddings,
     Tokens,
     Width,
@@ -59,6 +62,9 @@ class Llama:
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
     tied_embeddings: TiedEmbeddings = False
+    rotary_base: RotaryBase = None
+    rotary_scaling: RotaryScale = None
+    norm_epsilon: NormEpsilon = None
     family: Annotated[Literal["llama"], Doc("A Llama, a Mistral or one of their like.")] = "llama"
     rules: ClassVar[tuple[FieldRule[Llama], ...]] = (HEADS_OF_OWN_SIZE, EQUAL_GROUPS)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Annotated, ClassVar, Final, Literal
 
+from trainwright.bounds import OMITTED_NONE
 from trainwright.families.blocks import (
     BLOCK,
     EMBEDDING,
@@ -27,7 +28,10 @@ from trainwright.families.fields import (
     HeadSize,
     KeyValueHeads,
     Layers,
+    NormEpsilon,
     QueryKeyNorm,
+    RotaryBase,
+    RotaryScale,
     TiedEmbeddings,
     Tokens,
     Width,
@@ -38,6 +42,17 @@ from trainwright.families.operators import INDEX_BYTES, all_reduced_segment, mat
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
 EXPERT_BLOCK: Final = "expert_block"
+BALANCE_LOSS_WEIGHT: Final = 0.01
+"""Weight of the balance loss where a model does not state it (Switch Transformers' α)."""
+BalanceLossWeight = Annotated[
+    Annotated[float, Bounds(0, 1e6)] | None,
+    Doc(
+        "Weight of the loss that spreads tokens over the experts (router_aux_loss_coef), which changes neither time nor memory. "
+        f"Absent: {BALANCE_LOSS_WEIGHT}.",
+        is_offered=False,
+    ),
+    OMITTED_NONE,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,10 @@ class Moe:
         bool, Doc("Whether an expert is a SwiGLU of three products, or two products with a ReLU between them.")
     ] = True
     tied_embeddings: TiedEmbeddings = False
+    rotary_base: RotaryBase = None
+    rotary_scaling: RotaryScale = None
+    norm_epsilon: NormEpsilon = None
+    balance_loss_weight: BalanceLossWeight = None
     family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
     rules: ClassVar[tuple[FieldRule[Moe], ...]] = (
         HEADS_OF_OWN_SIZE,

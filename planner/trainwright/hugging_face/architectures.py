@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
+from trainwright.families.fields import RotaryScaling
 from trainwright.hugging_face.config import Config
 from trainwright.layer import Attention
 
@@ -84,6 +85,8 @@ class _Rotary:
         window: of attention, in tokens.
         window_needs_use: whether the window counts with `use_sliding_window` alone.
         has_head_norms: whether queries and keys are normalised by head.
+        base: of the rotary angles.
+        epsilon: of the norms.
     """
 
     key_value_heads: int | None = None
@@ -91,6 +94,8 @@ class _Rotary:
     window: int | None = None
     window_needs_use: bool = False
     has_head_norms: bool = False
+    base: float = 10_000.0
+    epsilon: float = 1e-6
 
     def fields(self, config: Config, family: str) -> dict[str, Any]:
         """Return the fields that `llama` and `moe` share."""
@@ -108,7 +113,40 @@ class _Rotary:
             "head_size": _head_size(config, hidden, heads, self.head_size),
             "query_key_norm": self.has_head_norms,
             "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+            **_angles(config, self.base),
+            "norm_epsilon": config.share("rms_norm_eps", default=self.epsilon),
         }
+
+
+def _angles(config: Config, base: float) -> dict[str, Any]:
+    """Return base and scaling of the rotary angles, from `rope_parameters` or from `rope_theta` and `rope_scaling` as before 5.0."""
+    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
+    config.skip("rope_parameters", "rope_scaling", "partial_rotary_factor")
+    if not isinstance(scaled, Mapping):
+        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
+        return {}
+    given = Config(
+        {"rope_theta": config.keys.get("rope_theta"), **scaled}, config.model_type, config.head, config.tokens
+    )
+    fields: dict[str, Any] = {"rotary_base": given.share("rope_theta", default=base)}
+    config.defaults += given.defaults
+    kind = scaled.get("rope_type", scaled.get("type", "default"))
+    if kind == "linear":
+        fields["rotary_scaling"] = RotaryScaling("linear", given.share("factor", default=1.0))
+    elif kind == "llama3":
+        fields["rotary_scaling"] = RotaryScaling(
+            "llama3",
+            given.share("factor", default=8.0),
+            given.share("low_freq_factor", default=1.0),
+            given.share("high_freq_factor", default=4.0),
+            given.number("original_max_position_embeddings", default=8192),
+        )
+    elif kind != "default":
+        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
+    turned = given.share("partial_rotary_factor", default=0.0) or config.keys.get("partial_rotary_factor", 1.0)
+    if turned != 1.0:
+        config.remarks.append(f"partial_rotary_factor {turned} is left out: all values of a head are rotated")
+    return fields
 
 
 def _llama(
@@ -147,6 +185,7 @@ def _moe(rotary: _Rotary, *, experts: int, experts_per_token: int, width: str) -
             experts=config.number("num_experts", "num_local_experts", default=experts),
             experts_per_token=config.number("num_experts_per_tok", default=experts_per_token),
             intermediate_size=config.number(width),
+            balance_loss_weight=config.share("router_aux_loss_coef", default=0.001),
         )
 
     return read
@@ -318,7 +357,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
             ("Qwen2ForCausalLM",),
             _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True), has_biases=True),
         ),
-        "phi3": Architecture(("Phi3ForCausalLM",), _llama()),
+        "phi3": Architecture(("Phi3ForCausalLM",), _llama(_Rotary(epsilon=1e-5))),
         "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),
         "qwen3": Architecture(
             ("Qwen3ForCausalLM",),
@@ -326,7 +365,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         ),
         "mixtral": Architecture(
             ("MixtralForCausalLM",),
-            _moe(_Rotary(key_value_heads=8), experts=8, experts_per_token=2, width="intermediate_size"),
+            _moe(
+                _Rotary(key_value_heads=8, base=1e6, epsilon=1e-5),
+                experts=8,
+                experts_per_token=2,
+                width="intermediate_size",
+            ),
         ),
         "qwen3_moe": Architecture(
             ("Qwen3MoeForCausalLM",),

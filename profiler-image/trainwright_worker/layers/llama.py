@@ -42,7 +42,7 @@ class Block(RotaryAttentionLayer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         hidden = self.attend(boundary[0])
-        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight, self.epsilon))
         return Output(
             (hidden + self.shard.reduce_from_tensor_group(swiglu(normed, self.expand_weight, self.contract_weight)),)
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Moe
-from trainwright.families.moe import EXPERT_BLOCK
+from trainwright.families.moe import BALANCE_LOSS_WEIGHT, EXPERT_BLOCK
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
@@ -24,10 +24,6 @@ from trainwright_worker.layers.transformer_parts import (
     rms_norm,
     swiglu,
 )
-
-BALANCE_LOSS_WEIGHT = 0.01
-"""Weight of the balance loss (Switch Transformers' α)."""
-
 
 GROUPED_PRODUCTS: Final = getattr(functional, "grouped_mm", None)
 """Product of consecutive groups of rows with a matrix each; torch has it from 2.10 on."""
@@ -103,7 +99,7 @@ class RectifiedBlock(RotaryAttentionLayer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         hidden = self.attend(boundary[0])
-        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight, self.epsilon))
         return Output(
             (
                 hidden
@@ -149,11 +145,13 @@ class ExpertBlock(RotaryAttentionLayer):
         self.register_shards(whole)
         self.experts, self.experts_per_token = moe.experts, moe.experts_per_token
         self.is_gated = moe.gated
+        weight = moe.balance_loss_weight
+        self.balance_loss_weight = BALANCE_LOSS_WEIGHT if weight is None else weight
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         hidden = self.attend(boundary[0])
-        normed = rms_norm(hidden, self.feed_forward_norm_weight)
+        normed = rms_norm(hidden, self.feed_forward_norm_weight, self.epsilon)
         # In float32: half-precision probabilities often tie, and ties are broken arbitrarily.
         probabilities = functional.softmax(functional.linear(normed, self.router_weight), -1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.experts_per_token, -1)
@@ -214,7 +212,7 @@ class ExpertBlock(RotaryAttentionLayer):
             1, choices, torch.ones_like(choices, dtype=probabilities.dtype)
         )
         share = share / choices.shape[1]
-        return BALANCE_LOSS_WEIGHT * self.experts * (share * probabilities.mean(1)).sum()
+        return self.balance_loss_weight * self.experts * (share * probabilities.mean(1)).sum()
 
 
 class MoeLayers(RotaryLayers):

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Gpt, Llama, Moe
 from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright.families.fields import NORM_EPSILON
 from trainwright_worker.initial_weights import SCALE, NormalWeight, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
     Boundary,
@@ -32,7 +33,7 @@ from trainwright_worker.layers.layer import (
     summed_row_losses,
 )
 from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
-from trainwright_worker.layers.transformer_parts import rms_norm
+from trainwright_worker.layers.transformer_parts import norm_epsilon, rms_norm
 from trainwright_worker.synthetic_data import UNMASKED, token_rows
 
 ALIGNED_BYTES = 16
@@ -258,14 +259,22 @@ class RmsHead(VocabularyLayer):
 
     reads = ("targets",)
 
-    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice, *, scale: float | None = None) -> None:
+    def __init__(
+        self,
+        tokens: nn.Parameter,
+        vocabulary: VocabularySlice,
+        *,
+        scale: float | None = None,
+        epsilon: float = NORM_EPSILON,
+    ) -> None:
         super().__init__(vocabulary)
+        self.epsilon = epsilon
         self.norm_weight = nn.Parameter(torch.ones(tokens.shape[1]))
         self.tokens = tokens
         self.scale = scale
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
-        normed = rms_norm(boundary[0], self.norm_weight)
+        normed = rms_norm(boundary[0], self.norm_weight, self.epsilon)
         scaled = self.shard.copy_to_tensor_group(normed if self.scale is None else normed * self.scale)
         return Output((), self.summed_row_losses(project(scaled, self.tokens), data["targets"]))
 
@@ -298,6 +307,7 @@ class RotaryLayers(NextTokenLayers, ABC):
     def __init__(self, family: Llama | Moe) -> None:
         super().__init__(family)
         self.has_tied_embeddings = family.tied_embeddings
+        self.epsilon = norm_epsilon(family)
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         kind = self.kinds[layer]
@@ -306,9 +316,13 @@ class RotaryLayers(NextTokenLayers, ABC):
         vocabulary, hidden = VocabularySlice(shard, self.vocabulary), self.hidden[1]
         if self.has_tied_embeddings:
             table = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
-            return (TiedTokenEmbedding if kind == EMBEDDING else TiedRmsHead)(table, vocabulary)
+            if kind == EMBEDDING:
+                return TiedTokenEmbedding(table, vocabulary)
+            return TiedRmsHead(table, vocabulary, epsilon=self.epsilon)
         table = vocabulary.table(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, hidden))
-        return (TokenEmbedding if kind == EMBEDDING else RmsHead)(table, vocabulary)
+        if kind == EMBEDDING:
+            return TokenEmbedding(table, vocabulary)
+        return RmsHead(table, vocabulary, epsilon=self.epsilon)
 
     @abstractmethod
     def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Llama, Moe
+from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer
@@ -64,17 +65,18 @@ def project_by_head(values: Tensor, weight: Tensor, heads: int, bias: Tensor | N
     return by_projection.permute(2, 0, 3, 1, 4).unbind()
 
 
-EPSILON = 1e-6
-
-
-def rms_norm(values: Tensor, weight: Tensor) -> Tensor:
+def rms_norm(values: Tensor, weight: Tensor, epsilon: float = NORM_EPSILON) -> Tensor:
     """Divide each position of (…, width) by its root mean square, and multiply by a weight (width,)."""
-    return functional.rms_norm(values, weight.shape, weight, EPSILON)
+    return functional.rms_norm(values, weight.shape, weight, epsilon)
 
 
-def rms_norm_by_head(values: Tensor, weight: Tensor) -> Tensor:
+def rms_norm_by_head(values: Tensor, weight: Tensor, epsilon: float = NORM_EPSILON) -> Tensor:
     """Normalise each head of (…, heads × size) alone, with one weight (size,) for all of them."""
-    return rms_norm(torch.unflatten(values, -1, (-1, len(weight))), weight).flatten(-2)
+    return rms_norm(torch.unflatten(values, -1, (-1, len(weight))), weight, epsilon).flatten(-2)
+
+
+def norm_epsilon(family: Llama | Moe) -> float:
+    return NORM_EPSILON if family.norm_epsilon is None else family.norm_epsilon
 
 
 QUERY_NORM, KEY_NORM = HEAD_NORMS = "query_norm_weight", "key_norm_weight"
@@ -125,10 +127,6 @@ def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal
     return biases.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
 
 
-ROTARY_BASE = 10000.0
-"""Base of the geometric series of rotary angles."""
-
-
 class RotaryAttentionLayer(Layer):
     """Attention half of a block: hidden states (rows, sequence, hidden) plus their rotary attention.
 
@@ -169,21 +167,22 @@ class RotaryAttentionLayer(Layer):
         self.shard = shard
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
-        angles = rotary_angles(family.sequence_length, size)
+        angles = rotary_angles(family.sequence_length, size, family.rotary_base or ROTARY_BASE, family.rotary_scaling)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
         self.has_head_norms = family.query_key_norm
+        self.epsilon = norm_epsilon(family)
 
     def attend(self, hidden: Tensor) -> Tensor:
         return hidden + self.shard.reduce_from_tensor_group(self._attention(hidden))
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight))
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight, self.epsilon))
         angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
         query, key = functional.linear(normed, self.query_weight), functional.linear(normed, self.key_weight)
         if self.has_head_norms:
-            query = rms_norm_by_head(query, self.get_parameter(QUERY_NORM))
-            key = rms_norm_by_head(key, self.get_parameter(KEY_NORM))
+            query = rms_norm_by_head(query, self.get_parameter(QUERY_NORM), self.epsilon)
+            key = rms_norm_by_head(key, self.get_parameter(KEY_NORM), self.epsilon)
         query = by_head(rotate(query, self.heads, *angles), self.heads)
         key = by_head(rotate(key, self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight), self.groups)
@@ -202,7 +201,20 @@ def rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor
     return torch.stack(rotated, 3).flatten(2)
 
 
-def rotary_angles(sequence: int, size: int) -> Tensor:
+def rotary_angles(sequence: int, size: int, base: float = ROTARY_BASE, scaling: RotaryScaling | None = None) -> Tensor:
     """Return the angle of every position and pair of values, (sequence, 1, size / 2)."""
-    frequencies = ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    frequencies = base ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    if scaling is not None:
+        frequencies = _scaled(frequencies, scaling)
     return torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies).unsqueeze(1)
+
+
+def _scaled(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Return scaled frequencies (size / 2,): all divided by the factor, or in Llama 3 the low ones, blended up to the high ones."""
+    divided = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return divided
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    span = scaling.high_frequency_factor - scaling.low_frequency_factor
+    kept = ((turns - scaling.low_frequency_factor) / span).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * divided

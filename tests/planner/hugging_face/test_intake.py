@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from trainwright.families import Bert, Gpt, Llama
+from trainwright import documents
+from trainwright.families import Bert, Gpt, Llama, Moe
+from trainwright.families.fields import RotaryScaling
 from trainwright.hugging_face import read_config
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
 from trainwright.layer import Attention
 from trainwright.model import Model
+from trainwright.training import Training, training_of
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
@@ -144,7 +147,47 @@ def test_defaults_that_were_taken_are_listed() -> None:
     read = read_config(config, tokens=4096)
     assert isinstance(read.family, Llama)
     assert (read.family.key_value_heads, read.family.tied_embeddings) == (32, False)
-    assert read.defaults == ("num_key_value_heads 32", "tie_word_embeddings false")
+    assert read.defaults == ("num_key_value_heads 32", "tie_word_embeddings false", "rms_norm_eps 1e-06")
+
+
+LLAMA_31 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("change", "base", "scaling"),
+    [
+        ({}, 5e5, None),
+        ({"rope_theta": None}, 1e4, None),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, 1e6, None),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA_31}}, 5e5, RotaryScaling("llama3", 8.0)),
+        (
+            {"rope_parameters": {"rope_theta": 2e5, "rope_type": "llama3", **LLAMA_31}},
+            2e5,
+            RotaryScaling("llama3", 8.0),
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, 5e5, RotaryScaling("linear", 4.0)),
+    ],
+)
+def test_rotary_angles_are_read_in_both_spellings(change, base, scaling) -> None:
+    family = read_config(LLAMA | {"rms_norm_eps": 1e-5} | change, tokens=4096).family
+    assert isinstance(family, Llama)
+    assert (family.rotary_base, family.rotary_scaling, family.norm_epsilon) == (base, scaling, 1e-5)
+
+
+def test_angles_that_no_family_has_are_remarked() -> None:
+    scaled = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "partial_rotary_factor": 0.5}
+    read = read_config(LLAMA | scaled, tokens=4096)
+    assert any("scaling yarn of rotary angles is left out" in remark for remark in read.remarks)
+    assert any("partial_rotary_factor 0.5 is left out" in remark for remark in read.remarks)
+
+
+def test_weight_of_the_balance_loss_is_read_even_if_it_is_zero() -> None:
+    for weight in (0.0, 0.02):
+        family = read_config(MIXTRAL | {"router_aux_loss_coef": weight}, tokens=4096).family
+        assert isinstance(family, Moe)
+        assert family.balance_loss_weight == weight
+        training = training_of(family, {"global_batch_size": 8})
+        assert documents.loads(documents.dumps(training), Training).family == family
 
 
 @pytest.mark.parametrize(
