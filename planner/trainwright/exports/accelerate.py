@@ -9,6 +9,7 @@ from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
+from trainwright.exports.model_values import MAX_GRADIENT_NORM
 from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.layer import Dtype
 from trainwright.strategy import Sharding
@@ -32,7 +33,8 @@ class Accelerate:
         shardings=FSDP | {Sharding.NONE},
     )
     remark = (
-        "The script is yours: it takes its Accelerator and the DataLoader's batch size from trainwright_parallelism.py."
+        "The script is yours: it takes its Accelerator, the DataLoader's batch size and the norm of gradients from "
+        "trainwright_parallelism.py. Pretrained weights: from_pretrained() before prepare()."
     )
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
@@ -76,6 +78,10 @@ def _module(request: ExportRequest) -> str:
             (f"activation_checkpointing={shape.recomputed_blocks > 0},", "recompute of all blocks, or none"),
             ('auto_wrap_policy="transformer_based_wrap",', "block by block"),
         ]
+        if shape.strategy.tensor == 1:
+            arguments.append(
+                ("cpu_ram_efficient_loading=True,", "make it before from_pretrained(): rank 0 alone reads the weights")
+            )
         plugin = f"    plugin = FullyShardedDataParallelPlugin(\n{explained(arguments, ' ' * 8)}    )\n"
         options.append(("fsdp_plugin=plugin,", "sharding, above"))
     elif shape.recomputed_blocks:
@@ -89,6 +95,7 @@ def _module(request: ExportRequest) -> str:
     return f'''{comment(["Parallelism of the plan for Accelerate 1.15.0."])}from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 {imports}
+MAX_NORM = {MAX_GRADIENT_NORM}  # clip as every export does: accelerator.clip_grad_norm_(model.parameters(), MAX_NORM) where sync_gradients
 ROWS = {shape.rows}  # batch_size of the DataLoader: rows of a micro-batch on one replica
 RANKS = {len(shape.devices)}
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
+from trainwright.exports.model_values import MAX_GRADIENT_NORM
 from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.layer import Dtype
@@ -46,7 +47,10 @@ class DeepSpeed:
         replicated_stages=frozenset(Dtype) - {Dtype.BFLOAT16},
         unstaged_families=frozenset({"custom"}),
     )
-    remark = "The script is yours: give ds_config.json to deepspeed.initialize(config=…)."
+    remark = (
+        "The script is yours: give ds_config.json to deepspeed.initialize(config=…). Pretrained weights: from_pretrained() before that; "
+        "with ZeRO stage 3 make transformers.integrations.HfDeepSpeedConfig(config) first, so that they are loaded in shards."
+    )
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         shape = request.shape
@@ -75,6 +79,7 @@ def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> di
         **({"train_batch_size": shape.global_batch_size} if shape.strategy.tensor == 1 else {}),
         "train_micro_batch_size_per_gpu": shape.rows,
         "gradient_accumulation_steps": shape.micro_batches,
+        "gradient_clipping": MAX_GRADIENT_NORM,
         "zero_optimization": {"stage": STAGES[shape.strategy.sharding]},
         **({"tensor_parallel": {"autotp_size": shape.strategy.tensor}} if shape.strategy.tensor > 1 else {}),
         **({FORMATS[dtype]: {"enabled": True}} if dtype in FORMATS else {}),
@@ -90,7 +95,7 @@ def _reasons(request: ExportRequest) -> list[str]:
     sentences = [
         (
             f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.strategy.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
-            f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.strategy.sharding]}; the learning rate is yours."
+            f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.strategy.sharding]}; gradients are clipped to a norm of {MAX_GRADIENT_NORM:g}, as in every export; the learning rate is yours."
         ),
         f"optimizer: {'assumed, since the model was not given (--model)' if request.model is None else 'that of the model file'}.",
         _format_reason(request),

@@ -12,9 +12,17 @@ from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
+from trainwright.exports.model_values import (
+    MAX_GRADIENT_NORM,
+    assumed_values,
+    is_llama3,
+    stated_or_assumed,
+    stores_scores,
+)
 from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportRequest, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
+from trainwright.families.fields import RotaryScaling
 from trainwright.layer import Dtype
 from trainwright.strategy import Sharding
 
@@ -59,7 +67,13 @@ class Megatron:
             )
         before += _own_arguments(request)
         program = f'{_script(request)} "${{arguments[@]}}" "${{own[@]}}"'
-        remarks = (*request.remarks, *_expert_remarks(request))
+        family = None if request.model is None else request.model.family
+        remarks = (
+            *request.remarks,
+            *assumed_values(family),
+            *_expert_remarks(request),
+            *_pretrained_remarks(request),
+        )
         return (ExportFile("launch.sh", launch_script(request.ranks, program, remarks, before=before)),)
 
 
@@ -154,11 +168,8 @@ def _recompute_arguments(shape: UniformShape) -> Arguments:
 
 def _model_arguments(request: ExportRequest) -> Arguments:
     model, dtype = request.model, request.dtype
-    if dtype not in (None, Dtype.FLOAT32):
-        yield f"--{'fp16' if dtype is Dtype.FLOAT16 else 'bf16'}", request.dtype_reason
-        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
-    if dtype is Dtype.FLOAT16:
-        yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
+    if dtype is not None:
+        yield from _format_arguments(dtype, request.dtype_reason)
     if model is None:
         missing = "arguments and the number format" if dtype is None else "arguments"
         yield f"# add the {missing} of your model here", "the model was not given (--model)"
@@ -175,6 +186,8 @@ def _model_arguments(request: ExportRequest) -> Arguments:
     drops = isinstance(family, Gpt | Bert) and family.dropout
     for name in ("hidden", "attention"):
         yield f"--{name}-dropout {0.1 if drops else 0.0}", "as profiled"
+    if stores_scores(model):
+        yield "--attention-backend unfused", "scores of attention are stored, as the model file says"
     if isinstance(family, Gpt | Bert):
         yield "--position-embedding-type learned_absolute", "model"
     else:
@@ -184,8 +197,16 @@ def _model_arguments(request: ExportRequest) -> Arguments:
         if not family.next_sentence:
             yield "--bert-no-binary-head", "no head for the next sentence"
     if isinstance(family, Moe):
-        yield from _expert_arguments(family)
+        yield from _expert_arguments(family, dtype)
     yield f"--make-vocab-size-divisible-by {ALIGNED_ENTRIES}", "no more padding than fast products need"
+
+
+def _format_arguments(dtype: Dtype, reason: str) -> Arguments:
+    if dtype is not Dtype.FLOAT32:
+        yield f"--{'fp16' if dtype is Dtype.FLOAT16 else 'bf16'}", reason
+        yield "--accumulate-allreduce-grads-in-fp32", "gradients are reduced in float32"
+    if dtype is Dtype.FLOAT16:
+        yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
 
 
 def _llama_arguments(family: Llama | Moe) -> Arguments:
@@ -202,8 +223,34 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
         yield f"--kv-channels {family.head_size}", "width of a head"
     if family.query_key_norm:
         yield "--qk-layernorm", "queries and keys are normalised by head"
+    base, why = stated_or_assumed(family, "rotary_base")
+    yield f"--rotary-base {round(base)}", why
+    yield from _scaling_arguments(family.rotary_scaling)
+    epsilon, why = stated_or_assumed(family, "norm_epsilon")
+    yield f"--norm-epsilon {epsilon:g}", why
     if not family.tied_embeddings:
         yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
+
+
+def _scaling_arguments(scaling: RotaryScaling | None) -> Arguments:
+    if scaling is None:
+        return
+    if is_llama3(scaling):
+        yield "--use-rope-scaling", "rotary angles are scaled as in Llama 3.1"
+        yield f"--rope-scaling-factor {scaling.factor:g}", "model"
+    elif scaling.kind == "linear" and scaling.factor.is_integer():
+        yield f"--rotary-seq-len-interpolation-factor {scaling.factor:.0f}", "rotary angles are divided by it"
+    else:
+        yield "# Megatron has no such scaling of rotary angles", f"{scaling.kind}, factor {scaling.factor:g}"
+
+
+def _pretrained_remarks(request: ExportRequest) -> Iterator[str]:
+    """Say how weights of Hugging Face are loaded."""
+    if request.model is not None and isinstance(request.model.family, Llama | Moe | Gpt):
+        yield (
+            'Pretrained weights: convert them by Megatron Bridge, `AutoBridge.import_ckpt("ORGANISATION/MODEL", "DIR")`, then add '
+            "`--load DIR --finetune` to the arguments of launch.sh."
+        )
 
 
 def _expert_remarks(request: ExportRequest) -> Iterator[str]:
@@ -220,10 +267,19 @@ def _expert_remarks(request: ExportRequest) -> Iterator[str]:
         )
 
 
-def _expert_arguments(family: Moe) -> Arguments:
+def _expert_arguments(family: Moe, dtype: Dtype | None) -> Arguments:
     yield f"--num-experts {family.experts}", "model"
     yield f"--moe-router-topk {family.experts_per_token}", "experts of each token"
     yield f"--moe-ffn-hidden-size {family.feed_forward_size}", "width of one expert"
+    yield (
+        "--moe-token-dispatcher-type alltoall",
+        "tokens go to their experts; the default gathers all of them everywhere",
+    )
+    if dtype is Dtype.BFLOAT16:
+        yield "--moe-grouped-gemm", "one product for all experts; Ampere or newer"
+    weight, why = stated_or_assumed(family, "balance_loss_weight")
+    yield "--moe-router-load-balancing-type aux_loss", "spreads tokens over the experts"
+    yield f"--moe-aux-loss-coeff {weight:g}", why
     if family.expert_every > 1:
         numbers = [int(number % family.expert_every == 0) for number in range(1, family.layers + 1)]
         yield f"--moe-layer-freq {quote(str(numbers).replace(' ', ''))}", "blocks that have experts"
@@ -231,6 +287,7 @@ def _expert_arguments(family: Moe) -> Arguments:
 
 def _run_arguments(request: ExportRequest) -> Arguments:
     yield f"--optimizer {request.optimizer}", "assumed" if request.model is None else "optimizer of the model file"
+    yield f"--clip-grad {MAX_GRADIENT_NORM:g}", "norm of all gradients, as in every export"
     yield "--lr 1e-4", "yours"
     yield '--train-iters "${TRAINWRIGHT_ITERATIONS:-100}"', "yours; a trial of the operator sets what it measures"
     yield "--log-interval 1", "so that every step's time is logged"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from trainwright.exports.capabilities import Capabilities
 from trainwright.exports.launch import launch_script
+from trainwright.exports.model_values import MAX_GRADIENT_NORM, assumed_values, stated_or_assumed
 from trainwright.exports.target import ExportFile, ExportRequest, comment, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
 from trainwright.families import Llama, Moe
@@ -44,10 +45,17 @@ class Torchtitan:
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
         missing_generations=frozenset({"pascal", "volta"}),
     )
-    remark = "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe."
+    remark = (
+        "The data set, the tokenizer and the learning rate are yours: DATASET, DATASET_PATH and HF_ASSETS, or edit the recipe. "
+        "Pretrained weights: PRETRAINED is a folder of Hugging Face's safetensors."
+    )
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
-        remarks = (*request.remarks_with_vocabulary, *_communication_remarks(request))
+        remarks = (
+            *request.remarks_with_vocabulary,
+            *_communication_remarks(request),
+            *_model_remarks(request.model),
+        )
         program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
         return (
             ExportFile("launch.sh", launch_script(request.ranks, program, remarks, before=_NEEDED)),
@@ -67,6 +75,16 @@ def _communication_remarks(request: ExportRequest) -> Iterator[str]:
         yield (
             f"torchtitan reduces gradients in each of {batches} micro-batches. zero2 communicates as much, and takes less memory."
         )
+
+
+def _model_remarks(model: Model | None) -> Iterator[str]:
+    """Say what the recipe assumes of a Llama, and what torchtitan lacks of it."""
+    if model is None or not isinstance(model.family, Llama) or not _is_llama3(model.family):
+        return
+    yield from assumed_values(model.family)
+    scaling = model.family.rotary_scaling
+    if scaling is not None and scaling.kind != "llama3":
+        yield f"torchtitan has no {scaling.kind} scaling of rotary angles, so the recipe leaves its factor {scaling.factor:g} out."
 
 
 def module_names(shape: UniformShape) -> list[list[str]]:
@@ -96,10 +114,12 @@ def _recipe(request: ExportRequest) -> str:
             "yours; a trial of the operator sets what it measures",
         ),
         *_formats(request),
+        (f"max_norm={MAX_GRADIENT_NORM},", "norm to which all gradients are clipped, as in every export"),
         *([("disable_cuda_graphs=True,", "torchtitan has none with stages")] if stages > 1 else []),
     ]
     return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}import os
 
+from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import default_adamw
@@ -122,6 +142,14 @@ def training():
 {explained(training, " " * 8)}    )
 
 
+def checkpoint():
+    """Return which weights training begins with: pretrained ones of Hugging Face in the folder PRETRAINED, or initial values."""
+    folder = os.environ.get("PRETRAINED")
+    if folder is None:
+        return CheckpointManager.Config()
+    return CheckpointManager.Config(enable=True, initial_load_path=folder, initial_load_in_hf=True)
+
+
 def trainwright():
     """Return the run, for `--module {RECIPE} --config trainwright`."""
     spec = model_spec()
@@ -133,6 +161,7 @@ def trainwright():
             dataset=os.environ.get("DATASET", "c4"), dataset_path=os.environ.get("DATASET_PATH")
         ),
         metrics=MetricsProcessor.Config(log_freq=1),  # so that every step's throughput is logged
+        checkpoint=checkpoint(),
         optimizer=default_adamw(lr=3e-4),  # yours
         training=training(),
         parallelism=parallelism(),
@@ -234,8 +263,28 @@ def _is_llama3(family: Llama) -> bool:
     return family.head_size is None and not family.query_key_norm
 
 
+def _rotary(family: Llama) -> list[tuple[str, str]]:
+    """Return the arguments of rotary angles but their number."""
+    base, why = stated_or_assumed(family, "rotary_base")
+    lines, scaling = [(f"theta={base:.1f},", why)], family.rotary_scaling
+    if scaling is None or scaling.kind != "llama3":
+        return [
+            *lines,
+            ('scaling="none",', "model" if scaling is None else f"torchtitan has no {scaling.kind} scaling"),
+        ]
+    return [
+        *lines,
+        ('scaling="llama",', "model"),
+        (f"scaling_factor={scaling.factor},", ""),
+        (f"low_freq_factor={scaling.low_frequency_factor},", ""),
+        (f"high_freq_factor={scaling.high_frequency_factor},", ""),
+        (f"original_max_position_embeddings={scaling.original_positions},", ""),
+    ]
+
+
 def _llama_spec(family: Llama) -> str:
     width, heads = family.hidden_size, family.key_value_heads or family.heads
+    epsilon, why = stated_or_assumed(family, "norm_epsilon")
     tied = "\n        enable_weight_tying=True," if family.tied_embeddings else ""
     return f'''from torchtitan.models import llama3
 from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
@@ -261,10 +310,13 @@ def model_spec():
             n_kv_heads={heads},
             hidden_dim={family.feed_forward_size},
             rope=ComplexRoPE.Config(
-                dim={width // family.heads}, max_seq_len={family.sequence_length}, theta=500000, scaling="llama"
-            ),
+                dim={width // family.heads},
+                max_seq_len={family.sequence_length},
+{explained(_rotary(family), " " * 16)}            ),
             attn_backend="flex",
         ),
     )
+    for norm in (spec.model.norm, *(norm for block in spec.model.layers for norm in (block.attention_norm, block.ffn_norm))):
+        norm.eps = {epsilon:g}  # {why}
     return spec
 '''

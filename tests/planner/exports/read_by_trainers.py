@@ -29,6 +29,7 @@ def megatron(case: dict[str, Any]) -> Facts:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
+    from megatron.core.optimizer import OptimizerConfig
     from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
     from megatron.core.transformer import torch_norm
     from megatron.core.transformer.moe import moe_utils
@@ -57,6 +58,9 @@ def megatron(case: dict[str, Any]) -> Facts:
         post_process=is_last,
         share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in given,
         position_embedding_type=given["position_embedding_type"],
+        rotary_base=int(given.get("rotary_base", 10000)),
+        rope_scaling="use_rope_scaling" in given,
+        rope_scaling_factor=float(given.get("rope_scaling_factor", 8.0)),
     )
     rows, replicas = int(given["micro_batch_size"]), parallel_state.get_data_parallel_world_size()
     sequence = int(given["seq_length"]) // (tensor if config.sequence_parallel else 1)
@@ -72,6 +76,15 @@ def megatron(case: dict[str, Any]) -> Facts:
     )
     stage = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     blocks = len(model.decoder.layers)
+    values: Facts = {}
+    if given["position_embedding_type"] == "rope":
+        values = {"slow_frequency": float(model.rotary_pos_emb.inv_freq[-1]), "norm_epsilon": config.layernorm_epsilon}
+    if config.num_moe_experts:
+        values |= {
+            "balance_loss_weight": config.moe_aux_loss_coeff,
+            "dispatcher": config.moe_token_dispatcher_type,
+            "grouped": "moe_grouped_gemm" in given,
+        }
     recomputed = {None: 0, "uniform": blocks, "block": min(config.recompute_num_layers or 0, blocks)}
     return {
         "stages": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -84,6 +97,8 @@ def megatron(case: dict[str, Any]) -> Facts:
         "recomputed_blocks": recomputed[config.recompute_method],
         "blocks": blocks,
         "sequence_parallel": config.sequence_parallel,
+        "clip_norm": OptimizerConfig(clip_grad=float(given["clip_grad"])).clip_grad,
+        **values,
         "dtype": str(config.params_dtype).removeprefix("torch."),
         "parameters": sum(
             one.numel() * (tensor if getattr(one, "tensor_model_parallel", False) else 1)
@@ -114,7 +129,14 @@ def _megatron_fields(given: dict[str, str]) -> dict[str, Any]:
                      "moe_router_topk", "moe_ffn_hidden_size")
         if name in given
     }  # fmt: skip
-    names = ("normalization", "recompute_granularity", "recompute_method", "pipeline_model_parallel_layout")
+    names = (
+        "moe_token_dispatcher_type",
+        "moe_router_load_balancing_type",
+        "normalization",
+        "recompute_granularity",
+        "recompute_method",
+        "pipeline_model_parallel_layout",
+    )
     gated = "swiglu" in given
     dtype = torch.bfloat16 if "bf16" in given else torch.float16 if "fp16" in given else torch.float32
     return {
@@ -122,6 +144,8 @@ def _megatron_fields(given: dict[str, str]) -> dict[str, Any]:
         **{name: given[name] for name in names if name in given},
         **({"num_moe_experts": int(given["num_experts"])} if "num_experts" in given else {}),
         **({"moe_layer_freq": json.loads(given["moe_layer_freq"])} if "moe_layer_freq" in given else {}),
+        **({"layernorm_epsilon": float(given["norm_epsilon"])} if "norm_epsilon" in given else {}),
+        **({"moe_aux_loss_coeff": float(given["moe_aux_loss_coeff"])} if "moe_aux_loss_coeff" in given else {}),
         "sequence_parallel": "sequence_parallel" in given,
         "hidden_dropout": float(given["hidden_dropout"]),
         "attention_dropout": float(given["attention_dropout"]),
@@ -170,6 +194,7 @@ def torchtitan(case: dict[str, Any]) -> Facts:
         "blocks": len(part.layers),
         "sequence_parallel": dims.tp > 1 and config.parallelism.enable_sequence_parallel,
         "dtype": config.training.mixed_precision_param,
+        "clip_norm": config.training.max_norm,
         "schedule": type(trainer.pp_schedule).__name__.removeprefix("Schedule").lower() if dims.pp > 1 else "1f1b",
         "parameters": sum(one.numel() for one in part.parameters()),
     }
@@ -196,6 +221,7 @@ def accelerate(case: dict[str, Any]) -> Facts:
         "micro_batches": micro_batches,
         "global_batch_size": module.ROWS * replicas * micro_batches,
         "sharding": 0 if plugin is None else 3 if plugin.reshard_after_forward else 2,
+        "clip_norm": module.MAX_NORM,
         "dtype": {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}[accelerator.mixed_precision],
     }
     if plugin is not None:
@@ -241,6 +267,7 @@ def deepspeed(case: dict[str, Any]) -> Facts:
         "micro_batches": config.gradient_accumulation_steps,
         "global_batch_size": config.train_batch_size // tensor,  # it counts every rank as a replica
         "sharding": int(config.zero_config.stage),
+        "clip_norm": config.gradient_clipping,
         "dtype": next((name for name, is_chosen in dtypes.items() if is_chosen), "float32"),
     }
 

@@ -23,7 +23,8 @@ from trainwright.exports.launch import agents
 from trainwright.exports.megatron_arguments import layout, parallel_arguments
 from trainwright.exports.torchtitan import module_names
 from trainwright.families import T5, Bert, Gpt, Llama, Moe
-from trainwright.layer import Dtype
+from trainwright.families.fields import RotaryScaling
+from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.runtime import Runtime
@@ -323,3 +324,83 @@ def test_pytorchjobs_explain_every_choice() -> None:
         found = [line for line in lines if line.lstrip(" -").startswith(begin)]
         assert len(found) == 3
         assert all("  # " in line for line in found)
+
+
+SCALED = Model.of(
+    Llama(
+        4, 64, 4, 32, key_value_heads=2, rotary_base=5e5, rotary_scaling=RotaryScaling("llama3", 8.0), norm_epsilon=1e-5
+    ),
+    Dtype.BFLOAT16,
+)
+
+
+def test_megatron_gets_angles_norms_and_clipping_of_the_model(tmp_path: Path) -> None:
+    call, *_ = started(written("megatron", SHAPE.plan(), SCALED)["launch.sh"], "b", tmp_path)
+    given_arguments = dict(pairwise(call))
+    names = ("--rotary-base", "--rope-scaling-factor", "--norm-epsilon", "--clip-grad")
+    assert [given_arguments[name] for name in names] == ["500000", "8", "1e-05", "1"]
+    assert "--use-rope-scaling" in call
+    plain, *_ = started(written("megatron", SHAPE.plan())["launch.sh"], "b", tmp_path)
+    assert dict(pairwise(plain))["--rotary-base"] == "10000"
+    assert "--use-rope-scaling" not in plain
+
+
+@pytest.mark.parametrize("attention", Attention)
+def test_megatron_stores_the_scores_of_attention_where_the_model_does(attention: Attention) -> None:
+    model = Model.of(LLAMA.family, Dtype.BFLOAT16, attention)
+    script = written("megatron", SHAPE.plan(), model)["launch.sh"]
+    assert ("--attention-backend unfused" in script) == (attention is not Attention.FUSED)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_export_says_which_values_of_the_model_are_assumed(name: str) -> None:
+    sentence = "Assumed, since the model file does not state it: rotary_base 10,000, norm_epsilon 1e-06"
+    assumed, stated = (
+        " ".join(written(name, SHAPE.plan(), model)["launch.sh"].replace("\n#", "").split())
+        for model in (LLAMA, SCALED)
+    )
+    assert sentence in assumed
+    assert "Assumed, since" not in stated
+
+
+def test_torchtitan_gets_angles_and_norms_of_the_model() -> None:
+    plain, scaled = (written("torchtitan", SHAPE.plan(), model)["trainwright_recipe.py"] for model in (LLAMA, SCALED))
+    assert "theta=10000.0," in plain
+    assert 'scaling="none",' in plain
+    for line in ("theta=500000.0,", 'scaling="llama",', "scaling_factor=8.0,", "norm.eps = 1e-05"):
+        assert line in scaled
+
+
+def test_scaling_that_a_trainer_lacks_is_named() -> None:
+    linear = replace(LLAMA, family=Llama(4, 64, 4, 32, key_value_heads=2, rotary_scaling=RotaryScaling("linear", 2.5)))
+    assert "# Megatron has no such scaling of rotary angles" in written("megatron", SHAPE.plan(), linear)["launch.sh"]
+    assert "torchtitan has no linear scaling" in written("torchtitan", SHAPE.plan(), linear)["launch.sh"]
+
+
+@pytest.mark.parametrize(("dtype", "is_grouped"), [(Dtype.BFLOAT16, True), (Dtype.FLOAT16, False)])
+def test_megatron_gets_how_experts_are_computed(dtype: Dtype, is_grouped: bool, tmp_path: Path) -> None:
+    family = Moe(layers=4, hidden_size=64, heads=4, sequence_length=32, experts=4, balance_loss_weight=0.02)
+    call, *_ = started(written("megatron", SHAPE.plan(), Model.of(family, dtype))["launch.sh"], "b", tmp_path)
+    given_arguments = dict(pairwise(call))
+    assert given_arguments["--moe-token-dispatcher-type"] == "alltoall"
+    assert given_arguments["--moe-aux-loss-coeff"] == "0.02"
+    assert ("--moe-grouped-gemm" in call) == is_grouped
+
+
+def test_every_trainer_clips_gradients_to_the_same_norm() -> None:
+    norms = {
+        "megatron": "--clip-grad 1 ",
+        "torchtitan": "max_norm=1.0,",
+        "deepspeed": '"gradient_clipping": 1.0',
+        "accelerate": "MAX_NORM = 1.0 ",
+    }
+    assert norms.keys() == {name for name, target in TARGETS.items() if not target.capabilities.every_plan}
+    for name, words in norms.items():
+        assert any(words in text for text in written(name, SHAPE.plan()).values()), name
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if not target.capabilities.every_plan])
+def test_every_trainer_says_how_pretrained_weights_are_loaded(name: str) -> None:
+    target = TARGETS[name]
+    request = ExportRequest(nearest_plan(SHAPE.plan(), target.capabilities), LLAMA, remarks=(target.remark,))
+    assert "retrained" in target.files(request)[0].text

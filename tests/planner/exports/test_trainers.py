@@ -19,10 +19,12 @@ from trainwright.cluster import Device
 from trainwright.exports import TARGETS, ExportRequest, UniformShape, nearest_plan, shape_of
 from trainwright.exports.launch import launch_script
 from trainwright.families import Gpt, Llama, Moe
+from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Schedule
 from trainwright.strategy import Sharding, Strategy
+from trainwright_worker.layers.transformer_parts import rotary_angles
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PACKAGES = {
@@ -33,9 +35,18 @@ PACKAGES = {
 }
 NO_INDEX = 3
 """Exit status of trainer_venvs.sh where no package index is reachable."""
-LLAMA = Model.of(Llama(layers=10, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
+LLAMA = Model.of(
+    Llama(
+        layers=10, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2, rotary_base=5e5, norm_epsilon=2e-5,
+        rotary_scaling=RotaryScaling("llama3", 8.0),
+    ),
+    Dtype.BFLOAT16,
+)  # fmt: skip
 GPT = Model.of(Gpt(layers=10, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=100), Dtype.FLOAT16)
-MOE = Model.of(Moe(layers=10, hidden_size=64, heads=4, sequence_length=32, experts=4, expert_every=2), Dtype.BFLOAT16)
+MOE = Model.of(
+    Moe(layers=10, hidden_size=64, heads=4, sequence_length=32, experts=4, expert_every=2, balance_loss_weight=0.02),
+    Dtype.BFLOAT16,
+)
 ZERO = (*Sharding,)
 CASES = [
     (
@@ -61,7 +72,7 @@ CASES = [
         ((4, 8, 12), 1, 1, Sharding.NONE, 4, Schedule.ONE_FORWARD_ONE_BACKWARD, LLAMA),
     ]
 ]
-LEAST = {"tensor", "data", "rows", "micro_batches", "global_batch_size", "sharding", "dtype"}
+LEAST = {"tensor", "data", "rows", "micro_batches", "global_batch_size", "sharding", "dtype", "clip_norm"}
 """Facts that every trainer states of every export."""
 MORE = {
     "megatron": {"stages", "blocks", "recomputed_blocks", "sequence_parallel", "parameters"},
@@ -76,7 +87,7 @@ MORE = {
 def interpreters() -> dict[str, str]:
     """Return the interpreter of each package; fail with the reason if one cannot be installed although there is an index."""
     done = subprocess.run(
-        [ROOT / "deploy" / "development" / "trainer_venvs.sh", *PACKAGES.values()],
+        [ROOT / "deploy" / "development" / "trainer_venvs.sh", *dict.fromkeys(PACKAGES.values())],
         capture_output=True,
         text=True,
         check=False,
@@ -106,7 +117,7 @@ def test_trainer_reads_what_was_written(name: str, interpreters: dict[str, str],
         (arguments,) = started(files["launch.sh"], "a", folder, HF_ASSETS="tokenizer")
         case = {"folder": str(folder), "arguments": arguments, "ranks": len(near.devices), "layers": near.layers}
         for stage in range(len(near.ends)):
-            cases.append(case | {"rank": stage * near.tensor * near.data})
+            cases.append(case | {"rank": stage * near.strategy.width})
             expected.append((model, _facts(near, stage, model, name)))
     found = _read(name, interpreters[PACKAGES[name]], cases)
     for told, (model, wanted) in zip(found, expected, strict=True):
@@ -134,8 +145,25 @@ def _facts(shape: UniformShape, stage: int, model: Model, trainer: str) -> dict[
         "recomputes": shape.recomputed_blocks > 0,
         "sequence_parallel": shape.strategy.tensor > 1 and (always or shape.strategy.sequence_parallel),
         "dtype": str(model.dtype),
+        "clip_norm": 1.0,
+        **_values(model),
         "schedule": str(shape.schedule),
     }
+
+
+def _values(model: Model) -> dict[str, Any]:
+    """Return the values of a model that change its results alone: of a slow frequency, and of norms and experts."""
+    family = model.family
+    if not isinstance(family, Llama | Moe):
+        return {}
+    frequencies = rotary_angles(
+        2, family.hidden_size // family.heads, family.rotary_base or ROTARY_BASE, family.rotary_scaling
+    )
+    values = {"slow_frequency": pytest.approx(float(frequencies[1, 0, -1]), rel=1e-5)}
+    values["norm_epsilon"] = NORM_EPSILON if family.norm_epsilon is None else family.norm_epsilon
+    if isinstance(family, Moe):
+        values |= {"balance_loss_weight": family.balance_loss_weight, "dispatcher": "alltoall", "grouped": True}
+    return values
 
 
 def _read(name: str, interpreter: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
