@@ -30,7 +30,6 @@ from trainwright.report.export_price import ExportPrice, export_table, exported
 from trainwright.report.format_sentences import number_format, slow_format
 from trainwright.report.plan_summary import idle_devices, short_names
 from trainwright.report.remark import Remark, sentences
-from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Candidate, Problem
 from trainwright.search.expressible import nearest_candidate
 from trainwright.training import Optimizer, RequestedDtype, Training
@@ -77,9 +76,10 @@ class PriceInputs:
         if self.model is None:
             raise ValueError("--cluster needs --model to price the export; add it, or leave --cluster out")
         runtime = self.runtime
-        if runtime is None and to in runtime_presets():
-            runtime = Path(to)
-            note(f"the price is of {to}'s runtime; `--runtime trainwright` prices our worker's")
+        preset = target_of("--to", to).preset
+        if runtime is None and preset is not None:
+            runtime = Path(preset)
+            note(f"the price is of {preset}'s runtime; `--runtime trainwright` prices our worker's")
         rows = None if self.global_batch_size is None else str(self.global_batch_size)
         lengths = self.sequence_length, self.decoder_sequence_length
         return Inputs(self.cluster, self.model, self.profiles, runtime, rows, *lengths)

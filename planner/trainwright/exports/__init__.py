@@ -8,12 +8,14 @@ from types import MappingProxyType
 from trainwright.exports.accelerate import Accelerate
 from trainwright.exports.capabilities import Capabilities, format_loss, is_expressible, losses
 from trainwright.exports.deepspeed import DeepSpeed
+from trainwright.exports.fsdp2 import Fsdp2
 from trainwright.exports.megatron_arguments import Megatron
 from trainwright.exports.nearest_plan import nearest_plan, nearest_shapes
 from trainwright.exports.pytorchjob import PyTorchJob
 from trainwright.exports.target import ExportFile, ExportRequest, Target
 from trainwright.exports.torchrun import Torchrun
 from trainwright.exports.torchtitan import Torchtitan
+from trainwright.exports.transformers_trainer import TransformersTrainer
 from trainwright.exports.uniform_shape import UniformShape, shape_of
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -22,6 +24,8 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         "torchtitan": Torchtitan(),
         "deepspeed": DeepSpeed(),
         "accelerate": Accelerate(),
+        "transformers": TransformersTrainer(),
+        "fsdp2": Fsdp2(),
         "torchrun": Torchrun(),
         "pytorchjob": PyTorchJob(),
     }

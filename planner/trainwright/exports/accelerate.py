@@ -27,6 +27,7 @@ class Accelerate:
     """Accelerate with DDP or FSDP2. It has no pipelines, and refuses DDP together with a tensor degree."""
 
     software = "Accelerate 1.15.0"
+    preset: str | None = "accelerate"
     capabilities = Capabilities(
         pipelines=False,
         replicated_tensor=False,

@@ -30,6 +30,7 @@ class Capabilities:
         every_plan: it reads the plan itself, so that nothing is lost.
         pipelines: it can have several stages.
         uneven_stages: stages may have any numbers of layers; else as even as possible, the first ones with the remainder.
+        tensor: there may be tensor groups.
         pipelined_tensor: stages may have tensor groups.
         replicated_tensor: tensor groups may have replicas that shard nothing.
         shardings, pipelined_shardings: without stages, and with several.
@@ -52,6 +53,7 @@ class Capabilities:
     every_plan: bool = False
     pipelines: bool = True
     uneven_stages: bool = True
+    tensor: bool = True
     pipelined_tensor: bool = True
     replicated_tensor: bool = True
     shardings: frozenset[Sharding] = EVERY_SHARDING
@@ -116,6 +118,8 @@ class Capabilities:
 
     def can_split(self, stages: int, tensor: int) -> bool:
         """Return whether it can have these numbers of stages and of devices that share a layer."""
+        if tensor > 1 and not self.tensor:
+            return False
         return stages == 1 or (self.pipelines and (tensor == 1 or self.pipelined_tensor))
 
     def can_fill(self, stages: int, micro_batches: int) -> bool:
@@ -196,7 +200,9 @@ def _missing_stages(plan: Plan, stages: int, tensor: int, capabilities: Capabili
     if stages > 1 and not capabilities.pipelines:
         yield f"{stages} pipeline stages: {capabilities.missing_stages}"
         return
-    if not capabilities.can_split(stages, tensor):
+    if tensor > 1 and not capabilities.tensor:
+        yield f"tensor degree {tensor}: it has none"
+    elif not capabilities.can_split(stages, tensor):
         yield f"tensor degree {tensor} within {stages} pipeline stages: it has one or the other"
     elif not capabilities.uneven_stages and not _is_even(plan):
         yield f"stages of chosen sizes ({_named(map(_sizes, plan.pipelines))} layers): it splits layers evenly"

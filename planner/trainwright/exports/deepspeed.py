@@ -39,6 +39,7 @@ class DeepSpeed:
     """
 
     software = "DeepSpeed 0.19.8"
+    preset: str | None = "deepspeed"
     capabilities = Capabilities(
         uneven_stages=False,
         pipelined_tensor=False,

@@ -40,6 +40,7 @@ class Megatron:
     """
 
     software = "Megatron-LM core_v0.16.1"
+    preset: str | None = "megatron"
     capabilities = Capabilities(
         pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),
         sequence_parallel=True,

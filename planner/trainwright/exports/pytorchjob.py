@@ -45,6 +45,7 @@ class PyTorchJob:
     """
 
     software = "Kubeflow training operator v1 (PyTorchJob kubeflow.org/v1)"
+    preset: str | None = None
     capabilities = Capabilities(every_plan=True)
     remark = (
         "Replace REGISTRY/TRAINING-IMAGE and train.py; rank r of the script is the r-th device of /plan/plan.json. Which GPUs of "

@@ -88,11 +88,13 @@ class Target(Protocol):
     Attributes:
         software: its name and the version whose options the files use.
         remark: what a user has to know of any plan there.
+        preset: name of the runtime preset by which its exports are priced; None: our worker's runtime.
     """
 
     software: str
     capabilities: Capabilities
     remark: str
+    preset: str | None
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]: ...
 

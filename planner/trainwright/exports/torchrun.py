@@ -16,6 +16,7 @@ class Torchrun:
     """torchrun; the script reads the plan and forms its process groups from it."""
 
     software = "torchrun (torch ≥ 2.8)"
+    preset: str | None = None
     capabilities = Capabilities(every_plan=True)
     remark = "Rank r of your script is the r-th device of plan.json, counted through pipelines and stages; name the script in SCRIPT."
 

@@ -33,6 +33,7 @@ class Torchtitan:
     """
 
     software = "torchtitan 0.3.0"
+    preset: str | None = "torchtitan"
     capabilities = Capabilities(
         shardings=frozenset({Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3}),
         pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),

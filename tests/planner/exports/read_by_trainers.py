@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,9 @@ def megatron(case: dict[str, Any]) -> Facts:
     parallel_state.initialize_model_parallel(
         tensor, int(given["pipeline_model_parallel_size"]), create_gloo_process_groups=False
     )
-    config = TransformerConfig(**_megatron_fields(given))
+    stated = TransformerConfig(**_megatron_fields(given))
+    # The stated dispatcher makes CUDA streams; the default one has the same model and needs none.
+    config = replace(stated, moe_token_dispatcher_type="allgather")
     is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     model = GPTModel(
         config,
@@ -82,7 +85,7 @@ def megatron(case: dict[str, Any]) -> Facts:
     if config.num_moe_experts:
         values |= {
             "balance_loss_weight": config.moe_aux_loss_coeff,
-            "dispatcher": config.moe_token_dispatcher_type,
+            "dispatcher": stated.moe_token_dispatcher_type,
             "grouped": "moe_grouped_gemm" in given,
         }
     recomputed = {None: 0, "uniform": blocks, "block": min(config.recompute_num_layers or 0, blocks)}
@@ -162,9 +165,11 @@ def _megatron_fields(given: dict[str, str]) -> dict[str, Any]:
 
 
 def torchtitan(case: dict[str, Any]) -> Facts:
+    import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
     from torch.distributed.fsdp import FSDPModule
     from torchtitan.components import metrics
+    from torchtitan.models.common.rope import RoPE
 
     # Its monitor asks CUDA for memory. The tokenizer and the data are the user's.
     metrics.build_device_memory_monitor = lambda: SimpleNamespace(
@@ -181,6 +186,10 @@ def torchtitan(case: dict[str, Any]) -> Facts:
     (part,) = trainer.model_parts
     micro_batches = trainer.gradient_accumulation_steps * trainer.num_pipeline_parallel_microbatches
     states = [one._get_fsdp_state() for one in part.modules() if isinstance(one, FSDPModule)]
+    values: Facts = {}
+    if (rope := next((one for one in part.modules() if isinstance(one, RoPE)), None)) is not None:
+        values["slow_frequency"] = float(torch.angle(rope.cache[1, -1]))
+    (values["norm_epsilon"],) = {one.eps for one in part.modules() if isinstance(one, torch.nn.RMSNorm)} or {None}
     gathers_again = any(one._fsdp_param_group and one._fsdp_param_group.post_forward_mesh_info for one in states)
     return {
         "stages": dims.pp,
@@ -195,6 +204,7 @@ def torchtitan(case: dict[str, Any]) -> Facts:
         "sequence_parallel": dims.tp > 1 and config.parallelism.enable_sequence_parallel,
         "dtype": config.training.mixed_precision_param,
         "clip_norm": config.training.max_norm,
+        **{name: value for name, value in values.items() if value is not None},
         "schedule": type(trainer.pp_schedule).__name__.removeprefix("Schedule").lower() if dims.pp > 1 else "1f1b",
         "parameters": sum(one.numel() for one in part.parameters()),
     }
@@ -227,6 +237,36 @@ def accelerate(case: dict[str, Any]) -> Facts:
     if plugin is not None:
         told["recomputes"] = plugin.activation_checkpointing
     return told
+
+
+def transformers(case: dict[str, Any]) -> Facts:
+    import dataclasses
+
+    from accelerate.state import DistributedType, PartialState
+    from transformers import HfArgumentParser, TrainingArguments
+
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *_: ("fake", DistributedType.MULTI_GPU)
+    words = case["arguments"][case["arguments"].index("train.py") + 1 :]
+    os.chdir(case["folder"])
+    with mock.patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True, create=True):
+        (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+    fsdp = arguments.fsdp_config if arguments.fsdp else None
+    dtypes = {"bfloat16": arguments.bf16, "float16": arguments.fp16}
+    rows, micro_batches = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    plugin = None if arguments.fsdp_plugin_args is None else dict(arguments.fsdp_plugin_args)
+    assert (fsdp is None) == (plugin is None), dataclasses.asdict(arguments)
+    return {
+        "tensor": 1,
+        "data": case["ranks"],
+        "rows": rows,
+        "micro_batches": micro_batches,
+        "global_batch_size": rows * micro_batches * case["ranks"],
+        "sharding": 0 if plugin is None else 3 if plugin["reshard_after_forward"] else 2,
+        "recomputes": arguments.activation_checkpointing if plugin is None else plugin["activation_checkpointing"],
+        "dtype": next((name for name, is_chosen in dtypes.items() if is_chosen), "float32"),
+        "clip_norm": arguments.max_grad_norm,
+    }
 
 
 def deepspeed(case: dict[str, Any]) -> Facts:
@@ -304,9 +344,10 @@ MODULES = {
     "megatron": ("megatron.core.models.gpt.gpt_model",),
     "torchtitan": ("torchtitan.trainer", "torchtitan.models.llama3"),
     "accelerate": ("accelerate",),
+    "transformers": ("accelerate", "transformers"),
     "deepspeed": ("deepspeed",),
 }
-READERS = {one.__name__: one for one in (megatron, torchtitan, accelerate, deepspeed)}
+READERS = {one.__name__: one for one in (megatron, torchtitan, accelerate, transformers, deepspeed)}
 
 
 if __name__ == "__main__":

@@ -393,6 +393,8 @@ def test_every_trainer_clips_gradients_to_the_same_norm() -> None:
         "torchtitan": "max_norm=1.0,",
         "deepspeed": '"gradient_clipping": 1.0',
         "accelerate": "MAX_NORM = 1.0 ",
+        "transformers": "--max_grad_norm 1 ",
+        "fsdp2": "MAX_NORM = 1.0 ",
     }
     assert norms.keys() == {name for name, target in TARGETS.items() if not target.capabilities.every_plan}
     for name, words in norms.items():
@@ -404,3 +406,30 @@ def test_every_trainer_says_how_pretrained_weights_are_loaded(name: str) -> None
     target = TARGETS[name]
     request = ExportRequest(nearest_plan(SHAPE.plan(), target.capabilities), LLAMA, remarks=(target.remark,))
     assert "retrained" in target.files(request)[0].text
+
+
+FSDP_SHAPE = replace(SHAPE.with_strategy(sharding=Sharding.ZERO3), ends=(6,), devices=SHAPE.devices[:2])
+
+
+@pytest.mark.parametrize("recomputed", [0, 4])
+def test_trainer_gets_the_plan_as_its_arguments(recomputed: int, tmp_path: Path) -> None:
+    files = written("transformers", replace(FSDP_SHAPE, recomputed_blocks=recomputed).plan())
+    call, *_ = started(files["launch.sh"], "a", tmp_path, SCRIPT="run_clm.py")
+    given_arguments = dict(pairwise(call))
+    assert given_arguments["--per_device_train_batch_size"] == str(SHAPE.rows)
+    assert given_arguments["--gradient_accumulation_steps"] == str(SHAPE.micro_batches)
+    fsdp = json.loads(files["fsdp_config.json"])
+    assert fsdp["reshard_after_forward"] is True
+    assert fsdp["activation_checkpointing"] == (recomputed > 0)
+    replicated = written("transformers", FSDP_SHAPE.with_strategy(sharding=Sharding.NONE).plan())
+    assert "fsdp_config.json" not in replicated
+
+
+def test_script_of_torch_alone_is_short_and_asks_for_the_model(tmp_path: Path) -> None:
+    for sharding in (Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3):
+        shape = replace(FSDP_SHAPE.with_strategy(sharding=sharding), recomputed_blocks=4)
+        files = written("fsdp2", shape.plan())
+        assert len(files["train_fsdp2.py"].splitlines()) <= 100
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        started(files["launch.sh"], "a", tmp_path)
+    assert "MODEL: must be a folder or a name of Hugging Face" in refusal.value.stderr

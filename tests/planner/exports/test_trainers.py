@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from trainwright.exports.launch import launch_script
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
 from trainwright.layer import Dtype
+from trainwright.measurement.training_logs import Batch, read_log
 from trainwright.model import Model
 from trainwright.plan import Schedule
 from trainwright.strategy import Sharding, Strategy
@@ -31,6 +34,7 @@ PACKAGES = {
     "megatron": "megatron-core==0.16.1",
     "torchtitan": "torchtitan==0.3.0",
     "accelerate": "accelerate==1.15.0",
+    "transformers": "accelerate==1.15.0",
     "deepspeed": "deepspeed==0.19.8",
 }
 NO_INDEX = 3
@@ -78,6 +82,7 @@ MORE = {
     "megatron": {"stages", "blocks", "recomputed_blocks", "sequence_parallel", "parameters"},
     "torchtitan": {"stages", "blocks", "recomputed_blocks", "sequence_parallel", "parameters", "schedule"},
     "accelerate": set(),
+    "transformers": set(),
     "deepspeed": {"stages"},
 }
 """Facts beside those that a trainer states of every export."""
@@ -175,6 +180,74 @@ def _read(name: str, interpreter: str, cases: list[dict[str, Any]]) -> list[dict
     assert lines, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(lines[-1].removeprefix("FOUND "))
     return found
+
+
+@pytest.mark.torch_processes
+def test_script_of_torch_alone_trains_alike_however_it_shards(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 10,
+              "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 32000, "tie_word_embeddings": True}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runs = [
+        _losses(tmp_path, str(tmp_path), *plan)
+        for plan in ((Sharding.NONE, 0), (Sharding.ZERO2, 0), (Sharding.ZERO3, 10))
+    ]
+    assert all(10 < loss < 11 for loss in runs[0])  # log(32000) is 10.4
+    assert runs[1] == pytest.approx(runs[0], rel=2e-3)
+    assert runs[2] == pytest.approx(runs[0], rel=2e-3)
+
+
+@pytest.mark.torch_processes
+def test_script_of_torch_alone_trains_a_model_of_your_own(tmp_path: Path) -> None:
+    (tmp_path / "own_model.py").write_text(OWN_MODEL)
+    assert len(_losses(tmp_path, "own_model:make", Sharding.ZERO3, 0)) == 3
+
+
+def _losses(folder: Path, model: str, sharding: Sharding, recomputed: int) -> list[float]:
+    """Return the losses of three steps on two processes."""
+    shape = replace(CASES[2][0].with_strategy(data=2, sharding=sharding), recomputed_blocks=recomputed)
+    shape = replace(shape, devices=(Device("a", 0), Device("a", 1)))
+    for file in TARGETS["fsdp2"].files(ExportRequest(shape.plan(), LLAMA)):
+        (folder / file.name).write_text(file.text)
+    printed = _torchrun(folder, MODEL=model, TRAINWRIGHT_ITERATIONS="3", NODE="a", PYTHONPATH=str(folder))
+    run = read_log(printed, Batch(16, 32, 2))
+    assert (run.trainer, len(run.iteration_seconds) + run.warm_up) == ("fsdp2", 3)
+    return [float(loss) for loss in re.findall(r"^step .* loss ([\d.]+),", printed, re.MULTILINE)]
+
+
+OWN_MODEL = """
+import torch
+from torch import nn
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(32000, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.head = nn.Linear(16, 32000)
+    def forward(self, input_ids, labels):
+        hidden = self.embedding(input_ids)
+        for block in self.blocks:
+            hidden = hidden + torch.relu(block(hidden))
+        return {"loss": nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())}
+def make():
+    model = Own()
+    return model, [*model.blocks]
+"""
+
+
+def _torchrun(folder: Path, **own: str) -> str:
+    """Run the launch script of a folder on this machine's CPU, and return what it printed."""
+    torchrun = folder / "torchrun"
+    torchrun.write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    torchrun.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **own}
+    environment["PATH"] = f"{folder}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "launch.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 SCRIPT = """

@@ -114,7 +114,14 @@ def of_blocks(base: Strategy, change: dict[str, Any]) -> Plan:
 
 
 PLAN_READERS = {name for name, target in TARGETS.items() if target.capabilities.every_plan}
-LOST = {"sequence_parallel": {"deepspeed", "accelerate"}, "keep_gathered_weights": set(TARGETS) - PLAN_READERS}
+WITHOUT_TENSOR = {name for name, target in TARGETS.items() if not target.capabilities.tensor}
+LOST = {
+    **dict.fromkeys(
+        ("tensor", "data", "order"), WITHOUT_TENSOR
+    ),  # these plans differ in all three by the tensor degree
+    "sequence_parallel": {"deepspeed", "accelerate", *WITHOUT_TENSOR},
+    "keep_gathered_weights": set(TARGETS) - PLAN_READERS,
+}
 """Trainers that lack a field, which `losses` says."""
 
 
@@ -122,7 +129,8 @@ LOST = {"sequence_parallel": {"deepspeed", "accelerate"}, "keep_gathered_weights
 @pytest.mark.parametrize("name", TARGETS)
 def test_export_says_the_field_unless_the_trainer_lacks_it(name: str, field: str) -> None:
     target, said = TARGETS[name], set[bool]()
-    bases = [BASE.replace(sharding=sharding) for sharding in Sharding]
+    degrees = (BASE, Strategy(1, 4)) if field in {"sharding", "recompute"} else (BASE,)
+    bases = [base.replace(sharding=sharding) for base in degrees for sharding in Sharding]
     changes = [{"sharding": sharding} for sharding in Sharding] if field == "sharding" else [OTHER[field]]
     for base, change in product(bases, changes):
         plans = plan_of(runs_of(base)), of_blocks(base, change)
