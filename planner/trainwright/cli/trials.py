@@ -18,6 +18,7 @@ from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.cli.estimate import check_devices, estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.inputs.document_files import content_of
+from trainwright.cli.inputs.measured_run import MeasuredRun
 from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import Inputs
@@ -32,7 +33,6 @@ from trainwright.cli.output import (
     show_json,
     write_document,
 )
-from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import check_plan
 from trainwright.document_kind import kind_by_fields
@@ -50,7 +50,7 @@ from trainwright.report.trial_report import calibration_report, trial_fields, tr
 from trainwright.search import Candidate, Problem
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.throughput import throughput
-from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
+from trainwright.worker_api import TrialReport
 
 app = typer.Typer(add_completion=False)
 
@@ -219,28 +219,25 @@ def trial(
     *,
     inputs: Inputs,
     plan_file: Annotated[Path, typer.Option("--plan", help="The plan that was tried.")],
-    measured: Annotated[
-        Path, typer.Option("--report", help="The worker's report of the trial, or its log, which holds the report.")
-    ],
+    measured: MeasuredRun,
     written: Written,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a measured trial: throughput, utilisation, error of the prediction, and a timeline of each device."""
-    trace = written.trace
+    trace, measured_file = written.trace, measured.file
     check_writable(trace)
     planned = estimated_plan(plan_file, inputs.problem(_AS_TRIED, is_given=True), inputs)
     problem, candidate = planned.problem, planned.best
     plan, predicted = candidate.plan, candidate.estimate
-    answer = _report_in(measured)
-    _check_devices(answer, plan, measured)
+    answer = measured.measured(plan, problem)
     recorded = answer.timeline
     if trace is not None and recorded is None:
         raise documents.DocumentError(
-            f"{measured}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
+            f"{measured_file}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
         )
     rates = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     if written.append is not None:
-        new_trial = _plausible_trial(candidate, problem, answer, measured)
+        new_trial = _plausible_trial(candidate, problem, answer, measured_file)
         note(TrialsFile.opened(written.append, inputs, problem.cost_context).append(new_trial))
     if trace is not None and recorded is not None:
         trace.write_text(json.dumps(chrome_trace(recorded)) + "\n", encoding="utf-8")
@@ -270,43 +267,3 @@ def _plausible_trial(tried: Candidate, problem: Problem, answer: TrialReport, pa
     if wrong := implausible(Evaluation((new_trial,), problem.cost_context), 0):
         raise DocumentError(f"{path}: {wrong.what}; nothing was added; {wrong.remedy}")
     return new_trial
-
-
-def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
-    """Raise DocumentError if the report is of a trial on other devices than the plan's.
-
-    The report of a user's job, which has no losses, names the devices whose memory its log states, not all of them.
-    """
-    ranks = answer.timeline.ranks if answer.timeline is not None else answer.memory
-    used = {str(Device(rank.node, rank.slot)) for rank in ranks}
-    plan_devices = {str(device) for device in plan.devices}
-    strange = used ^ plan_devices if answer.losses else used - plan_devices
-    if used and strange:
-        odd = min(strange)
-        raise documents.DocumentError(
-            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(plan_devices)}, and {odd} is in only one "
-            "of them; give the plan that was tried"
-        )
-
-
-def _report_in(path: Path) -> TrialReport:
-    """Read the report from its own file or from a log. Raises DocumentError if there is none."""
-    content = content_of(path)
-    marker = f"{REPORT_MARKER} ".encode()
-    marked = [line.removeprefix(marker) for line in content.splitlines() if line.startswith(marker)]
-    if len(marked) > 1:
-        raise documents.DocumentError(f"{path}: holds {len(marked)} reports; keep the one of this trial")
-    if not marked and not content.lstrip().startswith((b"{", b"apiVersion", b"document")):
-        raise documents.DocumentError(
-            f"{path}: holds no report (no line begins with {REPORT_MARKER}); check that the trial ended"
-        )
-    report: TrialReport | TrialSeriesReport = documents.loads_given(
-        marked[0] if marked else content, TrialReport | TrialSeriesReport, source=str(path)
-    )
-    if isinstance(report, TrialSeriesReport):
-        raise documents.DocumentError(
-            f"{path}: holds {len(report.trials)} trials of one gang; `resultRef` of a trial names the ConfigMap with its own"
-        )
-    if not report.iteration_seconds:
-        raise documents.DocumentError(f"{path}: the trial measured no iteration")
-    return report

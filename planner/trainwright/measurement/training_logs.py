@@ -1,0 +1,221 @@
+"""Logs of trainers: seconds of their iterations, and the memory that they state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+WARM_UP_SHARE: Final = 0.25
+"""Share of the logged iterations that are dropped at most as warm-up."""
+MAX_WARM_UP: Final = 3
+"""Iterations that are dropped at most: the first ones compile kernels, grow memory pools and connect communicators."""
+_GIB, _MIB = 2**30, 2**20
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER: Final = r"([\d,]+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Size of an iteration, by which rates become seconds.
+
+    Attributes:
+        tokens_per_row: None for models without tokens.
+    """
+
+    rows: int
+    tokens_per_row: int | None
+    devices: int
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """Run of a trainer, as its log states it.
+
+    Attributes:
+        trainer: name of the format.
+        iteration_seconds: without the warm-up.
+        warm_up: logged iterations that were dropped.
+        peak_bytes: by rank, the most that each states; of rank 0 where the log does not say of which.
+        dtype: number format of the weights, if the log states it: `float32`.
+    """
+
+    trainer: str
+    iteration_seconds: tuple[float, ...]
+    warm_up: int
+    peak_bytes: Mapping[int, int]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Format of a trainer's log.
+
+    Attributes:
+        mark: what a line of an iteration holds.
+        seconds: of the iterations in the lines, in their order.
+        peaks: rank and bytes of every statement of a peak.
+        needs: what an iteration's line looks like, for a refusal.
+    """
+
+    mark: re.Pattern[str]
+    seconds: Callable[[list[str], Batch], Iterator[float]]
+    peaks: Callable[[list[str]], Iterator[tuple[int, int]]]
+    needs: str
+
+
+def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
+    """Return what the log of a run says.
+
+    Args:
+        text: the log, of one rank or of several together.
+        batch: of the plan that ran.
+        trainer: name of the format; None: the one that most lines are of.
+
+    Raises ValueError with one sentence for a log without iterations.
+    """
+    lines = [line for line in re.split(r"[\r\n]+", _COLOURS.sub("", text)) if line]
+    if trainer is None:
+        trainer = _recognised(lines)
+    elif trainer not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {trainer!r}")
+    format_ = FORMATS[trainer]
+    seconds = [value for value in format_.seconds(lines, batch) if value > 0]
+    if not seconds:
+        raise ValueError(f"holds no iteration of {trainer}: no line has {format_.needs}")
+    dropped = min(MAX_WARM_UP, max(int(WARM_UP_SHARE * len(seconds)), int(len(seconds) > 1)))
+    peaks: dict[int, int] = {}
+    for rank, peak in format_.peaks(lines):
+        peaks[rank] = max(peak, peaks.get(rank, 0))
+    return LoggedRun(trainer, tuple(seconds[dropped:]), dropped, peaks, _dtype(lines))
+
+
+def _recognised(lines: list[str]) -> str:
+    counts = {name: sum(format_.mark.search(line) is not None for line in lines) for name, format_ in FORMATS.items()}
+    name = max(counts, key=lambda name: counts[name])
+    if not counts[name]:
+        kinds = "; ".join(f"{name}: {format_.needs}" for name, format_ in FORMATS.items())
+        raise ValueError(f"holds no iteration of a trainer that is known ({kinds}); log every step, or give --report")
+    return name
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _values(pattern: re.Pattern[str], lines: list[str]) -> Iterator[float]:
+    for line in lines:
+        if match := pattern.search(line):
+            yield _number(match[1])
+
+
+def _rank(line: str) -> int:
+    """Return the rank that a line's prefix names (`[Rank 3]`, `[rank3]:`, `[default3]:`), else 0."""
+    named = re.search(r"\[(?:rank|default)\s?(\d+)\]", line, re.IGNORECASE)
+    return 0 if named is None else int(named[1])
+
+
+def _of_first_rank(lines: list[str]) -> list[str]:
+    """Return the lines of the least rank that logs, where every rank logs its iterations."""
+    ranks = {_rank(line) for line in lines}
+    return [line for line in lines if _rank(line) == min(ranks)] if len(ranks) > 1 else lines
+
+
+_MEGATRON: Final = re.compile(rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")
+_MEGATRON_PEAK: Final = re.compile(rf"memory \(MB\).*?\bmax allocated:\s*{_NUMBER}")
+_TORCHTITAN: Final = re.compile(rf"\bstep:\s*\d+.*\btps:\s*{_NUMBER}")
+_TORCHTITAN_PEAK: Final = re.compile(rf"\bmemory:\s*{_NUMBER}\s?GiB")
+_DEEPSPEED_RATE: Final = re.compile(rf"CurrSamplesPerSec=\s*{_NUMBER}")
+_DEEPSPEED_STAGES: Final = re.compile(rf"\bsteps:\s*\d+.*\biter time \(s\):\s*{_NUMBER}")
+_DEEPSPEED: Final = re.compile(rf"{_DEEPSPEED_RATE.pattern}|{_DEEPSPEED_STAGES.pattern}")
+_DEEPSPEED_PEAK: Final = re.compile(rf"(?:MaxMemAllocated=|\bMax_MA )\s*{_NUMBER}\s?GB")
+_PROGRESS: Final = re.compile(r"\b(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<[^\]]*(?:s/it|it/s)")
+_RUNTIME: Final = re.compile(rf"'train_steps_per_second': '?{_NUMBER}")
+_ACCELERATE: Final = re.compile(rf"{_PROGRESS.pattern}|{_RUNTIME.pattern}")
+_FSDP2: Final = re.compile(rf"^step \d+: {_NUMBER} s, loss ")
+_FSDP2_PEAK: Final = re.compile(rf"^step \d+: .*\bpeak {_NUMBER} GiB")
+
+
+def _megatron(lines: list[str], batch: Batch) -> Iterator[float]:
+    del batch
+    return (value / 1e3 for value in _values(_MEGATRON, lines))
+
+
+def _torchtitan(lines: list[str], batch: Batch) -> Iterator[float]:
+    if batch.tokens_per_row is None:
+        raise ValueError("has tokens a second, but rows of the model have none")
+    tokens = batch.rows * batch.tokens_per_row / batch.devices
+    steps = [line for line in lines if _TORCHTITAN.search(line)]
+    return (tokens / rate for rate in _values(_TORCHTITAN, _of_first_rank(steps)) if rate > 0)
+
+
+def _deepspeed(lines: list[str], batch: Batch) -> Iterator[float]:
+    stages = [*_values(_DEEPSPEED_STAGES, lines)]  # the pipeline's engine states the time itself
+    yield from stages or (batch.rows / rate for rate in _values(_DEEPSPEED_RATE, lines) if rate > 0)
+
+
+def _accelerate(lines: list[str], batch: Batch) -> Iterator[float]:
+    """Yield the mean of the steps by the bar of the training, whose seconds are whole; without a bar that of the whole run."""
+    del batch
+    bars: dict[int, dict[int, int]] = {}
+    for line in lines:
+        for step, total, hours, minutes, seconds in _PROGRESS.findall(line):
+            elapsed = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)
+            bars.setdefault(int(total), {}).setdefault(int(step), elapsed)
+    longest = max(bars.values(), key=lambda bar: max(bar.values()), default={})  # other bars load weights, or evaluate
+    steps = sorted(step for step in longest if step > 0)
+    steps = steps[min(MAX_WARM_UP, len(steps) // 4) :]
+    if len(steps) > 1 and longest[steps[-1]] > longest[steps[0]]:
+        yield (longest[steps[-1]] - longest[steps[0]]) / (steps[-1] - steps[0])
+    else:
+        yield from (1 / rate for rate in _values(_RUNTIME, lines) if rate > 0)
+
+
+def _fsdp2(lines: list[str], batch: Batch) -> Iterator[float]:
+    del batch
+    return _values(_FSDP2, lines)
+
+
+def _peaks(pattern: re.Pattern[str], unit: int) -> Callable[[list[str]], Iterator[tuple[int, int]]]:
+    def read(lines: list[str]) -> Iterator[tuple[int, int]]:
+        for line in lines:
+            if (match := pattern.search(line)) and (peak := round(_number(match[1]) * unit)):
+                yield _rank(line), peak
+
+    return read
+
+
+FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
+    {
+        "megatron": _Format(_MEGATRON, _megatron, _peaks(_MEGATRON_PEAK, _MIB), "`elapsed time per iteration (ms): …`"),
+        "torchtitan": _Format(_TORCHTITAN, _torchtitan, _peaks(_TORCHTITAN_PEAK, _GIB), "`step: … tps: …`"),
+        "deepspeed": _Format(
+            _DEEPSPEED,
+            _deepspeed,
+            _peaks(_DEEPSPEED_PEAK, _GIB),
+            "`CurrSamplesPerSec=…` or `steps: … iter time (s): …`",
+        ),
+        "accelerate": _Format(
+            _ACCELERATE,
+            _accelerate,
+            lambda _: iter(()),
+            "a progress bar `12/100 [00:14<…` or `'train_steps_per_second': …`",
+        ),
+        "fsdp2": _Format(_FSDP2, _fsdp2, _peaks(_FSDP2_PEAK, _GIB), "`step …: … s, loss …`"),
+    }
+)
+"""Formats by the name of `--format`."""
+
+_DTYPES: Final = re.compile(
+    r"\bparams_dtype[ .=:]+torch\.(float32|float16|bfloat16)\b|\bmixed_precision_param[\"' =:]+(float32|bfloat16)\b"
+)
+
+
+def _dtype(lines: list[str]) -> str | None:
+    """Return the number format of the weights that the arguments in a log state; None if it has none."""
+    for line in lines:
+        if match := _DTYPES.search(line):
+            return match[1] or match[2]
+    return None
