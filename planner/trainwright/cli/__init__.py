@@ -29,6 +29,7 @@ COMMANDS = {
     "export": ("export", "Write a plan for another trainer, and predict what the difference costs."),
     "calibrate": ("trials", "Fit the cost model to measured trials."),
     "trial": ("trials", "Compare a measured trial with its prediction, with its timeline."),
+    "diagnose": ("diagnose", "Say why a run is slow: measured against predicted, and what the cause costs."),
     "tune": ("tune", "Find and measure the fastest plan on this machine, without Kubernetes."),
     "watch": ("watch", "Show how far a TrainingPlan of a cluster is, until it has its answer."),
     "report": ("report", "Write the page of a TrainingPlan's answer, from a cluster or from `tune`."),

@@ -85,7 +85,7 @@ def logged_run(file: Path, log_format: str | None, plan: Plan, problem: Problem)
         raise documents.DocumentError(f"{file}: {error}") from None
     count = len(run.iteration_seconds)
     note(
-        f"{file}: {count} time{'s' * (count > 1)} of {run.trainer} after {run.warm_up} of the warm-up"
+        f"{file}: {count} iteration time{'s' * (count > 1)} of {run.trainer}, after {run.warm_up} of warm-up"
         + ("" if run.peak_bytes else "; it states no memory")
     )
     if run.dtype is not None and run.dtype != problem.model.dtype:
