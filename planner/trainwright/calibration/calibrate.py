@@ -19,6 +19,7 @@ from trainwright.calibration.factors import (
 from trainwright.calibration.fit_report import Errors, Evidence, Fit, FittedTrial, Quantity
 from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.calibration.measured_trials import Trial, Trials
+from trainwright.calibration.memory_bounds import MemoryBounds
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
 
@@ -37,32 +38,38 @@ class CalibrationOutcome:
     """Predictions by trial: before the fit, after it, and with a fit to the other trials.
 
     Attributes:
+        values: the fitted ones, lowered where trials bound them; those before, likewise lowered, if the fit does not help.
         helps: fits to the other trials predict better than no fit; true for a single trial, which cannot say.
+        bounds_loss: loss of the bounds that the fit does not keep.
         evidence: what the trials say of every parameter, by name.
     """
 
     parameters: tuple[Parameter, ...]
     solution: RobustFit
+    values: Vector
     before: tuple[Vector, ...]
     after: tuple[Vector, ...]
     left_out: tuple[Vector, ...]
     outliers: tuple[bool, ...]
     helps: bool
+    bounds_loss: float
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Residuals:
-    """Residuals log(predicted / observed), in units of a good prediction's deviation."""
+    """Residuals log(predicted / observed), in units of a good prediction's deviation; then those of bounds."""
 
     predict: Predict
     observed: tuple[Vector, ...]
     deviation_ratio: float
+    bounds: MemoryBounds | None = None
 
     @property
     def owners(self) -> np.ndarray:
-        """Trial of every residual."""
-        return np.repeat(range(len(self.observed)), [len(numbers) for numbers in self.observed])
+        """Trial of every residual; -1 for bounds of trials without observation."""
+        observed = np.repeat(range(len(self.observed)), [len(numbers) for numbers in self.observed])
+        return np.concatenate([observed, () if self.bounds is None else self.bounds.owners]).astype(np.int64)
 
     def of(self, predicted: Vector, trial: int) -> Vector:
         """Return a trial's residuals, scaled so that each trial weighs the same regardless of its number of values."""
@@ -70,32 +77,49 @@ class _Residuals:
         return np.asarray(ratio / self.deviation_ratio / np.sqrt(len(ratio)), dtype=np.float64)
 
     def at(self, values: Vector) -> Vector:
-        return np.concatenate([self.of(self.predict(values, trial), trial) for trial in range(len(self.observed))])
+        observed = [self.of(self.predict(values, trial), trial) for trial in range(len(self.observed))]
+        return np.concatenate([*observed, self._of_bounds(values)])
+
+    def _of_bounds(self, values: Vector) -> Vector:
+        return np.zeros(0) if self.bounds is None else self.bounds.excess(values) / self.deviation_ratio
+
+    def bounds_loss(self, values: Vector) -> float:
+        return loss(self._of_bounds(values))
+
+    def lowered(self, values: Vector, left_out: int | None = None) -> Vector:
+        """Return values at which every trial that ran fits."""
+        return values if self.bounds is None else self.bounds.lowered(values, left_out)
 
     def loss(self, predictions: Sequence[Vector]) -> float:
         return sum(loss(self.of(numbers, trial)) for trial, numbers in enumerate(predictions))
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - predictions, observations and how to fit them
     predict: Predict,
     observed: tuple[Vector, ...],
     nested: Sequence[tuple[Parameter, ...]],
     deviation_ratio: float,
+    *,
     report: Report = lambda _: None,
+    bounds: MemoryBounds | None = None,
 ) -> CalibrationOutcome:
-    """Return the fit, among those of `nested` parameter sets, that predicts left-out trials best.
+    """Return the fit, among those of `nested` parameter sets, that predicts left-out trials best and keeps the bounds.
 
-    The first set is the simplest, and a later one must be better. A single trial gets the first. A trial is left out by
-    the linearised residuals around the fit to all; the prediction for it is exact.
+    The first set is the simplest, and a later one must be better. A single trial without bounds gets the first. A trial is
+    left out by the linearised residuals around the fit to all; the prediction for it is exact.
     """
-    residuals = _Residuals(predict, observed, deviation_ratio)
-    tried = nested if len(observed) > 1 else nested[:1]
+    residuals = _Residuals(predict, observed, deviation_ratio, bounds)
+    tried = nested if len(observed) > 1 or bounds is not None else nested[:1]
     sizes = [1 + sum(parameter.low < parameter.high for parameter in parameters) for parameters in tried]
     outcomes = list[CalibrationOutcome]()
     for parameters, done in zip(tried, accumulate(sizes), strict=True):
         outcomes.append(_outcome(residuals, parameters))
         report(done / sum(sizes))
-    best = min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
+    best = outcomes[0]
+    for outcome in outcomes[1:]:
+        gain = residuals.loss(best.left_out) - residuals.loss(outcome.left_out)
+        if gain + best.bounds_loss - outcome.bounds_loss > (0.0 if gain else BOUND_GAIN):
+            best = outcome
     return replace(best, evidence=_evidence(best, residuals, nested[-1]))
 
 
@@ -119,15 +143,28 @@ def _outcome(residuals: _Residuals, parameters: tuple[Parameter, ...]) -> Calibr
     solution = solve(residuals.at, parameters)
     starts = np.array([parameter.start for parameter in parameters])
     before = tuple(residuals.predict(starts, trial) for trial in trials)
-    left_out = tuple(residuals.predict(_without(solution, owners != trial, parameters), trial) for trial in trials)
+    left_out = tuple(
+        residuals.predict(residuals.lowered(_without(solution, owners != trial, parameters), trial), trial)
+        for trial in trials
+    )
+    bounds_loss = residuals.bounds_loss(solution.values)
+    helps = len(trials) <= 1 or residuals.loss(left_out) + bounds_loss < residuals.loss(before) + residuals.bounds_loss(
+        starts
+    )
+    values = residuals.lowered(solution.values if helps else starts)
+    is_observed = np.arange(len(owners)) < sum(len(numbers) for numbers in residuals.observed)
     return CalibrationOutcome(
         parameters,
         solution,
+        values,
         before,
-        after=tuple(residuals.predict(solution.values, trial) for trial in trials),
+        after=tuple(residuals.predict(values, trial) for trial in trials),
         left_out=left_out,
-        outliers=tuple(bool(np.any(np.abs(solution.residuals[owners == trial]) > OUTLIER)) for trial in trials),
-        helps=len(trials) == 1 or residuals.loss(left_out) < residuals.loss(before),
+        outliers=tuple(
+            bool(np.any(np.abs(solution.residuals[is_observed & (owners == trial)]) > OUTLIER)) for trial in trials
+        ),
+        helps=helps,
+        bounds_loss=bounds_loss,
     )
 
 
@@ -143,11 +180,16 @@ def _without(solution: RobustFit, kept: np.ndarray, parameters: tuple[Parameter,
 TIME_DEVIATION_RATIO: Final = 0.05
 MEMORY_DEVIATION_RATIO: Final = 0.03
 """Deviation of a good prediction from a measurement; beyond it a trial's weight falls."""
+BOUND_GAIN: Final = 0.5
+"""Loss of bounds by which a set of more factors must be better where left-out trials do not say: about one bound that is
+exceeded by a deviation.
+"""
 
 
 def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -> Fit:
-    """Fit the factors with which the cost model agrees with the trials, and plans do not fit that ran out of memory.
+    """Fit the factors with which the cost model agrees with the trials.
 
+    Plans that ran fit into memory, and those that ran out of it do not, unless only one of both can hold: then they fit.
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
     depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
     `report` is called with the share of the fits that is done, by their numbers of factors.
@@ -166,18 +208,22 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
-    with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
+    with_memory = tuple(number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size)
+    bounds = _memory_bounds(evaluation, trials.trials, with_memory)
+    starts = np.array([parameter.start for parameter in bounds.factors.parameters])
     memory_quantities: dict[int, Quantity] = {}
     odd_memory: set[int] = set()
+    unexplained: tuple[int, ...] = ()
     memory_helps = None
-    if with_memory or overfull:
-        memories, memory = _fit_memory(evaluation, trials.trials, with_memory)
+    if with_memory or overfull or np.any(bounds.excess(starts)):
+        memory, unexplained = _fit_memory(trials.trials, bounds)
         memory_helps = memory.helps
-        runtime = memories.apply(memory.solution.values, runtime) if memory.helps else runtime
-        factors += memories.account(memory.solution, memory.evidence, runtime)
+        if not np.array_equal(memory.values, starts):
+            runtime = bounds.factors.apply(memory.values, runtime)
+        factors += bounds.factors.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
         memory_quantities = dict(zip(with_memory, sizes, strict=True))
-        odd_memory = {number for number, is_odd in zip(with_memory, memory.outliers, strict=False) if is_odd}
+        odd_memory = {number for number, is_odd in zip(with_memory, memory.outliers, strict=True) if is_odd}
     return Fit(
         runtime=runtime,
         factors=factors,
@@ -191,6 +237,7 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
         time_helps=time.helps,
         memory_errors=Errors.of(tuple(memory_quantities.values())) if memory_quantities else None,
         memory_helps=memory_helps,
+        unexplained=tuple(evaluation.trials[number].label for number in unexplained),
     )
 
 
@@ -210,39 +257,40 @@ def _fit_times(
         tuple(measured_seconds(trial) for trial in trials),
         factors.nested,
         TIME_DEVIATION_RATIO,
-        report,
+        report=report,
     )
     return factors, outcome
 
 
-def _fit_memory(
-    evaluation: Evaluation, trials: tuple[Trial, ...], numbers: list[int]
-) -> tuple[MemoryFactors, CalibrationOutcome]:
-    """Fit the memory factors to the trials `numbers`, which measured memory, and to those that ran out of it.
-
-    The latter are bounds: they count only if they are predicted to fit.
-    """
-    runtime = evaluation.context.runtime
-    measured = tuple(measured_bytes(trials[number]) for number in numbers)
+def _memory_bounds(evaluation: Evaluation, trials: tuple[Trial, ...], with_memory: tuple[int, ...]) -> MemoryBounds:
+    peaks = (float(np.min(measured_bytes(trials[number]))) for number in with_memory)
     memories = (accelerator.memory_bytes for accelerator in evaluation.context.cluster.accelerators)
-    factors = MemoryFactors(
-        runtime, smallest_bytes=float(min((np.min(peaks) for peaks in measured), default=min(memories)))
-    )
-    overfull = range(len(trials), len(evaluation.trials))
+    factors = MemoryFactors(evaluation.context.runtime, smallest_bytes=float(min(peaks, default=min(memories))))
+    overfull = tuple(range(len(trials), len(evaluation.trials)))
+    return MemoryBounds(evaluation, factors, tuple(range(len(trials))), overfull, with_memory)
 
-    def predict(values: Vector, index: int) -> Vector:
-        changed = factors.apply(values, runtime)
-        if index < len(numbers):
-            return evaluation.peak_bytes(numbers[index], changed)
-        return evaluation.filled_share(overfull[index - len(numbers)], changed)
 
-    outcome = calibrate(
-        predict,
-        (*measured, *(np.ones(1) for _ in overfull)),
-        factors.nested,
-        MEMORY_DEVIATION_RATIO,
-    )
-    return factors, outcome
+def _fit_memory(trials: tuple[Trial, ...], bounds: MemoryBounds) -> tuple[CalibrationOutcome, tuple[int, ...]]:
+    """Fit the memory factors to the trials that measured memory, within the bounds that all trials are.
+
+    Trials that ran out of memory, which no factors explain beside those that ran, are set aside and returned: they would
+    only take memory from other plans.
+    """
+    evaluation, factors, numbers = bounds.evaluation, bounds.factors, bounds.observations
+    runtime = evaluation.context.runtime
+    unexplained: tuple[int, ...] = ()
+    while True:
+        outcome = calibrate(
+            lambda values, index: evaluation.peak_bytes(numbers[index], factors.apply(values, runtime)),
+            tuple(measured_bytes(trials[number]) for number in numbers),
+            factors.nested,
+            MEMORY_DEVIATION_RATIO,
+            bounds=bounds,
+        )
+        aside = bounds.unexplained(outcome.values)
+        if not aside:
+            return outcome, unexplained
+        unexplained, bounds = (*unexplained, *aside), bounds.without(aside)
 
 
 def _deviating(trials: tuple[Trial, ...], context: CostContext) -> tuple[str, ...]:
@@ -253,8 +301,7 @@ def _deviating(trials: tuple[Trial, ...], context: CostContext) -> tuple[str, ..
 
 
 def _quantities(outcome: CalibrationOutcome, measured: list[np.ndarray]) -> tuple[Quantity, ...]:
-    after = outcome.after if outcome.helps else outcome.before
     return tuple(
         Quantity(*(float(np.max(numbers)) for numbers in of_trial))
-        for of_trial in zip(measured, outcome.before, after, outcome.left_out, strict=False)
+        for of_trial in zip(measured, outcome.before, outcome.after, outcome.left_out, strict=True)
     )

@@ -55,16 +55,13 @@ class Evaluation:
         peaks = [bytes_of_device[device_memory.device] for device_memory in devices] or [max(bytes_of_device.values())]
         return np.array(peaks, dtype=np.float64)
 
-    def filled_share(self, trial: int, runtime: Runtime) -> Vector:
-        """Return the share of its memory that the fullest device is predicted to fill, at most 1, as an array of one.
+    def filled_share(self, trial: int, runtime: Runtime) -> float:
+        """Return the share of its memory that the fullest device is predicted to fill.
 
-        A plan that ran out of memory filled one of them.
+        A plan that ran out of memory filled one of them; one that ran filled none beyond it.
         """
-        cluster = self.context.cluster
-        shares = (
-            size / cluster.accelerator_of(device).memory_bytes for device, size in self.memory(trial, runtime).items()
-        )
-        return np.array([min(max(shares), 1.0)])
+        limits = self.context.memory_of_node
+        return max(size / limits[device.node] for device, size in self.memory(trial, runtime).items())
 
     def _predicted(self, predict: Callable[[Plan, CostContext], T], trial: int, runtime: Runtime) -> T:
         try:
@@ -261,6 +258,11 @@ class MemoryFactors:
             constant_bytes=round(constant * self.smallest_bytes),
             copied_bytes_per_parameter=copies * COPIES_UNIT_BYTES,
         )
+
+    def with_constant(self, values: Vector, num_bytes: float) -> Vector:
+        """Return the parameter values with another constant."""
+        activation, _, copies = values
+        return np.array([activation, num_bytes / self.smallest_bytes, copies])
 
     def account(self, solution: RobustFit, evidence: Mapping[str, Evidence], after: Runtime) -> tuple[Factor, ...]:
         """Return all factors with their values in `after`."""

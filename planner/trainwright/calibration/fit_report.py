@@ -94,6 +94,7 @@ class Fit:
         time_helps, memory_helps: a fit to the other trials predicts a trial better than no fit; if not, the factors of
             time (of memory) are unchanged. True for a single trial, which cannot say.
         memory_errors, memory_helps: None if no trial measured memory.
+        unexplained: names of trials that ran out of memory, which no factors explain beside those that ran.
     """
 
     runtime: Runtime
@@ -103,3 +104,4 @@ class Fit:
     time_helps: bool
     memory_errors: Errors | None
     memory_helps: bool | None
+    unexplained: tuple[str, ...] = ()

@@ -82,9 +82,18 @@ def _sentences(fit: Fit) -> list[str]:
         *_outliers(peaks, "held", "the memory that", of=len(with_memory)),
         _errors("time", fit.time_errors, helps=fit.time_helps),
     ]
+    if fit.unexplained:
+        lines.append(_unexplained(fit.unexplained))
     if fit.memory_errors is not None:
         lines.append(_errors("memory", fit.memory_errors, helps=bool(fit.memory_helps)))
     return lines
+
+
+def _unexplained(names: Sequence[str]) -> str:
+    others, count = "beside those that ran no factors explain it, so", len(names)
+    if count == 1:
+        return f"{names[0]} ran out of memory; {others} it does not count."
+    return f"{count} trials ran out of memory, {names[0]} the first; {others} they do not count."
 
 
 def _outliers(odd: Sequence[tuple[str, Quantity]], took: str, what: str, *, of: int) -> list[str]:

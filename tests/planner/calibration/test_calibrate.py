@@ -301,21 +301,6 @@ def test_bytes_of_each_parameter_are_fitted(plans, setting):
     assert found.memory_errors.left_out < 0.02
 
 
-def test_plans_that_ran_out_of_memory_are_bounds(plans, setting):
-    """Each is predicted to fill half of the smallest device before; it did not fit, so it filled more than one."""
-    plan = plans[0]
-    needed = estimate_with_context(plan, setting).peak_memory_bytes
-    accelerators = tuple(replace(one, memory_bytes=2 * needed) for one in setting.cluster.accelerators)
-    small = replace(setting, cluster=replace(setting.cluster, accelerators=accelerators))
-    trial = Trial(plan, estimate_with_context(plan, small).iteration_seconds)
-    bounded = fit(Trials((trial,), (FailedTrial(plan, out_of_memory=True),)), small).runtime
-    assert estimate_with_context(plan, replace(small, runtime=bounded)).peak_memory_bytes > 1.8 * needed
-    for harmless in (FailedTrial(plan), FailedTrial(plans[0], out_of_memory=True)):
-        there = small if not harmless.out_of_memory else replace(small, runtime=Runtime(constant_bytes=2 * needed))
-        kept = fit(Trials((trial,), (harmless,)), there).runtime
-        assert kept.constant_bytes == pytest.approx(there.runtime.constant_bytes)
-
-
 def _sharded(plan: Plan, sharding: Sharding) -> Plan:
     pipeline = plan.pipelines[0]
     stages = tuple(
