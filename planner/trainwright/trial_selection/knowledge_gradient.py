@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,10 @@ _DRAWS: Final = 4096
 _SEED: Final = 0
 """Fixed seed: regret is an average over draws, and answers must not change between calls."""
 _LIKELY: Final = 0.5
+_CONTRADICTED: Final = 3.0
+"""Standard deviations by which a plan that ran needs more memory than one that ran out of it, beyond which the latter had
+reasons of its own.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +35,8 @@ class TrialPosterior:
         noise: standard deviation of the logarithm of measured seconds around the truth.
         measured: seconds by plan.
         failed: plans that do not run.
+        prior_memory: `memory` before the outcomes; None: without any.
+        memory_outcomes: measured memory share by plan, or whether the plan ran out of memory.
     """
 
     seconds: Posterior
@@ -37,6 +44,8 @@ class TrialPosterior:
     noise: float
     measured: Mapping[int, float] = field(default_factory=dict)
     failed: frozenset[int] = frozenset()
+    prior_memory: Posterior | None = None
+    memory_outcomes: Mapping[int, float | bool] = field(default_factory=dict)
 
     @classmethod
     def before_trials(
@@ -57,18 +66,34 @@ class TrialPosterior:
 
     def after_seconds(self, plan: int, seconds: float, *, memory_share: float | None = None) -> TrialPosterior:
         """Condition on a trial that ran; `memory_share` is the fullest device's, if measured."""
-        if memory_share is None:
-            memory = self.memory.after_memory_outcome(plan, above=False)
-        else:
-            memory = self.memory.after_measurement(plan, memory_share, noise=0.0)
+        informed = self._after_memory(plan, False if memory_share is None else memory_share)
         believed = self.seconds.after_measurement(plan, seconds, noise=self.noise)
-        measured, failed = {**self.measured, plan: seconds}, self.failed - {plan}
-        return replace(self, seconds=believed, memory=memory, measured=measured, failed=failed)
+        return replace(
+            informed, seconds=believed, measured={**self.measured, plan: seconds}, failed=self.failed - {plan}
+        )
 
     def after_failure(self, plan: int, *, out_of_memory: bool) -> TrialPosterior:
-        """Record a trial that did not run; if it ran out of memory, the others are likelier to, as well."""
-        memory = self.memory.after_memory_outcome(plan, above=True) if out_of_memory else self.memory
-        return replace(self, memory=memory, failed=self.failed | {plan})
+        """Record a trial that did not run; if it ran out of memory, the others are likelier to, as well.
+
+        They are not, if a plan that is predicted to need far more ran.
+        """
+        informed = self._after_memory(plan, True) if out_of_memory else self
+        return replace(informed, failed=self.failed | {plan})
+
+    def _after_memory(self, plan: int, outcome: float | bool) -> TrialPosterior:
+        prior, outcomes = self.prior_memory or self.memory, {**self.memory_outcomes, plan: outcome}
+        memory = prior
+        for number, share in outcomes.items():
+            if not isinstance(share, bool):
+                memory = memory.after_measurement(number, share, noise=0.0)
+        ran = [number for number, share in outcomes.items() if share is not True]
+        bounds = {
+            number: share
+            for number, share in outcomes.items()
+            if isinstance(share, bool) and not (share and _is_contradicted(number, ran, prior))
+        }
+        memory = memory.after_memory_outcomes(bounds)
+        return replace(self, memory=memory, prior_memory=prior, memory_outcomes=outcomes)
 
     @property
     def untried(self) -> list[int]:
@@ -138,6 +163,16 @@ class TrialPosterior:
 
     def _fastest(self, plans: Iterable[int]) -> int:
         return min(plans, key=lambda plan: (float(self.seconds.means[plan]), plan))
+
+
+def _is_contradicted(plan: int, ran: Collection[int], prior: Posterior) -> bool:
+    """Return whether a plan ran that is predicted to need far more memory."""
+    means, covariance = prior.means, prior.covariance
+    return any(
+        means[other] - means[plan]
+        > _CONTRADICTED * sqrt(covariance[plan, plan] + covariance[other, other] - 2 * covariance[plan, other])
+        for other in ran
+    )
 
 
 REGRET_BELOW: Final = 0.005

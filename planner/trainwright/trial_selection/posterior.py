@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import erfc, exp, log, pi, sqrt
@@ -16,6 +17,8 @@ _ROUNDING = 1e-14
 """Variance below which only the rounding of subtractions is left."""
 _FAR = 8.0
 """Standard deviations beyond which a tail uses the first terms of its asymptotic series."""
+_SWEEPS = 10
+"""Sweeps over outcomes, after which their joint moments hardly change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,38 @@ class Posterior:
         pull = _pull(distance)
         mean = float(self.means[plan]) + sign * deviation * pull
         return self._with_moments(plan, mean, variance * max(1 - pull * (pull + distance), 0.0))
+
+    def after_memory_outcomes(self, outcomes: Mapping[int, bool]) -> Posterior:
+        """Condition on several plans' values being above 1 (True), or not, in whatever order they were observed.
+
+        Expectation propagation (Minka 2001): each outcome counts as a measurement of its plan that has the moments of the
+        outcome beside all others; a single outcome has those of `after_memory_outcome`.
+        """
+        plans = [plan for plan in outcomes if self.covariance[plan, plan] > _ROUNDING]
+        some = Posterior(self.means[plans], self.covariance[np.ix_(plans, plans)])
+        sites: dict[int, tuple[float, float]] = {}
+        for _ in range(_SWEEPS if len(plans) > 1 else 1):
+            for place, plan in enumerate(plans):
+                others = {other: site for other, site in sites.items() if other != place}
+                before = some._with_sites(others)
+                after = before.after_memory_outcome(place, above=outcomes[plan])
+                variance, rest = float(before.covariance[place, place]), float(after.covariance[place, place])
+                if variance - rest <= _ROUNDING:
+                    sites.pop(place, None)
+                    continue
+                precision = 1 / max(rest, _ROUNDING) - 1 / variance
+                mean = float(after.means[place])
+                sites[place] = (mean + (mean - float(before.means[place])) / (variance * precision), 1 / precision)
+        return self._with_sites({plans[place]: site for place, site in sites.items()})
+
+    def _with_sites(self, sites: Mapping[int, tuple[float, float]]) -> Posterior:
+        """Condition on measured logarithms with a variance, by plan."""
+        posterior = self
+        for plan, (value, noise) in sites.items():
+            variance, mean = float(posterior.covariance[plan, plan]), float(posterior.means[plan])
+            share = variance / (variance + noise)
+            posterior = posterior._with_moments(plan, mean + share * (value - mean), variance * (1 - share))
+        return posterior
 
     def slopes(self, plan: int, *, noise: float) -> Vector:
         """Return `[n]` changes of the means per standard deviation of a measurement of a plan."""

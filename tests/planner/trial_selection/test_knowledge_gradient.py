@@ -156,6 +156,42 @@ def test_fit_probability_falls_after_out_of_memory_and_rises_after_a_run():
     assert measured.fit_probability[1] < 0.5 < known.fit_probability[1]
 
 
+@given(st.permutations(range(4)))
+def test_the_order_of_trials_does_not_matter_for_memory(order):
+    known = knowledge(random_belief(6, 5), uncertain_memory(0.9, 0.95, 1.02, 1.05, 0.98))
+    outcomes = [(0, False), (1, False), (2, True), (3, True)]
+    for plan, failed in (outcomes[place] for place in order):
+        known = known.after_failure(plan, out_of_memory=True) if failed else known.after_seconds(plan, 1.0)
+    in_order = knowledge(random_belief(6, 5), uncertain_memory(0.9, 0.95, 1.02, 1.05, 0.98))
+    for plan in (0, 1):
+        in_order = in_order.after_seconds(plan, 1.0)
+    for plan in (2, 3):
+        in_order = in_order.after_failure(plan, out_of_memory=True)
+    np.testing.assert_allclose(known.memory.means, in_order.memory.means, atol=1e-3)
+    assert known.fit_probability[4] == pytest.approx(in_order.fit_probability[4], abs=0.01)
+
+
+def test_outcomes_on_both_sides_have_the_joint_moments():
+    """Compared with draws of the prior that agree with all outcomes."""
+    prior = uncertain_memory(0.93, 0.99, 1.01)
+    found = prior.after_memory_outcomes({0: False, 2: True})
+    values = prior.sample(np.random.default_rng(0).standard_normal((300_000, 3)))
+    kept = values[(values[:, 0] <= 0) & (values[:, 2] > 0)]
+    np.testing.assert_allclose(found.means, kept.mean(axis=0), atol=2e-3)
+    np.testing.assert_allclose(found.deviations, kept.std(axis=0), rtol=0.1)
+
+
+def test_a_plan_that_failed_below_one_that_ran_takes_no_memory_from_others():
+    known = knowledge(random_belief(7, 3), uncertain_memory(0.6, 0.9, 0.88))
+    for first, second in ((0, 1), (1, 0)):
+        tried = known
+        for plan in (first, second):
+            tried = tried.after_failure(0, out_of_memory=True) if plan == 0 else tried.after_seconds(1, 1.0)
+        assert tried.fit_probability[0] == 0
+        assert tried.fit_probability[1] == 1
+        assert tried.fit_probability[2] > known.fit_probability[2]
+
+
 def test_gain_is_lower_when_a_plan_may_not_fit():
     seconds = Posterior(np.log([1.0, 0.98, 0.98]), 0.03**2 * np.eye(3))
     known = knowledge(seconds, uncertain_memory(0.3, 1.0, 0.5)).after_seconds(0, 1.0)
