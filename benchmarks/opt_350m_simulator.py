@@ -44,6 +44,7 @@ class SimulatedPlan:
 
     Attributes:
         memory_shortfall_bytes: bytes that the fullest device lacks; at most 0 if the plan fits.
+        peak_bytes: most bytes that a device holds.
         unmodelled: extensions of the simulator's equations that the plan needed, as text.
     """
 
@@ -51,6 +52,7 @@ class SimulatedPlan:
     pipeline_seconds: float
     gradient_seconds: float
     memory_shortfall_bytes: float
+    peak_bytes: float
     unmodelled: tuple[str, ...] = ()
 
     @property
@@ -96,6 +98,7 @@ class Simulator:
             pipeline_seconds=pipeline_seconds,
             gradient_seconds=gradients,
             memory_shortfall_bytes=max(one.lacking_bytes for one in judged),
+            peak_bytes=max(one.peak_bytes for one in judged),
             unmodelled=tuple(beyond),
         )
 
@@ -242,6 +245,10 @@ class _PipelineSimulation:
     def lacking_bytes(self) -> float:
         """Bound the memory shortfall as if one device had the most rows of each layer run of its stage."""
         return max(self._held_bytes(number, name) - MEMORY_BYTES[name] for number, name in self._kinds())
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(self._held_bytes(number, name) for number, name in self._kinds())
 
     def _kinds(self) -> Iterator[tuple[int, str]]:
         """Yield each stage and its accelerators."""
