@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Final
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet, has_data_sheet
-from trainwright.accelerators.machines import Machine, PricedNode, machines
+from trainwright.accelerators.machines import Machine, PricedNode, machine_file, machines
 from trainwright.cluster import Accelerator, Node, Port
 from trainwright.quantity import rate_of
 
@@ -25,6 +25,9 @@ _NETWORK_SECONDS: Final[Mapping[str, float]] = {"ethernet": 50e-6, "efa": 25e-6,
 """Latencies by kind of network, as `machines.yaml` assumes them."""
 _SLOWEST_NETWORK: Final = 10_000.0
 """Bytes per second below which a rate lacks its unit."""
+_FULL_RATE: Final = 3.125e9
+"""Rate of a card up to which training reaches all of it, also over TCP: 25 Gbit/s."""
+_MANY_DEVICES: Final = 8
 _LINKS: Final = ("nvlink", "pcie", "xgmi")
 _UNKNOWN_PCIE_BYTES_PER_SECOND: Final = 16e9
 """PCIe 3.0 with 16 lanes, for devices without a data sheet."""
@@ -103,7 +106,16 @@ def network_port(words: str) -> Port:
         )
     kind = _nearest(kind.strip().lower(), tuple(_NETWORK_SECONDS), "kind of network")
     cards = int(match[1] or 1)
-    return Port(_NETWORK_SECONDS[kind], cards * rate, None if cards == 1 else rate)
+    reached = machine_file().networks["tcp"].reached_ratio if kind == "ethernet" and rate > _FULL_RATE else 1.0
+    return Port(_NETWORK_SECONDS[kind], cards * rate, None if cards == 1 else rate, reached)
+
+
+def _shared_by(port: Port | None, devices: int) -> Port | None:
+    """Return the port of a machine, whose one card reaches less where it serves many devices."""
+    if port is None or port.flow_bytes_per_second is not None or port.bandwidth_bytes_per_second <= _FULL_RATE:
+        return port
+    shared = machine_file().networks["one_card"].reached_ratio if devices >= _MANY_DEVICES else 1.0
+    return replace(port, reached_ratio=min(port.reached_ratio, shared))
 
 
 def priced_nodes(nodes: Iterable[DescribedNode], network: Port | None = None) -> list[PricedNode]:
@@ -128,7 +140,9 @@ def _priced_node(described: DescribedNode, network: Port | None) -> PricedNode:
         described.name,
         described.accelerator,
         described.devices,
-        network or described.network or (machine.network.port if machine is not None else None),
+        _shared_by(network, described.devices)
+        or described.network
+        or (machine.network.port if machine is not None else None),
         _inside(described, sheet, machine) if described.devices > 1 else None,
     )
     price = None

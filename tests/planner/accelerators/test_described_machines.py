@@ -79,6 +79,17 @@ def test_a_network_in_words_is_a_port(words: str, port: Port) -> None:
     assert network_port(words) == port
 
 
+def test_a_network_reaches_the_share_of_its_kind() -> None:
+    """TCP above 25 Gbit/s and a single card for eight devices count as those of listed machines."""
+    nodes = cluster("four=2x4xT4", "eight=2x8xT4", network="50Gbit").nodes
+    shares = [node.network.reached_ratio for node in nodes if node.network is not None]
+    assert shares == [0.6, 0.6, 0.4, 0.4]
+    for network in ("25Gbit", "8x400Gbit/infiniband"):
+        (one, _) = cluster("eight=2x8xT4", network=network).nodes
+        assert one.network is not None
+        assert one.network.reached_ratio == 1.0
+
+
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
