@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from trainwright.answer import Answer
+    from trainwright.answer.sizing import Size
     from trainwright.calibration import Fit, Trial, Trials
     from trainwright.cluster import Cluster
-    from trainwright.library import ask, calibrate, estimate, find_plans, plan_in_words, problem, read, read_config
+    from trainwright.library import (
+        ask,
+        calibrate,
+        estimate,
+        find_plans,
+        plan_in_words,
+        problem,
+        read,
+        read_config,
+        size,
+    )
     from trainwright.plan import Plan
     from trainwright.profiles import Profiles
     from trainwright.runtime import Runtime
@@ -25,9 +36,20 @@ if TYPE_CHECKING:
 
 _PLACES: Final = {
     "answer": ("Answer",),
+    "answer.sizing": ("Size",),
     "calibration": ("Fit", "Trial", "Trials"),
     "cluster": ("Cluster",),
-    "library": ("ask", "calibrate", "estimate", "find_plans", "plan_in_words", "problem", "read", "read_config"),
+    "library": (
+        "ask",
+        "calibrate",
+        "estimate",
+        "find_plans",
+        "plan_in_words",
+        "problem",
+        "read",
+        "read_config",
+        "size",
+    ),
     "plan": ("Plan",),
     "profiles": ("Profiles",),
     "runtime": ("Runtime",),
@@ -47,6 +69,7 @@ __all__ = [
     "Problem",
     "Profiles",
     "Runtime",
+    "Size",
     "Training",
     "Trial",
     "Trials",
@@ -59,6 +82,7 @@ __all__ = [
     "problem",
     "read",
     "read_config",
+    "size",
 ]
 
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from trainwright import documents
 from trainwright.answer import Answer, Question, answer_of_plan, compose, find_candidates
-from trainwright.answer.question import (
-    estimated_profiles,
-    in_requested_format,
-    of_cluster,
-    over_rows,
-    sparing_small,
-)
+from trainwright.answer.question import problem_of, run_of_tokens
+from trainwright.answer.sizing import SIZING_SECONDS, Size, sizes_of
 from trainwright.calibration import Fit, Trials, fit
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate
+from trainwright.exports import TARGETS
 from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.hugging_face import is_config
 from trainwright.hugging_face import read_config as hugging_face_model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import Candidate, Limits, Problem, SearchControl, assuming_process_memory
+from trainwright.search import Candidate, Limits, Problem, SearchControl
 from trainwright.search.plan_defaults import with_runtime_choices
-from trainwright.training import RequestedDtype, Training, training_of
+from trainwright.training import Training, training_of
 
 T = TypeVar("T")
 
@@ -74,30 +71,7 @@ def problem(
     a process's memory, and GPUs with estimated profiles get an assumption. Raises ValueError for an accelerator without a data
     sheet, and for a number format that the trainer of the limits lacks.
     """
-    runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
-    states_memory, given = limits.memory_headroom_ratio is not None, None
-    limits = limits.leaving_unknown_memory(runtime, cluster)
-    if profiles is not None:
-        given = of_cluster(profiles, cluster)
-        limits = sparing_small(limits, cluster, given)
-    training = in_requested_format(training, cluster, limits, given)
-    if training.model.dtype not in limits.dtypes:
-        formats = " and ".join(sorted(limits.dtypes))
-        raise ValueError(
-            f"training.dtype: the trainer of the limits has {formats}, got {training.model.dtype}; give one of these"
-        )
-    layers = estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training, runtime)
-    is_assumed = layers.origin == "estimated" and not states_memory
-    return Problem(
-        cluster=cluster,
-        model=training.model,
-        profiles=layers,
-        global_batch_size=training.global_batch_size,
-        limits=limits,
-        optimizer=training.optimizer,
-        runtime=assuming_process_memory(runtime, cluster) if is_assumed else runtime,
-        chooses_format=is_open and given is None,
-    )
+    return problem_of(training, cluster, profiles=profiles, runtime=runtime, limits=limits)
 
 
 def ask(  # noqa: PLR0913 - the question's parts and the search's
@@ -120,6 +94,31 @@ def ask(  # noqa: PLR0913 - the question's parts and the search's
         Question.compared(problem, planner, top, searches_batch=searches_batch, node_worth=node_worth),
         _control(budget_seconds, effort),
     )
+
+
+def size(  # noqa: PLR0913 - the question's parts and the search's
+    training: Training,
+    accelerators: Sequence[str],
+    *,
+    runtime: Runtime | None = None,
+    limits: Limits | None = None,
+    tokens: float | None = None,
+    within_days: float | None = None,
+    budget_seconds: float | None = SIZING_SECONDS,
+) -> list[Size]:
+    """Return the smallest number of each accelerator on which the training fits, as `trainwright size` does.
+
+    `tokens`: of the whole run; with `within_days` it is the smallest number that ends the run by then. Raises ValueError for an
+    accelerator without a data sheet, for a negative budget, and as `run_of_tokens` for the run.
+    """
+    runtime, limits = runtime or Runtime(), limits or Limits()
+    if limits.expressible_by is None and runtime.trainer is not None:
+        limits = replace(limits, expressible_by=TARGETS[runtime.trainer].capabilities)
+    if tokens is None and within_days is not None:
+        raise ValueError("within_days needs tokens, the length of the run")
+    if tokens is not None:
+        limits = replace(limits, run=run_of_tokens(training.family, tokens, within_days))
+    return sizes_of(training, accelerators, runtime, limits, _control(budget_seconds, 1.0))
 
 
 def find_plans(

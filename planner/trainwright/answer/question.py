@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -9,10 +10,13 @@ from typing import Final
 from trainwright.accelerators import best_format, estimate_profiles, extrapolated, names_of_same_sheet, with_names
 from trainwright.answer.profiled_format import profiled_format
 from trainwright.cluster import Cluster
+from trainwright.families import Family
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem
+from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, assuming_process_memory
+from trainwright.throughput import tokens_per_row
 from trainwright.training import RequestedDtype, Training
+from trainwright.training_run import SECONDS_PER_DAY, TrainingRun
 
 ROWS: Final = tuple(2**power for power in range(9))
 """Row counts of estimated profiles; beyond the last, every device is busy and time is proportional to the rows."""
@@ -64,6 +68,60 @@ class Question:
     @property
     def objective(self) -> Objective:
         return self.problems[0].limits.objective
+
+
+def problem_of(
+    training: Training,
+    cluster: Cluster,
+    *,
+    profiles: Profiles | None = None,
+    runtime: Runtime | None = None,
+    limits: Limits | None = None,
+) -> Problem:
+    """Return the input of searches and estimates; without profiles, layers are estimated from the data sheets.
+
+    Limits without a head-room leave free what the runtime does not state of a process's memory, of which GPUs without profiles
+    get an assumption. Raises ValueError for an accelerator without a data sheet, and for a number format that the trainer of
+    the limits lacks.
+    """
+    runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
+    states_memory, given = limits.memory_headroom_ratio is not None, None
+    limits = limits.leaving_unknown_memory(runtime, cluster)
+    if profiles is not None:
+        given = of_cluster(profiles, cluster)
+        limits = sparing_small(limits, cluster, given)
+    training = in_requested_format(training, cluster, limits, given)
+    if training.model.dtype not in limits.dtypes:
+        formats = " and ".join(sorted(limits.dtypes))
+        raise ValueError(
+            f"training.dtype: the trainer of the limits has {formats}, got {training.model.dtype}; give one of these"
+        )
+    layers = estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training, runtime)
+    is_assumed = layers.origin == "estimated" and not states_memory
+    return Problem(
+        cluster=cluster,
+        model=training.model,
+        profiles=layers,
+        global_batch_size=training.global_batch_size,
+        limits=limits,
+        optimizer=training.optimizer,
+        runtime=assuming_process_memory(runtime, cluster) if is_assumed else runtime,
+        chooses_format=is_open and given is None,
+    )
+
+
+def run_of_tokens(family: Family, tokens: float, within_days: float | None = None) -> TrainingRun:
+    """Return the run of a number of tokens. Raises ValueError for a model without tokens, and for numbers that are not above 0."""
+    if not 0 < tokens < math.inf:  # also refuses NaN
+        raise ValueError(f"tokens must be finite and above 0, got {tokens:g}")
+    row = tokens_per_row(family)
+    if row is None:
+        raise ValueError("tokens must be of a model of sequences of tokens; rows of this one have none")
+    if within_days is None:
+        return TrainingRun(tokens / row)
+    if not 0 < within_days < math.inf:
+        raise ValueError(f"within must be finite and above 0 days, got {within_days:g}; leave it out for no limit")
+    return TrainingRun(tokens / row, within_days * SECONDS_PER_DAY)
 
 
 def in_requested_format(training: Training, cluster: Cluster, limits: Limits, profiles: Profiles | None) -> Training:

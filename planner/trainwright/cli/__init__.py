@@ -30,6 +30,7 @@ COMMANDS = {
     "calibrate": ("trials", "Fit the cost model to measured trials."),
     "trial": ("trials", "Compare a measured trial with its prediction, with its timeline."),
     "diagnose": ("diagnose", "Say why a run is slow: measured against predicted, and what the cause costs."),
+    "size": ("size", "Find how many accelerators of each kind a model needs, and what decides the number."),
     "tune": ("tune", "Find and measure the fastest plan on this machine, without Kubernetes."),
     "watch": ("watch", "Show how far a TrainingPlan of a cluster is, until it has its answer."),
     "report": ("report", "Write the page of a TrainingPlan's answer, from a cluster or from `tune`."),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import typer
 
+from trainwright.answer.question import run_of_tokens
 from trainwright.cli.inputs.plausibility import share_of
 from trainwright.cli.output import note
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Capabilities, Target
+from trainwright.families import Family
 from trainwright.report.plan_summary import short_names
 from trainwright.runtime import Runtime
 from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective, Problem
-from trainwright.throughput import tokens_per_row
-from trainwright.training_run import SECONDS_PER_DAY, TrainingRun
+from trainwright.training_run import TrainingRun
 
 ANY_TRAINER: Final = "any"
 """Value of --expressible-by that lifts the limit which a runtime of the same name implies."""
@@ -146,24 +146,20 @@ class RunOptions:
         ),
     ] = None
 
-    def of(self, problem: Problem) -> Problem:
-        """Return the problem of the run. Raises ValueError for a model without tokens, and for a time without tokens."""
+    def run_of(self, family: Family) -> TrainingRun | None:
+        """Return the run, if one is asked for. Raises ValueError for a model without tokens, and for a time without tokens."""
         if self.tokens is None:
             if self.within is not None:
                 raise ValueError("--within needs --tokens, the length of the run; add it, or leave --within out")
+            return None
+        return run_of_tokens(family, self.tokens, self.within)
+
+    def of(self, problem: Problem) -> Problem:
+        """Return the problem of the run. Raises ValueError as `run_of`."""
+        run = self.run_of(problem.model.family)
+        if run is None:
             return problem
-        if not 0 < self.tokens < math.inf:  # also refuses NaN
-            raise ValueError(f"--tokens must be finite and above 0, got {self.tokens:g}")
-        row = tokens_per_row(problem.model.family)
-        if row is None:
-            raise ValueError("--tokens needs a model of sequences of tokens; rows of this one have none")
-        run = TrainingRun(self.tokens / row)
         objective = problem.limits.objective
-        if self.within is not None:
-            if not 0 < self.within < math.inf:
-                raise ValueError(
-                    f"--within must be finite and above 0 days, got {self.within:g}; leave it out for no limit"
-                )
-            run = replace(run, within_seconds=self.within * SECONDS_PER_DAY)
-            objective = Objective.COST if objective is Objective.TIME else objective
+        if self.within is not None and objective is Objective.TIME:
+            objective = Objective.COST
         return replace(problem, limits=replace(problem.limits, objective=objective, run=run))

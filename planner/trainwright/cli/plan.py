@@ -13,6 +13,7 @@ from rich.text import Text
 
 from trainwright import documents
 from trainwright.answer import Answer, Question, compose
+from trainwright.answer.lean_plans import enough_words
 from trainwright.cli.framework import command, end_if_interrupted, show_progress
 from trainwright.cli.inputs.overwriting import WRITTEN
 from trainwright.cli.limit_options import LimitOptions, RunOptions
@@ -39,7 +40,7 @@ from trainwright.report.remark import Remark, sentences
 from trainwright.report.tables import candidate_table, origin_fields, pareto_plot
 from trainwright.report.unchecked import unchecked
 from trainwright.report.worth import heuristic, heuristic_difference, node_worth, unlimited, worth_table
-from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search
+from trainwright.search import Candidate, NoPlanFits, Objective, Problem, SearchControl, preload_search
 from trainwright.search.preference.running_plan import RunningPlan
 
 app = typer.Typer(add_completion=False)
@@ -178,7 +179,10 @@ def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
 def answered(question: Question, search: SearchOptions) -> tuple[Answer, SearchControl]:
     """Return the answer, which was asked for in view of the user, and the control of its search."""
     with show_progress(f"searching with {question.planner}", search) as control:
-        answer = compose(question, control)
+        try:
+            answer = compose(question, control)
+        except NoPlanFits as refusal:
+            raise NoPlanFits(f"{refusal}; {enough_words(question.problems[0])}") from None
     note_batch_sizes(answer)
     return answer, control
 

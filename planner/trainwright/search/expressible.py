@@ -13,7 +13,7 @@ from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
 from trainwright.search.megatron import megatron
 from trainwright.search.plan_variants import fastest_variant, without_runtime_choices
-from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
+from trainwright.search.problem import Candidate, NoFeasiblePlan, NoPlanFits, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
 """Shapes that are costed near a plan, and those of all of them from which the search descends, besides each plan's fastest."""
@@ -58,7 +58,7 @@ class ExpressibleSearch:
             plans += [candidate.plan for candidate in megatron(free, control, 1)]
         candidates = expressible_candidates(free, plans, capabilities, control)
         if not candidates:
-            raise NoFeasiblePlan("no plan that the trainer supports fits into memory; allow other plans or trainers")
+            raise NoPlanFits("no plan that the trainer supports fits into memory; allow other plans or trainers")
         fastest = (fastest_variant(unlimited[0], free), candidates[0])
         seconds = min(candidate.estimate.iteration_seconds for candidate in fastest)
         return [replace(candidate, unlimited_seconds=seconds) for candidate in candidates[:top]]

@@ -32,6 +32,10 @@ class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defe
     """Error of a search that finds no feasible plan; the message says why."""
 
 
+class NoPlanFits(NoFeasiblePlan):
+    """Error of a search that finds no plan which fits into memory."""
+
+
 class Objective(StrEnum):
     """Quantity to minimise: seconds of an iteration, price of a row (sample), or both (the Pareto front)."""
 

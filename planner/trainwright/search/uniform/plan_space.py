@@ -19,7 +19,7 @@ from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, is_open, micro_batch_sizes
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.plan_defaults import with_runtime_choices
-from trainwright.search.problem import NoFeasiblePlan, Problem
+from trainwright.search.problem import NoFeasiblePlan, NoPlanFits, Problem
 from trainwright.search.uniform.critical_path_bound import CriticalPathBound
 from trainwright.search.uniform.layer_partition import partition, with_messages
 from trainwright.search.uniform.placed_stages import (
@@ -189,7 +189,7 @@ def infeasibility_error(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePl
             "number of devices or the limits"
         )
     headroom = problem.limits.headroom_words
-    return NoFeasiblePlan(
+    return NoPlanFits(
         f"no plan fits into memory{headroom}{why}; the closest is {closest[1]}, and there {closest[2]}{_excess_words(problem)}"
     )
 
