@@ -137,6 +137,7 @@ class Node:
     Attributes:
         network: its NIC, which determines this node's side of links to other nodes that are not listed.
         inside: link between its own devices, if it is not listed.
+        price_per_hour: of the whole node, where it is not that of its devices by their accelerator's price.
     """
 
     name: str
@@ -144,12 +145,15 @@ class Node:
     devices: int
     network: Port | None = None
     inside: Port | None = None
+    price_per_hour: Annotated[float | None, Field(exclude_if=lambda value: value is None)] = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a node needs a name, got an empty one")
         if self.devices < 1:
             raise ValueError(f"node {self.name} needs at least one device, got {self.devices}; leave it out instead")
+        if self.price_per_hour is not None and self.price_per_hour < 0:
+            raise ValueError(f"node {self.name} has a negative price_per_hour: {self.price_per_hour}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +355,15 @@ class Cluster:
 
 
 def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
-    """Return what a plan on these devices pays for an hour, by `priced_by`; None if an accelerator has no price."""
+    """Return what a plan on these devices pays for an hour, by `priced_by`; None if a node of them has no price."""
     total = 0.0
     for name, used in Counter(device.node for device in devices).items():
-        price = cluster.accelerator_of(Device(name, 0)).price_per_hour
-        if price is None:
+        node, price = cluster.node(name), cluster.accelerator_of(Device(name, 0)).price_per_hour
+        paid = node.devices if cluster.priced_by is PricedBy.NODE else used
+        if node.price_per_hour is not None:
+            total += node.price_per_hour * paid / node.devices
+        elif price is not None:
+            total += price * paid
+        else:
             return None
-        total += price * (cluster.node(name).devices if cluster.priced_by is PricedBy.NODE else used)
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,13 +173,26 @@ def cluster_of_nodes(nodes: Sequence[PricedNode]) -> Cluster:
     """Build a cluster.
 
     An accelerator's price per hour is its share of its nodes' prices, averaged over the devices, or None if one of those nodes
-    has no price. Raises ValueError for a name that is given twice.
+    has no price. Nodes of another price have their own. Raises ValueError for a name that is given twice.
     """
     names = dict.fromkeys(each.node.accelerator for each in nodes)
-    accelerators = tuple(
-        _accelerator(name, [each for each in nodes if each.node.accelerator == name]) for name in names
+    accelerators = {
+        name: _accelerator(name, [each for each in nodes if each.node.accelerator == name]) for name in names
+    }
+    return Cluster(
+        tuple(accelerators.values()),
+        tuple(_with_own_price(each, accelerators[each.node.accelerator]) for each in nodes),
     )
-    return Cluster(accelerators, tuple(each.node for each in nodes))
+
+
+def _with_own_price(each: PricedNode, accelerator: Accelerator) -> Node:
+    """Return the node, with its price where that is not its devices' share of the accelerator's."""
+    usual = accelerator.price_per_hour
+    if each.price_per_hour is None or (
+        usual is not None and math.isclose(each.price_per_hour, usual * each.node.devices, rel_tol=1e-9)
+    ):
+        return each.node
+    return replace(each.node, price_per_hour=each.price_per_hour)
 
 
 def _accelerator(name: str, carriers: Sequence[PricedNode]) -> Accelerator:

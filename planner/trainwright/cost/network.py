@@ -241,7 +241,7 @@ def _figures(port: Port | Link) -> tuple[float, float, float]:
 def node_classes(cluster: Cluster) -> tuple[int, ...]:
     """Return the class of every node, in the cluster's order: nodes of one class are interchangeable.
 
-    They have as many devices of the same accelerator, and identical links to each other and to all other nodes.
+    They have as many devices of the same accelerator, the same price, and identical links to each other and to all other nodes.
     """
     links = link_matrices(cluster)
     classes: list[int] = []
@@ -258,7 +258,12 @@ def node_classes(cluster: Cluster) -> tuple[int, ...]:
 def _signature(node: Node, index: int, links: LinkMatrices) -> tuple[object, ...]:
     """Return a cheap necessary condition for interchangeable nodes."""
     rows = [row for table in links.tables for row in (table[index], table[:, index])]
-    return node.accelerator, node.devices, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
+    return (
+        node.accelerator,
+        node.devices,
+        node.price_per_hour,
+        *(np.sort(np.delete(row, index)).tobytes() for row in rows),
+    )
 
 
 def _are_interchangeable(a: int, b: int, links: LinkMatrices) -> bool:

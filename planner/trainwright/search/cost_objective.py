@@ -132,8 +132,9 @@ def _promise(subcluster: tuple[Problem, float]) -> tuple[int, float, float]:
 
 
 def _price_bound(problem: Problem) -> float:
-    """Return what a row costs at least of a plan that uses a device of each node; of a single accelerator, of every plan."""
-    is_single = len(problem.accelerators) == 1
+    """Return what a row costs at least of a plan that uses a device of each node; of nodes that are alike, of every plan."""
+    prices = {problem.cluster.node(name).price_per_hour for name in problem.nodes}
+    is_single = len(problem.accelerators) == 1 and len(prices) == 1
     devices = problem.devices if is_single else [Device(name, 0) for name in problem.nodes]
     price = price_per_hour(problem.cluster, devices) or 0.0
     return price_per_row(price, _bound_seconds(problem), problem.global_batch_size)
@@ -144,15 +145,15 @@ def _bound_seconds(problem: Problem) -> float:
 
 
 def subclusters(problem: Problem, max_subclusters: int = MAX_SUBCLUSTERS) -> Iterator[Problem]:
-    """Yield the problem, then the problem on fewer nodes of each accelerator and size, best connected nodes first.
+    """Yield the problem, then the problem on fewer nodes of each accelerator, size and price, best connected nodes first.
 
     It tries every number of nodes if that makes at most `max_subclusters`; else powers of two; else all or none.
     """
     names = dict.fromkeys(device.node for device in device_order(problem).devices)
-    groups: dict[tuple[str, int], list[str]] = {}
+    groups: dict[tuple[str, int, float | None], list[str]] = {}
     for name in names:
         node = problem.cluster.node(name)
-        groups.setdefault((node.accelerator, node.devices), []).append(name)
+        groups.setdefault((node.accelerator, node.devices, node.price_per_hour), []).append(name)
     members = list(groups.values())
     for counts in islice(_node_counts([len(group) for group in members], max_subclusters), max_subclusters):
         node_names = tuple(name for group, count in zip(members, counts, strict=True) for name in group[:count])
@@ -184,12 +185,11 @@ def _all_or_none(size: int) -> list[int]:
 
 
 def _check_prices(problem: Problem) -> None:
-    used = {problem.cluster.node(name).accelerator for name in problem.nodes}
-    for accelerator in problem.cluster.accelerators:
-        if accelerator.name in used and accelerator.price_per_hour is None:
+    for name in problem.nodes:
+        if price_per_hour(problem.cluster, [Device(name, 0)]) is None:
             raise ValueError(
-                f"planning for cost needs the price of every accelerator, and {accelerator.name} has none; give its "
-                "price_per_hour in the cluster, spare it, or plan for time"
+                f"planning for cost needs the price of every accelerator, and {problem.cluster.node(name).accelerator} has none; give "
+                "its price_per_hour in the cluster, spare it, or plan for time"
             )
 
 

@@ -15,7 +15,7 @@ from trainwright import documents, library
 from trainwright.accelerators.machines import cluster_of
 from trainwright.answer import answer_of_plan
 from trainwright.cli import app
-from trainwright.cluster import Cluster, PricedBy, price_per_hour
+from trainwright.cluster import Cluster, Device, PricedBy, price_per_hour
 from trainwright.families import Gpt
 from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.training import RequestedDtype, Training
@@ -76,6 +76,43 @@ def test_no_plan_of_a_front_is_dominated_by_the_bill(
         assert candidate.price_per_row == pytest.approx(price / 3600 * seconds / 8)
         points.append((seconds, price * seconds))
     assert not any(one[0] >= other[0] and one[1] >= other[1] for one, other in product(points, points) if one != other)
+
+
+def test_nodes_of_one_accelerator_have_prices_of_their_own(
+    make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = priced(make_cluster((("fast", 2), ("fast", 2))), {"emulated-fast": 3.0})
+    dear, cheap = cluster.nodes
+    cluster = replace(cluster, nodes=(dear, replace(cheap, price_per_hour=1.0)))
+    assert [price_per_hour(cluster, [Device(node.name, 0)]) for node in cluster.nodes] == [6.0, 1.0]
+    by_devices = replace(cluster, priced_by=PricedBy.DEVICE)
+    assert [price_per_hour(by_devices, [Device(node.name, 0)]) for node in cluster.nodes] == [3.0, 0.5]
+    problem = replace(make_problem(cluster, layers=4, batch=8), limits=Limits(objective=Objective.COST))
+    (best,) = run("auto", problem, top=1, control=SearchControl(effort=0.1))
+    assert best.plan.nodes == (cheap.name,)
+    assert best.price_per_hour == 1.0
+
+
+def test_a_node_may_have_the_only_price(
+    make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = make_cluster((("fast", 2), ("fast", 2)))
+    first, second = cluster.nodes
+    cluster = replace(cluster, nodes=(replace(first, price_per_hour=0.0), second))
+    assert price_per_hour(cluster, [Device(first.name, 1)]) == 0.0
+    assert price_per_hour(cluster, [Device(second.name, 0)]) is None
+    problem = replace(make_problem(cluster, layers=4, batch=8), limits=Limits(objective=Objective.COST))
+    with pytest.raises(ValueError, match="planning for cost needs the price of every accelerator, and emulated-fast"):
+        run("amp", problem)
+    assert documents.loads(documents.dumps(cluster), Cluster) == cluster
+    with pytest.raises(ValueError, match=f"node {first.name} has a negative price_per_hour: -1"):
+        replace(first, price_per_hour=-1)
+
+
+def test_machines_of_different_prices_keep_them() -> None:
+    both = cluster_of({"p4d.24xlarge": 1, "a2-highgpu-8g": 1, "p3.8xlarge": 1})
+    assert [node.price_per_hour for node in both.nodes] == [P4D_PRICE, 29.39, None]
+    assert price_per_hour(both, both.devices) == pytest.approx(P4D_PRICE + 29.39 + 12.24)
 
 
 def priced(cluster: Cluster, prices: Mapping[str, float]) -> Cluster:
