@@ -29,8 +29,8 @@ from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.output import Format, FormatOption, Output, OutputOption, note, show, show_document, show_json
 from trainwright.cli.watch import PACKAGE, REMEDY
 from trainwright.cluster import Port
-from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
-from trainwright.report.preset_tables import preset_lines, preset_table
+from trainwright.report.listings.hardware_tables import accelerator_table, machine_table, sheet_lines
+from trainwright.report.listings.preset_tables import preset_lines, preset_table
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 
 app = typer.Typer(add_completion=False)

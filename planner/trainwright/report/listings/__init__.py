@@ -1,0 +1,1 @@
+"""Listings of what the planner knows: data sheets of accelerators and machines, presets of runtimes."""
