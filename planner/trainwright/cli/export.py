@@ -21,7 +21,16 @@ from trainwright.cli.limit_options import target_names, target_of
 from trainwright.cli.options import ANY_BATCH, Inputs
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.documents import DocumentError
-from trainwright.exports import TARGETS, ExportFile, ExportRequest, Target, format_loss, losses, nearest_plan
+from trainwright.exports import (
+    TARGETS,
+    Capabilities,
+    ExportFile,
+    ExportRequest,
+    Target,
+    format_loss,
+    losses,
+    nearest_plan,
+)
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -262,7 +271,11 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
     problem = inputs.problem()
     plan = plan_of(file, problem, inputs)
     states, is_open = plan.dtype is not None, problem.chooses_format
-    answer = answer_of_plan(inputs.in_format_of([plan], problem, file), plan)
+    problem = inputs.in_format_of([plan], problem, file)
+    if states or not is_open:  # a slow format is compared with those of the target
+        own_formats = Capabilities(every_plan=True, dtypes=target.capabilities.dtypes)
+        problem = replace(problem, limits=replace(problem.limits, expressible_by=own_formats))
+    answer = answer_of_plan(problem, plan)
     original, requested = answer.best, answer.problem
     _check_training(target, requested.model, requested.optimizer)
     problem = replace(requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster))
@@ -274,7 +287,8 @@ def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
         nearest = nearest_candidate(problem, original.plan, target.capabilities)
     else:
         problem, nearest = _nearest_in_own_format(target, problem, original.plan)
-        reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan is in {dtype}"
+        given = "is" if states or not is_open else "is taken to be"
+        reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan {given} in {dtype}"
         formats = None
     written = problem.model.dtype
     nearest = replace(nearest, dtype=written, plan=replace(nearest.plan, dtype=written))

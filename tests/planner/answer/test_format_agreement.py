@@ -62,14 +62,17 @@ POOLS: list[dict[str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", RequestedDtype)
-@pytest.mark.parametrize("runtime", runtime_presets())
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.family)
-def test_a_listed_plan_has_the_same_estimate_when_it_is_given(
-    family: Family, runtime: str, dtype: RequestedDtype
-) -> None:
-    training = training_of(family, {"global_batch_size": 16, "dtype": dtype})
-    machines = POOLS[(FAMILIES.index(family) + [*runtime_presets()].index(runtime)) % len(POOLS)]
+PAIRS = [(family, name) for family in range(len(FAMILIES)) for name in runtime_presets()]
+
+
+@pytest.mark.parametrize(
+    ("family", "runtime"), PAIRS, ids=lambda part: FAMILIES[part].family if isinstance(part, int) else part
+)
+def test_a_listed_plan_has_the_same_estimate_when_it_is_given(family: int, runtime: str) -> None:
+    """Families and runtimes meet in every pair; number formats and pools take turns."""
+    turn = family + [*runtime_presets()].index(runtime)
+    dtype, machines = [*RequestedDtype][turn % len(RequestedDtype)], POOLS[turn % len(POOLS)]
+    training = training_of(FAMILIES[family], {"global_batch_size": 16, "dtype": dtype})
     problem = tw.problem(cluster_of(machines), training, runtime=runtime_presets()[runtime].runtime)
     listed = tw.find_plans(problem, "megatron", top=6)
     assert len(listed) > 2

@@ -55,7 +55,11 @@ def answer(*arguments: Any, **changes: str) -> Any:
 
 
 def words(result: Result) -> str:
-    return " ".join(result.stdout.split())
+    return words_of(result.stdout)
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize(("kernel", "says"), [("math", True), ("memory_efficient", False)])
@@ -174,6 +178,20 @@ def test_trainer_without_the_format_plans_and_exports_in_one_that_it_has(tmp_pat
     told = call(tmp_path, "export", str(tmp_path / "plan.json"), "--to=torchtitan", f"--into={tmp_path / 'titan'}")
     assert re.search(r"Predicted: \S+ m?s an iteration, \S+% (longer|shorter) than the given plan's", words(told))
     assert answer(tmp_path, "export", str(tmp_path / "plan.json"), "--to=megatron")["lost"] == []
+
+
+def test_export_of_a_trainers_plan_is_priced_in_the_format_that_it_states(tmp_path: Path) -> None:
+    """V100 would take float16, which torchtitan lacks: neither the plan nor its price is in that."""
+    plan = tmp_path / "plan.json"
+    found = answer(tmp_path, "plan", "--planner=megatron", "--runtime=torchtitan", f"--write-plan={plan}")
+    assert found["dtype"] == "float32"
+    stated = call(tmp_path, "export", str(plan), "--to=torchtitan")
+    assert "an iteration, as planned." in words(stated)
+    assert "float16" not in words(stated) + stated.stderr
+    plan.write_text(documents.dumps(documents.loads(plan.read_bytes(), Plan).in_any_format))
+    former = call(tmp_path, "export", str(plan), "--to=torchtitan")
+    assert "The plan states no number format; it is written in float32: the fastest that" in words_of(former.stderr)
+    assert "the plan is taken to be in float16." in words_of(former.stderr)
 
 
 def test_format_by_name_that_the_trainer_lacks_is_refused(tmp_path: Path) -> None:
