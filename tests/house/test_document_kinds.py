@@ -40,7 +40,7 @@ NEWER = {
     "fuses_loss": [False],
     "overlaps_tensor_sync": [False],
     "virtual_stages": [1],
-    "host_seconds_per_operator": [3e-5],
+    "host_seconds_per_operator": [60e-6],
     "selective_recompute": [None],
     "gathers_inputs_again": [False],
     "syncs_every_micro_batch": [False],

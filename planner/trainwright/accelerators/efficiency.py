@@ -1,9 +1,9 @@
 """Achievable shares of data-sheet rates that are alike on all accelerators; `data_sheets.yaml` has those of a generation.
 
 Every number is an assumption about hardware and libraries. They follow public experience with streaming kernels (75-90 % of
-the bandwidth). None is fitted to one device. STREAMING_RATIOS were chosen in view of times of a BERT layer on V100, and
-`Runtime.host_seconds_per_operator` of layer times of OPT-350M on V100 and A100 (published with Sailor), so these do not
-test them independently. BACKWARD_HOST_RATIO is of one host with an H200.
+the bandwidth). None is fitted to one device. STREAMING_RATIOS were chosen in view of times of a BERT layer on V100, so these
+do not test them independently. `Runtime.host_seconds_per_operator` and BACKWARD_HOST_RATIO are of hosts with an H200 and an
+H100.
 """
 
 from __future__ import annotations
