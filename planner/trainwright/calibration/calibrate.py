@@ -19,7 +19,7 @@ from trainwright.calibration.factors import (
 from trainwright.calibration.fit_report import Errors, Evidence, Fit, FittedTrial, Quantity
 from trainwright.calibration.implausible_measurements import refuse_implausible
 from trainwright.calibration.measured_trials import Trial, Trials
-from trainwright.calibration.memory_bounds import MemoryBounds
+from trainwright.calibration.memory_bounds import MemoryBounds, refuses, with_assumption_as_constant
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
 
@@ -210,16 +210,14 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
     with_memory = tuple(number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size)
     bounds = _memory_bounds(evaluation, trials.trials, with_memory)
-    starts = np.array([parameter.start for parameter in bounds.factors.parameters])
     memory_quantities: dict[int, Quantity] = {}
     odd_memory: set[int] = set()
     unexplained: tuple[int, ...] = ()
     memory_helps = None
-    if with_memory or overfull or np.any(bounds.excess(starts)):
+    if with_memory or overfull or refuses(context, evaluation, bounds.ran):
         memory, unexplained = _fit_memory(trials.trials, bounds)
         memory_helps = memory.helps
-        if not np.array_equal(memory.values, starts):
-            runtime = bounds.factors.apply(memory.values, runtime)
+        runtime = bounds.factors.apply(memory.values, runtime)
         factors += bounds.factors.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
         memory_quantities = dict(zip(with_memory, sizes, strict=True))
@@ -265,7 +263,8 @@ def _fit_times(
 def _memory_bounds(evaluation: Evaluation, trials: tuple[Trial, ...], with_memory: tuple[int, ...]) -> MemoryBounds:
     peaks = (float(np.min(measured_bytes(trials[number]))) for number in with_memory)
     memories = (accelerator.memory_bytes for accelerator in evaluation.context.cluster.accelerators)
-    factors = MemoryFactors(evaluation.context.runtime, smallest_bytes=float(min(peaks, default=min(memories))))
+    runtime = with_assumption_as_constant(evaluation.context)
+    factors = MemoryFactors(runtime, smallest_bytes=float(min(peaks, default=min(memories))))
     overfull = tuple(range(len(trials), len(evaluation.trials)))
     return MemoryBounds(evaluation, factors, tuple(range(len(trials))), overfull, with_memory)
 
@@ -277,11 +276,10 @@ def _fit_memory(trials: tuple[Trial, ...], bounds: MemoryBounds) -> tuple[Calibr
     only take memory from other plans.
     """
     evaluation, factors, numbers = bounds.evaluation, bounds.factors, bounds.observations
-    runtime = evaluation.context.runtime
     unexplained: tuple[int, ...] = ()
     while True:
         outcome = calibrate(
-            lambda values, index: evaluation.peak_bytes(numbers[index], factors.apply(values, runtime)),
+            lambda values, index: evaluation.peak_bytes(numbers[index], factors.apply(values, factors.runtime)),
             tuple(measured_bytes(trials[number]) for number in numbers),
             factors.nested,
             MEMORY_DEVIATION_RATIO,

@@ -215,7 +215,7 @@ class MemoryFactors:
     """Factors of a device's peak bytes.
 
     Attributes:
-        runtime: before the fit.
+        runtime: before the fit; the memory that is assumed of a process is its constant.
         smallest_bytes: smallest peak that was measured, or memory that did not suffice: the unit of constant_bytes.
     """
 
@@ -257,6 +257,7 @@ class MemoryFactors:
             activation_ratio=exp(activation),
             constant_bytes=round(constant * self.smallest_bytes),
             copied_bytes_per_parameter=copies * COPIES_UNIT_BYTES,
+            process_bytes=self.runtime.process_bytes,
         )
 
     def with_constant(self, values: Vector, num_bytes: float) -> Vector:

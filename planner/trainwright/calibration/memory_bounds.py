@@ -12,8 +12,9 @@ import numpy as np
 
 from trainwright.calibration.factors import Evaluation, MemoryFactors
 from trainwright.calibration.robust_least_squares import Vector
+from trainwright.cost.context import CostContext
 from trainwright.runtime import Runtime
-from trainwright.search import Limits
+from trainwright.search import ASSUMED_PROCESS_BYTES, Limits, assuming_process_memory
 
 UNEXPLAINED_SHARE: Final = 0.88
 """Share of its memory below which a device that ran out of it is unexplained: fragments alone seldom take the rest."""
@@ -110,4 +111,31 @@ class MemoryBounds:
         return 1 - Limits().leaving_unknown_memory(runtime, self.evaluation.context.cluster).headroom
 
     def _runtime(self, values: Vector) -> Runtime:
-        return self.factors.apply(values, self.evaluation.context.runtime)
+        return self.factors.apply(values, self.factors.runtime)
+
+
+def with_assumption_as_constant(context: CostContext) -> Runtime:
+    """Return the runtime whose constant includes what plans assume of a process, which trials may lower.
+
+    Plans assume it of GPUs with estimated layers; the processes are stated to hold nothing else, so that none is assumed again.
+    """
+    runtime = context.runtime
+    if context.profiles.origin == "estimated":
+        runtime = assuming_process_memory(runtime, context.cluster)
+    assumed = {entry.accelerator for entry in runtime.process_bytes if entry.held_bytes == ASSUMED_PROCESS_BYTES}
+    if not assumed:
+        return runtime
+    processes = (
+        replace(entry, held_bytes=0) if entry.accelerator in assumed else entry for entry in runtime.process_bytes
+    )
+    constant = runtime.constant_bytes + ASSUMED_PROCESS_BYTES
+    return replace(runtime, constant_bytes=constant, process_bytes=tuple(processes))
+
+
+def refuses(context: CostContext, evaluation: Evaluation, trials: Sequence[int]) -> bool:
+    """Return whether plans for the context's runtime refuse one of the trials, with all that they assume."""
+    runtime = context.runtime
+    limits = Limits().leaving_unknown_memory(runtime, context.cluster)
+    if context.profiles.origin == "estimated":
+        runtime = assuming_process_memory(runtime, context.cluster)
+    return any(evaluation.filled_share(trial, runtime) > 1 - limits.headroom for trial in trials)

@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 from property_tests import examples
 from rich.console import Console
 
+from trainwright import library
+from trainwright.accelerators import cluster_of
 from trainwright.calibration import FailedTrial, Trial, Trials, fit
 from trainwright.calibration.factors import Evaluation, MemoryFactors
 from trainwright.calibration.memory_bounds import MemoryBounds
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.families import Gpt
+from trainwright.layer import Attention
 from trainwright.plan import Plan
 from trainwright.report.trial_report import calibration_report
 from trainwright.runtime import Runtime
 from trainwright.search import Limits
+from trainwright.training import RequestedDtype, Training
 
 BATCH = 32
 DEGREES = ((8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4))
@@ -165,3 +170,21 @@ def test_memory_is_lowered_without_any_figure_where_a_plan_ran_that_should_not(c
     fitted = fit(Trials((_ran(plan, case),)), replace(case.context, runtime=before))
     assert _fits(plan, case, fitted.runtime)
     assert fitted.memory_errors is None
+
+
+@pytest.mark.parametrize("layers", [32, 36])
+def test_assumed_memory_of_a_process_gives_way_to_a_plan_that_ran(layers: int) -> None:
+    """Plans for estimated layers assume 2 GB of an unknown process, besides their head-room."""
+    training = Training(
+        gpt=Gpt(layers, 1024, 16, 1024, 50257),
+        global_batch_size=32,
+        dtype=RequestedDtype.FLOAT16,
+        attention=Attention.STORED,
+    )
+    cluster = cluster_of({"p3.8xlarge": 1})
+    problem = library.problem(cluster, training)
+    plan = library.plan_in_words("dp4 mb2", problem)
+    before = library.estimate(plan, problem)
+    assert not before.feasible
+    fitted = library.calibrate(Trials((Trial(plan, before.iteration_seconds),)), problem).runtime
+    assert library.estimate(plan, library.problem(cluster, training, runtime=fitted)).feasible
