@@ -29,7 +29,7 @@ from trainwright.report.format_sentences import slow_format
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Candidate, Problem, SearchControl, preload_search
 from trainwright.search.candidates import DeviceSymmetry
-from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
+from trainwright.trial_selection import REGRET_BELOW, Proposal, Rule, TrialHistory, propose
 
 MAX_CANDIDATES: Final = 500
 """Maximum number of candidates: each is estimated a dozen times, and every pair may be correlated."""
@@ -151,7 +151,7 @@ def propose_trial(
         trials = _stating_format(trials, problem, choosing.trials)
     plans = _distinct(_in_format_of(problem, candidates), trials, problem)
     _check_batches(plans, trials, problem)
-    study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
+    study = TrialHistory.of(plans, problem.cost_context, trials)
     answer = propose(study.posterior, rule, study.device_seconds if choosing.per_device_second else None)
     if choosing.write_plan is not None:
         _write(answer, study, choosing.write_plan)

@@ -22,5 +22,5 @@ def probability_below_one(mean: float, deviation: float) -> float:
 
 def fit_probability(estimate: Estimate, context: CostContext) -> float:
     """Return the probability that a plan fits into memory, before any trial."""
-    doubts, ratio = ModelUncertainty(), peak_memory_ratio(estimate, context)
+    doubts, ratio = ModelUncertainty.of(context), peak_memory_ratio(estimate, context)
     return probability_below_one(log(ratio) if ratio > 0 else -inf, hypot(doubts.memory, doubts.own_memory))

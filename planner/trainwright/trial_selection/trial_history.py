@@ -65,7 +65,7 @@ class TrialHistory:
         context.
         """
         doubts, ran, failed = (
-            doubts or ModelUncertainty(),
+            doubts or ModelUncertainty.of(context),
             trials.trials if trials else (),
             trials.failed if trials else (),
         )

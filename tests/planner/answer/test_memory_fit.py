@@ -16,6 +16,7 @@ from trainwright.cli import app
 from trainwright.families import Gpt
 from trainwright.layer import Attention
 from trainwright.report.memory_fit import SURE, fit
+from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 from trainwright.search import Problem
 from trainwright.training import RequestedDtype, Training
@@ -65,7 +66,7 @@ def test_a_plan_fits_as_likely_as_the_choice_of_trials_says() -> None:
     problem = gpt2_xl("deepspeed", Attention.FUSED)
     plans = [library.plan_in_words(words, problem) for words in ("dp16 mb1", "dp16 mb1 zero1", "dp16 mb2")]
     context = problem.cost_context
-    history = TrialHistory.of(plans, context, None, ModelUncertainty())
+    history = TrialHistory.of(plans, context)
     shown = [fit_probability(answer_of_plan(problem, plan).best.estimate, context) for plan in plans]
     assert shown == pytest.approx(history.posterior.fit_probability.tolist())
     assert shown[1] > SURE > shown[0] > 0.5 > shown[2]
@@ -95,3 +96,11 @@ def test_plan_shows_how_likely_its_candidates_fit(tmp_path: Path) -> None:
     for candidate in listed:
         usable = 0.92 * candidate["memory_limit_bytes"]
         assert (candidate["fits"] > 0.5) == (candidate["peak_memory_bytes"] < usable)
+
+
+def test_memory_of_another_trainer_or_of_estimated_layers_is_less_sure() -> None:
+    problem = gpt2_xl("deepspeed", Attention.FUSED)
+    own = replace(problem, runtime=Runtime(), profiles=replace(problem.profiles, origin="measured"))
+    spread = ModelUncertainty.of(own.cost_context).memory
+    for other in (problem, replace(own, runtime=problem.runtime), replace(own, profiles=problem.profiles)):
+        assert ModelUncertainty.of(other.cost_context).memory > 2 * spread
