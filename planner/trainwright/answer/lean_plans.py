@@ -17,6 +17,7 @@ from trainwright.search.auto.memory_first_starts import least_memory_plans
 from trainwright.search.degrees import divisors, is_open
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform.layer_partition import even_split
+from trainwright.search.uniform.plan_space import exceeds_all_memory
 from trainwright.strategy import Sharding, Strategy
 
 MAX_DEVICES: Final = 4096
@@ -71,6 +72,8 @@ def fits(problem: Problem, savings: Savings = ALL_SAVINGS, verdicts: dict[Hashab
 
     `verdicts`: of uniform plans by their degrees and rows, which are kept from call to call; only where all devices are alike.
     """
+    if exceeds_all_memory(problem):
+        return False
     verdicts = {} if verdicts is None else verdicts
     for shape in _uniform_shapes(problem, savings):
         key = (len(shape.ends), shape.strategy, shape.rows)
