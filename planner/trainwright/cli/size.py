@@ -17,7 +17,7 @@ from trainwright.cli.options import ANY_BATCH, DEFAULT_PLANNER, SearchOptions, r
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.exports import TARGETS
 from trainwright.report.model_reading import ModelReading
-from trainwright.report.sizing import size_fields, size_sentences, size_table
+from trainwright.report.sizing import runtime_sentences, size_fields, size_sentences, size_table
 from trainwright.search import Limits, NoFeasiblePlan, Problem, preload_search
 from trainwright.training import Training
 
@@ -116,6 +116,7 @@ def size(
         show(ModelReading.of(problem.model, problem.optimizer).sentence, "", size_table(sizes))
         for each in sizes:
             show("", *size_sentences(each))
+        show("", *runtime_sentences(answered[0]))
     end_if_interrupted(control)
 
 

@@ -11,9 +11,12 @@ from trainwright import documents
 from trainwright.answer.sizing import Decider, Size
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
-from trainwright.report.cost import run_fields, whole_run
-from trainwright.report.memory_fit import fit_fields
+from trainwright.report.assumptions import assumed_network, assumed_runtime
+from trainwright.report.cost import whole_run
+from trainwright.report.error_range import expected_range
+from trainwright.report.memory_fit import fit
 from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns, figure_fields
+from trainwright.report.remark import Remark
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
 from trainwright.report.units import rate
 from trainwright.search import Candidate, Problem
@@ -58,7 +61,8 @@ def size_sentences(size: Size) -> list[str]:
         both = ", ".join(changes)
         sentences.append(f"{both[0].upper()}{both[1:]}.")
     problem, best = _problem(size), _best(size)
-    sentences += whole_run(best, problem).sentences
+    for remark in _remarks(best, problem):
+        sentences += remark.sentences
     if problem.limits.run is not None and best.price_per_hour is None:
         sentences.append(f"{size.accelerator} has no price, so what the run costs is not known.")
     return sentences
@@ -86,13 +90,27 @@ def size_fields(size: Size) -> dict[str, Any]:
         "predicted_seconds": best.estimate.iteration_seconds,
         "peak_memory_bytes": best.estimate.peak_memory_bytes,
         **figure_fields(best, problem),
-        **fit_fields(best, problem),
+        **{name: value for remark in _remarks(best, problem) for name, value in remark.fields.items()},
+        **assumed_runtime(best, problem).fields,
         "price_per_hour": best.price_per_hour,
-        **run_fields(best, problem),
         "dtype": best.dtype or problem.model.dtype,
         "plan": documents.dump(best.plan),
         **origin_fields(problem),
     }
+
+
+def runtime_sentences(size: Size) -> Sequence[str]:
+    """Return what the answer assumes of the runtime."""
+    return assumed_runtime(_best(size), _problem(size)).sentences
+
+
+def _remarks(best: Candidate, problem: Problem) -> tuple[Remark, ...]:
+    return (
+        fit(best, problem),
+        expected_range(best, problem),
+        assumed_network(best, problem),
+        whole_run(best, problem),
+    )
 
 
 def _decided(size: Size) -> str:

@@ -34,6 +34,8 @@ def test_size_answers_for_each_accelerator_in_a_table_and_in_json(model: str) ->
     assert "The model: " in shown.stdout
     assert "one holds the model." in shown.stdout
     assert "The run of " in shown.stdout
+    assert shown.stdout.count("Estimated from data sheets: ") == 2
+    assert shown.stdout.count("Trainwright's own worker is assumed") == 1
     answer = json.loads(runner.invoke(app, [*asked, "--output", "json"]).stdout)
     assert [size["accelerator"] for size in answer["sizes"]] == ["Tesla-T4", "NVIDIA-A100-SXM4-80GB"]
     for size in answer["sizes"]:
@@ -41,6 +43,7 @@ def test_size_answers_for_each_accelerator_in_a_table_and_in_json(model: str) ->
         assert len(plan.devices) <= size["devices"]
         assert size["predicted_seconds"] > 0
         assert size["price_per_hour"] > 0
+        assert size["estimated_range"]["least_seconds"] < size["predicted_seconds"]
 
 
 def test_a_run_without_a_price_says_so(model: str) -> None:
