@@ -26,7 +26,9 @@ MIN_SOURCES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ErrorBand:
-    """Measured over estimated seconds, between which 8 of 10 published runs lie; each source of them weighs the same.
+    """Measured over estimated seconds, between which 8 of 10 runs of a source that did not make the band lie.
+
+    Each source that made it weighs the same.
 
     Attributes:
         framework: trainer of the runtime, or another framework; None: all.
