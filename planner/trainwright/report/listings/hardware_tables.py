@@ -115,6 +115,12 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
             ("attention_kernels", sheet.generation_sheet.attention_kernels),
         ):
             lines += [f"{name}: {', '.join(shared.values)}", *_origin(shared, sources)]
+        generation = sheet.generation_sheet
+        for name, figure in (
+            ("pcie_bytes_per_second", generation.pcie_bytes_per_second),
+            ("nvlink_bytes_per_second", generation.nvlink_bytes_per_second),
+        ):
+            lines += [f"{name}: {figure.value:g}", *_origin(figure, sources)] if figure is not None else []
     return "\n".join(lines)
 
 
