@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from trainwright import documents
 from trainwright.accelerators import cluster_of
 from trainwright.answer.baselines import heuristic_plans
+from trainwright.answer.formats import stating_format
 from trainwright.calibration import Trial, Trials
 from trainwright.cli import app
 from trainwright.plan import Plan
@@ -122,7 +123,7 @@ def test_figures_are_those_of_the_throughput(make_problem: Callable[..., Problem
 def test_baselines_are_the_heuristic_on_all_devices_and_on_equal_ones(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     found = heuristic_plans([problem], 1)
-    assert found.of_all == run("megatron", problem, top=1)[0]
+    assert found.of_all == stating_format(run("megatron", problem, top=1)[0], problem)
     assert found.of_equal is not None
     assert {problem.cluster.node(node).accelerator for node in found.of_equal.plan.nodes} == {found.accelerator}
     assert found.better is not None

@@ -226,7 +226,7 @@ def test_propose_table_shows_failures_and_corrections(folder, problem, plans, tm
     assert "failed" in result.stdout
     assert "next: it is expected to take" in result.stdout
     assert "Corrections of the cost model" in " ".join(result.stdout.split())
-    assert documents.loads(written.read_text(), Plan) in plans[2:8]
+    assert documents.loads(written.read_text(), Plan).in_any_format in plans[2:8]
 
 
 def write_candidates(folder, *plans):
@@ -244,7 +244,7 @@ def test_plan_on_other_devices_of_the_same_kind_is_not_proposed_again(folder, pr
     assert len(answer(folder, listed)["candidates"]) == 1
     tried = answer(folder, listed, write_trials(folder, Trials((Trial(moved, 1.0),))))
     assert tried["verdict"] == StoppingDecision.ALL_TRIED
-    assert documents.parse(tried["candidates"][0]["plan"], Plan) == moved
+    assert documents.parse(tried["candidates"][0]["plan"], Plan).in_any_format == moved
 
 
 def test_propose_table_tells_plans_apart_that_differ_in_what_they_save(folder, problem, make_plan):
@@ -253,7 +253,7 @@ def test_propose_table_tells_plans_apart_that_differ_in_what_they_save(folder, p
         lambda stage: replace(stage, layers=tuple(run.with_strategy(sharding=Sharding.ZERO3) for run in stage.layers))
     )
     shown = call(folder, "propose", write_candidates(folder, plan, sharded)).stdout
-    assert [line.split()[-1] for line in shown.split("layers by stage")[1].splitlines()[2:4]] == ["4", "zero3"]
+    assert [line.split()[-1] for line in shown.split("layers by stage")[1].splitlines()[2:4]] == ["node-1–2", "zero3"]
     assert "dp2 tp1 mb2×8 [10 4] zero3 next" in call(folder, "propose", write_candidates(folder, sharded)).stdout
 
 
