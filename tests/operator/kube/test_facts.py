@@ -18,6 +18,7 @@ from trainwright_operator.flow.nodes.published_devices import PublishedDevices, 
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts
 from trainwright_operator.kube.nodes import published_objects
+from trainwright_operator.node_resource import node_facts
 from trainwright_operator.settings import Settings
 
 
@@ -95,7 +96,7 @@ def test_invalid_quantity_is_reported_as_the_problem_of_a_slice(text: str) -> No
 
 def test_a_nodes_taints_are_read() -> None:
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    found = object_facts.node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
+    found = node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
     assert [(one.key, one.value, one.effect) for one in found.taints] == [("nvidia.com/gpu", "", "NoSchedule")]
 
 
