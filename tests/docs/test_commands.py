@@ -33,7 +33,7 @@ SHOWN = {
     "docs/library.md": ("today: ", "calibrated: ", "version "),
     "docs/cli.md": ("profiles estimated", "device times emulated", "sets the pace"),
     "docs/runtimes.md": ("Candidates of amp (profiles estimated)",),
-    "docs/exports.md": ("12.4% shorter than the given plan's 413.3 ms", "start 0 2,3  # ranks 0–1"),
+    "docs/exports.md": ("12.4% shorter than the given plan's 413.3 ms", "start 1 0,1,2,3  # ranks"),
     "docs/trials-and-calibration.md": ("model FLOP", "Mean error of memory"),
     "docs/slow-runs.md": (
         "Most likely: EFA, InfiniBand or RoCE unused",
