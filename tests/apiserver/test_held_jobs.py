@@ -20,7 +20,8 @@ from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import handover_name
 from trainwright_operator.flow.snapshot import Snapshot
-from trainwright_operator.kube import apply, object_facts
+from trainwright_operator.kube import apply
+from trainwright_operator.node_resource import node_facts
 
 
 @dataclass
@@ -52,7 +53,7 @@ def measured(equipped_api_server, namespace, helm_template, request) -> Iterator
     spec = json.loads(spec_of(**RUN, launcher=launcher).model_dump_json(by_alias=True, exclude_none=True))
     head = {"apiVersion": "trainwright.dev/v1alpha1", "kind": "TrainingPlan"}
     created = api.create(head | {"metadata": {"name": "demo", "namespace": namespace}, "spec": spec})
-    nodes = tuple(object_facts.node_facts(one) for one in api.get("nodes")["items"] if one["metadata"]["name"] in NODES)
+    nodes = tuple(node_facts(one) for one in api.get("nodes")["items"] if one["metadata"]["name"] in NODES)
     world = PlanWorld(spec=spec_of(**RUN, launcher=launcher), nodes=nodes, image="worker:test", resource=created)
     while not any(isinstance(one, a.CreateConfigMap) and one.role is StoredRole.HANDOVER for one in world.decide()):
         world.step()
