@@ -98,15 +98,23 @@ class _Fleet:
     limits: Limits
 
     @cached_property
-    def machine(self) -> Machine | None:
-        """The listed machine with most devices; of equals the cheapest one that has a price."""
-        listed = [machine for machine in machines() if machine.accelerator == self.accelerator]
+    def listed(self) -> tuple[Machine, ...]:
+        """The listed machines, those with a price and most devices first, of equals the cheapest."""
 
         def order(machine: Machine) -> tuple[bool, int, float]:
-            price = machine.price_per_hour
-            return price is None, -machine.devices, 0.0 if price is None else price.value
+            return machine.price_per_hour is None, -machine.devices, _price(machine)
 
-        return min(listed, key=order, default=None)
+        return tuple(sorted((each for each in machines() if each.accelerator == self.accelerator), key=order))
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine of which several are counted."""
+        return next(iter(self.listed), None)
+
+    def host(self, devices: int) -> Machine | None:
+        """Return the machine of these devices: below the largest one the cheapest that has them, since it is rented whole."""
+        large = [each for each in self.listed if each.price_per_hour is not None and each.devices >= devices]
+        return min(large, key=_price, default=self.machine)
 
     @property
     def usual_network(self) -> str:
@@ -125,21 +133,12 @@ class _Fleet:
     def cluster(self, devices: int) -> Cluster:
         whole = self.machine_devices
         sizes = [devices] if devices < whole else [whole] * (devices // whole)
-        name = "machine" if self.machine is None else self.machine.name
+        host = self.host(sizes[0])
+        name = "machine" if host is None else host.name
         described = [DescribedNode(f"{name}-{number}", self.accelerator, size) for number, size in enumerate(sizes, 1)]
-        port = network_port(self.usual_network) if self.machine is None else self.machine.network.port
+        port = network_port(self.usual_network) if host is None else host.network.port
         nodes = priced_nodes(described, port)
-        return cluster_of_nodes([self._as_listed(each) for each in nodes])
-
-    def _as_listed(self, each: PricedNode) -> PricedNode:
-        """Return the node with the links of the listed machine, and its part of the price."""
-        if self.machine is None:
-            return each
-        inside = self.machine.inside.port if self.machine.inside and each.node.devices > 1 else each.node.inside
-        network = self.machine.network.port
-        price = self.machine.price_per_hour
-        part = each.price_per_hour if price is None else price.value * each.node.devices / self.machine.devices
-        return replace(each, node=replace(each.node, inside=inside, network=network), price_per_hour=part)
+        return cluster_of_nodes([each if host is None else _as_listed(each, host) for each in nodes])
 
     @cached_property
     def whole(self) -> Problem:
@@ -165,6 +164,17 @@ class _Fleet:
         return first_that(
             lambda index: fits(self.problem(self.counts[index]), savings, verdicts), self.first, len(self.counts)
         )
+
+
+def _price(machine: Machine) -> float:
+    return math.inf if machine.price_per_hour is None else machine.price_per_hour.value
+
+
+def _as_listed(each: PricedNode, host: Machine) -> PricedNode:
+    """Return the node with the links of the listed machine, and the price of all its devices."""
+    inside = host.inside.port if host.inside and each.node.devices > 1 else each.node.inside
+    price = each.price_per_hour if host.price_per_hour is None else host.price_per_hour.value
+    return replace(each, node=replace(each.node, inside=inside, network=host.network.port), price_per_hour=price)
 
 
 def sizes_of(
@@ -277,8 +287,9 @@ class _Sizing:
         fewer_bytes = fewer * context.cluster.accelerators[0].memory_bytes
         if decider is None and fewer:
             decider = _largest(context.value_bytes) if context.model_state_bytes > fewer_bytes else Decider.ACTIVATIONS
+        host = self.fleet.host(min(counts[index], self.fleet.machine_devices))
         return replace(
-            self.empty,
+            self.empty if host is None else replace(self.empty, machine=host.name, machine_devices=host.devices),
             answer=answer,
             decider=decider,
             fewer=fewer,

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainwright import documents
+from trainwright.accelerators import machine
 from trainwright.cli import app
 from trainwright.plan import Plan
 
@@ -38,11 +39,15 @@ def test_size_answers_for_each_accelerator_in_a_table_and_in_json(model: str) ->
     assert shown.stdout.count("Trainwright's own worker is assumed") == 1
     answer = json.loads(runner.invoke(app, [*asked, "--output", "json"]).stdout)
     assert [size["accelerator"] for size in answer["sizes"]] == ["Tesla-T4", "NVIDIA-A100-SXM4-80GB"]
+    assert [size["machine"] for size in answer["sizes"]] == ["g4dn.xlarge", "p4de.24xlarge"]
     for size in answer["sizes"]:
         plan = documents.parse(size["plan"], Plan, source="plan")
         assert len(plan.devices) <= size["devices"]
         assert size["predicted_seconds"] > 0
-        assert size["price_per_hour"] > 0
+        # A machine is rented whole, however few of its devices the model needs.
+        price = machine(size["machine"]).price_per_hour
+        assert price is not None
+        assert size["price_per_hour"] == price.value
         assert size["estimated_range"]["least_seconds"] < size["predicted_seconds"]
 
 
