@@ -20,7 +20,7 @@ from trainwright.calibration import FailedTrial, Trial, Trials, fit
 from trainwright.cost.estimate import Estimate, estimate_with_context
 from trainwright.plan import Plan
 from trainwright.runtime import Runtime
-from trainwright.search import Limits, Problem
+from trainwright.search import Limits, Problem, assuming_process_memory
 from trainwright_papers.amp_settings import EXPERIMENTS, TRAINER_OF_2022, amp_plan, amp_problem
 from trainwright_papers.comparison import spearman
 from trainwright_papers.published import amp_figures
@@ -54,7 +54,7 @@ class Scores:
         tried: share of the trials that ran and are refused.
     """
 
-    rank: float
+    rank: float | None
     seconds: float
     memory: float | None
     refused: float
@@ -92,7 +92,9 @@ def _sets() -> Iterator[tuple[str, Problem, Sequence[Outcome]]]:
     """Yield AMP's measured plans, and those of OPT-350M by the public simulator where its tables are here."""
     for setting, experiment in EXPERIMENTS.items():
         measured = [figure for figure in amp_figures().trials if figure.setting == setting]
-        yield experiment.title, amp_problem(setting), [Outcome(amp_plan(figure), figure.seconds) for figure in measured]
+        problem = amp_problem(setting)
+        problem = replace(problem, runtime=assuming_process_memory(problem.runtime, problem.cluster))
+        yield experiment.title, problem, [Outcome(amp_plan(figure), figure.seconds) for figure in measured]
     try:
         tables = Tables.of_environment()
     except ValueError:
@@ -152,7 +154,7 @@ def _scores(estimates: dict[Plan, Estimate], tried: Sequence[Outcome], untried: 
     peaks = [(estimates[outcome.plan].peak_memory_bytes, outcome.peak_bytes) for outcome in running]
     fits = [(estimates[outcome.plan].feasible, outcome.runs) for outcome in untried]
     return Scores(
-        rank=spearman([measured for _, measured in seconds], [predicted for predicted, _ in seconds]) or 0.0,
+        rank=spearman([measured for _, measured in seconds], [predicted for predicted, _ in seconds]),
         seconds=fmean(abs(predicted / measured - 1) for predicted, measured in seconds),
         memory=_mean([abs(predicted / measured - 1) for predicted, measured in peaks if measured is not None]),
         refused=fmean(not feasible for feasible, runs in fits if runs),
