@@ -178,9 +178,10 @@ class Explanation:
 
     def stage_table(self) -> Group:
         """Return the stages as a table of their figures and one of their degrees and devices."""
+        heading = "pipeline.stage" if len(self.plan.pipelines) > 1 else "stage"
         figures = new_table(
             [
-                ("stage", "left"),
+                (heading, "left"),
                 ("layers", "right"),
                 ("busy", "right"),
                 ("waits", "right"),
@@ -188,7 +189,7 @@ class Explanation:
                 ("free", "right"),
             ]
         )
-        plans = new_table([("stage", "left"), ("degrees", "left"), ("devices", "left")])
+        plans = new_table([(heading, "left"), ("degrees", "left"), ("devices", "left")])
         whole = self.estimate.iteration_seconds
         for number, (track, stage, memory) in enumerate(zip(self.tracks, self.plan.stages, self.memory, strict=True)):
             name = f"{track.pipeline}.{track.stage}" if len(self.plan.pipelines) > 1 else str(track.stage)

@@ -67,7 +67,7 @@ class PlanLines(NamedTuple):
 
     Attributes:
         nodes: with the slots on a node whose other devices are of no such stage.
-        pipelines: which of them, and its rows of an iteration.
+        pipelines: number as explanations count them, from 0, and its rows of an iteration.
     """
 
     degrees: str
@@ -86,9 +86,9 @@ def lines(plan: Plan, cluster: Cluster, detail: Detail = Detail.STAGES) -> PlanL
     names = short_names(cluster)
     used = cluster.accelerators_of(plan.nodes)
     cells: list[tuple[str, ...]] = []
-    for which, (pipeline, batch) in enumerate(zip(plan.pipelines, batches(plan).split("\n"), strict=True), 1):
+    for which, (pipeline, batch) in enumerate(zip(plan.pipelines, batches(plan).split("\n"), strict=True)):
         head, rows = f"pp{len(pipeline.stages)}", pipeline.micro_batches * pipeline.micro_batch_size
-        share = f"{which} of {len(plan.pipelines)}, {rows} row{'s' * (rows != 1)}"
+        share = f"{which}: {rows} of {plan.global_batch_size} rows"
         by_kind = groupby(
             pipeline.stages,
             key=lambda stage: (_description(stage, detail), _format_accelerators(stage, cluster, names)),

@@ -108,7 +108,7 @@ def test_summary_lists_every_stage_when_stages_differ(problem: Problem) -> None:
         "2–6×2\n\n\n2×1",
         "4\n3\n1\n8",
         "node-1:0–1\nnode-1:2–3\nnode-2:0\nnode-3",
-        "1 of 2, 12 rows\n\n\n2 of 2, 4 rows",
+        "0: 12 of 16 rows\n\n\n1: 4 of 16 rows",
     )
     told = [strategies(stage) for stage in plan.pipelines[0].stages]
     assert told == ["dp2 tp1 rows 4 2", "2 × dp1 tp2 recompute\n1 × dp2 tp1", "dp1 tp1"]
@@ -130,7 +130,7 @@ def test_stages_that_differ_in_their_accelerators_alone_take_a_line_each(problem
         "pp1 dp1 tp1",
     ]
     in_turn = lines(plan(*chain.from_iterable(zip(fast, slow, strict=True))), problem.cluster)
-    assert in_turn == ("pp6 dp1 tp1", "1×1", "2 2 2 2 2 2", "node-1:0–2, node-2, node-3:0", "1 of 1, 1 row")
+    assert in_turn == ("pp6 dp1 tp1", "1×1", "2 2 2 2 2 2", "node-1:0–2, node-2, node-3:0", "0: 1 of 1 rows")
 
 
 def test_summary_stays_short_when_many_stages_differ(problem: Problem) -> None:
@@ -179,7 +179,7 @@ def test_table_keeps_the_lines_of_an_unequal_plan_together(
     first = next(number for number, line in enumerate(lines_of_table) if "pp3" in line)
     assert "6×2" in lines_of_table[first]
     assert lines_of_table[first + 2].split()[:4] == ["dp1", "tp1", "slow", "1"]
-    assert " ".join(lines_of_table[first + 3].split()).startswith("2 of 2, 4 rows pp1 dp2 tp1 fast 2×1")
+    assert " ".join(lines_of_table[first + 3].split()).startswith("1: 4 of 16 rows pp1 dp2 tp1 fast 2×1")
 
 
 def test_tolerance_prefers_the_simpler_plan_and_reports_the_trade(files: Path, problem: Problem) -> None:

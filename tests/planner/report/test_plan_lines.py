@@ -67,9 +67,9 @@ def test_every_pipeline_says_its_number_and_its_rows() -> None:
     fast, slow = CLUSTER.devices[:8], CLUSTER.devices[12:15]
     of_two, of_one = plan_of((3, fast), (1, slow)), plan_of((3, fast))
     told = lines(of_two, CLUSTER)
-    assert told.pipelines.split("\n") == ["1 of 2, 24 rows", "2 of 2, 3 rows"]
+    assert told.pipelines.split("\n") == ["0: 24 of 27 rows", "1: 3 of 27 rows"]
     assert told.nodes.split("\n") == ["p3.8xlarge-1–2", "g4dn.12xlarge-1:0–2"]
-    assert lines(of_one, CLUSTER).pipelines == "1 of 1, 24 rows"
+    assert lines(of_one, CLUSTER).pipelines == "0: 24 of 24 rows"
     assert [*plan_headings([of_one, of_two], CLUSTER)] == ["pipelines", "degrees", "batches", "layers", "nodes"]
     assert "pipelines" not in plan_headings([of_one], CLUSTER)
     assert "nodes" not in plan_headings([of_one], renamed("alone"))
