@@ -13,8 +13,12 @@ from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
+from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.training import Optimizer, Training
+
+FAST_HOST = Runtime(host_seconds_per_operator=30e-6)
+"""Runtime of the cases' profiles, that of the recorded searches."""
 
 TYPES: Mapping[str, str] = {
     "P100": "Tesla-P100-PCIE-16GB",
@@ -149,10 +153,10 @@ class Case:
         return training.in_format(dtype)
 
     def problem(self) -> Problem:
-        """Return a new problem with profiles from data sheets, estimated as `trainwright plan` does."""
+        """Return a new problem with profiles from data sheets, estimated as `trainwright plan` does but for a fast host."""
         training = self.training
         names = [accelerator.name for accelerator in self.cluster.accelerators]
-        profiles = estimate_from_data_sheets(training, names, devices=self.devices)
+        profiles = estimate_from_data_sheets(training, names, devices=self.devices, runtime=FAST_HOST)
         cluster = Cluster(self.cluster.accelerators, self.cluster.nodes, self.cluster.links)
         return Problem(cluster, training.model, profiles, self.batch, optimizer=training.optimizer)
 
