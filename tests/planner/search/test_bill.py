@@ -17,6 +17,7 @@ from trainwright.answer import answer_of_plan
 from trainwright.cli import app
 from trainwright.cluster import Cluster, Device, PricedBy, price_per_hour
 from trainwright.families import Gpt
+from trainwright.runtime import Runtime
 from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.training import RequestedDtype, Training
 from trainwright.training_run import SECONDS_PER_DAY, TrainingRun, days
@@ -34,7 +35,8 @@ def rented() -> Problem:
         global_batch_size=64,
         dtype=RequestedDtype.BFLOAT16,
     )
-    problem = library.problem(cluster, training, limits=Limits(memory_headroom_ratio=0.08))
+    runtime = Runtime(host_seconds_per_operator=30e-6)  # a host that bounds no layer
+    problem = library.problem(cluster, training, runtime=runtime, limits=Limits(memory_headroom_ratio=0.08))
     a100 = replace(problem.limits, spare=("Tesla-V100-SXM2-16GB", "Tesla-T4"), objective=Objective.COST)
     return replace(problem, limits=a100)
 
