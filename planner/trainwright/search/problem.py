@@ -45,7 +45,7 @@ class Objective(StrEnum):
 
 
 UNKNOWN_MEMORY_RATIO: Final = 0.08
-"""Share of a device's memory for what a process holds besides a plan's tensors: context, communicators, allocator."""
+"""Share of a device's memory that fragments, or that a process holds besides a plan's tensors where that is not assumed either."""
 _MIN_CONTEXT_BYTES: Final = 256 * 2**20
 """Bytes of a GPU that a process takes at least outside of its allocator: a CUDA context with its kernels takes more."""
 ASSUMED_PROCESS_BYTES: Final = 2_000_000_000

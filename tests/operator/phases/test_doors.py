@@ -202,7 +202,7 @@ def answer_of_all(asked: Asked, folder: Path) -> Said:
         Asked(THREE, expressible_by="torchtitan"),
         Asked({"p3.8xlarge": 1, "a2-highgpu-4g": 1}, expressible_by="deepspeed"),
         Asked(MIXED, objective=Objective.COST),
-        Asked({"a2-highgpu-1g": 1}, planner="megatron", batch=4, model=SCARCE, memory_bytes=1_080_000_000),
+        Asked({"a2-highgpu-1g": 1}, planner="megatron", batch=4, model=SCARCE, memory_bytes=3_254_000_000),
     ],
     ids=[
         "auto",
