@@ -44,6 +44,7 @@ SHOWN = {
         "llama after 1 iterations, for torch's trainers",
     ),
     "docs/training.md": ("Candidates of auto (profiles estimated)", "torchrun (torch ≥ 2.8) runs the plan as it is."),
+    "docs/hugging-face.md": ("million parameters", "kind: TrainingPlan", "Candidates of auto (profiles estimated)"),
     "docs/custom-models.md": ("Candidates of auto (profiles estimated)", "forwardFlopsPerRow"),
 }
 """Parts of what the commands of a page print."""
