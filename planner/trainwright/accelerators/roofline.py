@@ -19,6 +19,7 @@ from trainwright.accelerators.efficiency import (
     ATTENTION_BLOCK,
     BACKWARD_ATTENTION_PRODUCTS,
     BACKWARD_HOST_RATIO,
+    BACKWARD_KERNEL_RATIO,
     CALLS_PER_OPERATOR,
     INNER_OVERHEAD,
     KERNEL_SECONDS,
@@ -309,8 +310,11 @@ def host_seconds(kind: LayerKind, roof: Roof) -> tuple[float, float]:
     Where kernels were counted, no device runs them faster than one after another.
     """
     if kind.forward_kernels:
-        per_kernel = max(roof.host_seconds_per_operator, KERNEL_SECONDS)
-        return per_kernel * kind.forward_kernels, per_kernel * kind.backward_kernels
+        forward, backward = roof.host_seconds_per_operator, BACKWARD_KERNEL_RATIO * roof.host_seconds_per_operator
+        return (
+            max(forward, KERNEL_SECONDS) * kind.forward_kernels,
+            max(backward, KERNEL_SECONDS) * kind.backward_kernels,
+        )
     forward = roof.host_seconds_per_operator * len(kind.operators)
     again = roof.host_seconds_per_operator * float(np.sum(recomputed_shares(kind, roof.selective_recompute)))
     return forward, BACKWARD_HOST_RATIO * forward + again

@@ -294,7 +294,10 @@ def _may_win(problem: Problem, answer: Answer) -> bool:
 def _is_memory_scarce(problem: Problem) -> bool:
     free = 1 - problem.limits.headroom
     memory = min(
-        (each.memory_bytes * free - problem.runtime.constant_bytes_of(each.name) for each in problem.cluster.accelerators),
+        (
+            each.memory_bytes * free - problem.runtime.constant_bytes_of(each.name)
+            for each in problem.cluster.accelerators
+        ),
         default=math.inf,
     )
     return problem.model.parameters * FLOAT32_BYTES > memory

@@ -319,7 +319,10 @@ def test_unprofiled_large_layers_are_derived_from_their_shards():
 )
 def test_plans_of_plain_degrees_cost_the_same_as_the_cost_model(family, rows):
     """On one node with sharded updates and no overlap: within 3 % of the exact estimate, workspace excluded."""
-    asked = replace(problem(family, 64), runtime=Runtime(overlaps_gradients=False))
+    runtime = Runtime(overlaps_gradients=False, host_seconds_per_operator=0.0)  # which would bound a row a device
+    model = problem(family, 64).model
+    profiles = estimate_profiles(model, [V100], tensor_degrees=[1], rows=[1, 2], runtime=runtime)
+    asked = replace(problem(family, 64), runtime=runtime, profiles=profiles)
     node = asked.cluster.nodes[0]
     summed = asked.cost_context.collectives.all_reduce(((node.name,) * 8,)).fastest_algorithm(
         2**26
