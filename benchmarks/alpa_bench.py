@@ -18,6 +18,7 @@ from trainwright.cost.stage_tables import StageSpans
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.plan import divisors
 from trainwright.search import Problem, run
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.inter_operator_dp import no_boundary_costs
@@ -26,7 +27,6 @@ from trainwright.search.alpa.micro_batch_search import MicroBatchSearch
 from trainwright.search.alpa.stage_candidates import StageCandidates
 from trainwright.search.alpa.submeshes import RepresentativeDevices, device_chains, node_blocks
 from trainwright.search.alpa.t_max_search import TMaxSearch
-from trainwright.search.degrees import divisors
 
 GPT_39B = Gpt(48, 8192, 64, 1024, 51200)
 """Table 6 of the paper."""

@@ -19,11 +19,10 @@ from rich.table import Table
 from auto_cases import cases
 from trainwright.cluster import Device
 from trainwright.layer import WHOLE_LAYER
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage, divisors
 from trainwright.search import SEARCHES, Candidate, Problem, SearchControl
 from trainwright.search.auto.layer_rebalancing import scale_rows
 from trainwright.search.auto.local_search import CandidateEvaluator, local_search
-from trainwright.search.degrees import divisors
 from trainwright.strategy import Sharding, Strategy
 
 QUICK = (4, 30, 48, 58, 72, 76, 86, 88)

@@ -17,10 +17,10 @@ from trainwright.cluster import Cluster
 from trainwright.families import Family, Gpt, TransGan
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan
+from trainwright.plan import Plan, divisors
 from trainwright.runtime import Kernels, Runtime
 from trainwright.search import Problem
-from trainwright.search.degrees import Degrees, divisors
+from trainwright.search.degrees import Degrees
 from trainwright.search.uniform.placed_stages import uniform_plan
 from trainwright_papers.published import AmpSetting, MeasuredPlan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -58,6 +59,12 @@ class LayerRun:
     def with_strategy(self, **changes: Any) -> LayerRun:
         """Return the run with some fields of its strategy changed."""
         return replace(self, strategy=self.strategy.replace(**changes))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def split_rows(rows: int, data: int) -> tuple[int, ...]:

@@ -12,10 +12,9 @@ from typing import Final, TypeVar
 from trainwright.answer.formats import in_format
 from trainwright.cluster import Cluster, Link, Node, Port, stream_bytes_per_second
 from trainwright.cost.estimate import iteration_seconds
-from trainwright.exports.nearest_plan import divisors
 from trainwright.exports.uniform_shape import UniformShape, shape_of
 from trainwright.layer import Dtype
-from trainwright.plan import Plan, Stage
+from trainwright.plan import Plan, Stage, divisors
 from trainwright.search import Candidate, Problem
 from trainwright.search.candidates import band_of_estimates, candidate_if_feasible, candidate_of
 from trainwright.strategy import Sharding

@@ -11,10 +11,10 @@ from trainwright.cluster import Cluster, Node, Port
 from trainwright.cost.estimate import memory_by_device, rows_refusal
 from trainwright.exports import UniformShape, is_expressible
 from trainwright.exports.capabilities import EVERY_SHARDING
-from trainwright.plan import Plan, Schedule, split_rows
+from trainwright.plan import Plan, Schedule, divisors, split_rows
 from trainwright.search import Problem
 from trainwright.search.auto.memory_first_starts import least_memory_plans
-from trainwright.search.degrees import divisors, is_open
+from trainwright.search.degrees import is_open
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform.layer_partition import even_split
 from trainwright.search.uniform.plan_space import exceeds_all_memory

@@ -11,7 +11,7 @@ from math import exp, log, log2
 from trainwright.cluster import Device
 from trainwright.exports.capabilities import Capabilities, is_expressible
 from trainwright.exports.uniform_shape import UniformShape, ranks
-from trainwright.plan import Plan, Schedule, split_rows
+from trainwright.plan import Plan, Schedule, divisors, split_rows
 from trainwright.strategy import Sharding, Strategy
 
 IDLE_WEIGHT = 8.0
@@ -149,11 +149,6 @@ def _device_counts(devices: int) -> list[int]:
     """Return the numbers of devices that are tried: a few less than all, and powers of two less."""
     few = range(devices, max(devices - MAX_IDLE_DEVICES, 0), -1)
     return [*few, *(devices >> power for power in range(1, devices.bit_length()) if devices >> power < few[-1])]
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors in ascending order."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _ends(layers: int, stages: int, powers: Sequence[float], *, uneven: bool) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainwright.exports.capabilities import Capabilities
-from trainwright.exports.nearest_plan import divisors
 from trainwright.exports.uniform_shape import UniformShape
+from trainwright.plan import divisors
 
 
 def neighbours(shape: UniformShape, capabilities: Capabilities) -> Iterator[UniformShape]:

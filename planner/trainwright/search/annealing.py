@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.plan import divisors
 from trainwright.search.candidates import best_of
-from trainwright.search.degrees import Degrees, divisors, micro_batch_sizes
+from trainwright.search.degrees import Degrees, micro_batch_sizes
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.placed_stages import PlacedStages, Placement, megatron_placement
 from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees

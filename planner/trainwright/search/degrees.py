@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainwright.cluster import Node
 from trainwright.model import Model, least_rows
+from trainwright.plan import divisors
 from trainwright.profiles import Profiles
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
@@ -25,12 +25,6 @@ class Degrees:
     def strategy(self) -> Strategy:
         """Strategy of each stage."""
         return Strategy(self.tensor, self.data)
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def tensor_degrees(model: Model, devices: int, max_tensor_degree: int | None) -> tuple[int, ...]:

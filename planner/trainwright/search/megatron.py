@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
+from trainwright.plan import divisors
 from trainwright.search.candidates import LazyCandidate, best_of
-from trainwright.search.degrees import Degrees, divisors
+from trainwright.search.degrees import Degrees
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.layer_partition import even_split
 from trainwright.search.uniform.placed_stages import PlacedStages, megatron_placement

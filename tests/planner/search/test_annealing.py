@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright.cluster import Cluster
+from trainwright.plan import divisors
 from trainwright.search import Problem, SearchControl, annealing
 from trainwright.search.annealing import domino_placement, tiling
 from trainwright.search.candidates import LazyCandidate
-from trainwright.search.degrees import Degrees, divisors
+from trainwright.search.degrees import Degrees
 from trainwright.search.uniform.placed_stages import megatron_placement
 
 MakeCluster = Callable[..., Cluster]

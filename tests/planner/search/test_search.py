@@ -17,11 +17,11 @@ from trainwright.cluster import Cluster, Node
 from trainwright.cost.estimate import estimate, estimate_with_context
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan
+from trainwright.plan import Plan, divisors
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, RequiredProfile, SearchControl, required_profiles, run
-from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
+from trainwright.search.degrees import Degrees, enumerate_degrees, micro_batch_sizes
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.uniform import amp_model
 from trainwright.search.uniform.placed_stages import megatron_placement, uniform_plan

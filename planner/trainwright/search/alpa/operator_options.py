@@ -12,11 +12,11 @@ import numpy as np
 from trainwright.cost.collectives import Collective
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.stage_tables import StageSpans, StageTables
-from trainwright.plan import LayerRun, split_rows
+from trainwright.plan import LayerRun, divisors, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
-from trainwright.search.degrees import divisors, open_strategies
+from trainwright.search.degrees import open_strategies
 from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.plan import Pipeline, Plan, Stage, divisors
 from trainwright.search.auto.budget import MEDIUM_CLUSTER_DEVICES, Resolution, SearchBudget
 from trainwright.search.auto.computing import ComputeEstimate, tied_weight_sync_seconds
 from trainwright.search.auto.device_lines import DeviceLine, device_lines
@@ -19,7 +19,6 @@ from trainwright.search.auto.line_tables import LineOptions
 from trainwright.search.auto.replica_sets import StageOption, rows_by_replica
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import LineInterval, StageSites
-from trainwright.search.degrees import divisors
 from trainwright.search.problem import Problem
 
 

@@ -10,8 +10,8 @@ from trainwright.cluster import Device
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import in_flight_micro_batches
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
-from trainwright.search.degrees import divisors, is_open
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage, divisors
+from trainwright.search.degrees import is_open
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy

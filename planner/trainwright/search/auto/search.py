@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
-from trainwright.plan import Plan
+from trainwright.plan import Plan, divisors
 from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
 from trainwright.search.auto.budget import (
     LARGE_CLUSTER,
@@ -39,7 +39,6 @@ from trainwright.search.auto.search_state import PHASE_STEPS, USUAL_COMPUTE_ESTI
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first, fitting_candidate
-from trainwright.search.degrees import divisors
 from trainwright.search.megatron import megatron, megatron_candidates
 from trainwright.search.plan_variants import gathering_in_every_pass
 from trainwright.search.preference.plan_adaptation import adapt_plan

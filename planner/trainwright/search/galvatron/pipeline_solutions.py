@@ -13,8 +13,7 @@ from trainwright.cluster import Device
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.time_terms import pipeline_seconds
-from trainwright.plan import Pipeline, Plan, Schedule, Stage
-from trainwright.search.degrees import divisors
+from trainwright.plan import Pipeline, Plan, Schedule, Stage, divisors
 from trainwright.search.galvatron.galvatron_model import StageGroupCosts, boundary_alpha_beta
 from trainwright.search.galvatron.layer_classes import LayerSequence, layer_sequence
 from trainwright.search.galvatron.relaxed_tables import RelaxedStageOptions

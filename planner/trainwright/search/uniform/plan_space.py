@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from trainwright.cost.estimate import memory_by_device, memory_shortfalls, rows_refusal
 from trainwright.cost.time_terms import pipeline_seconds
-from trainwright.plan import Plan
+from trainwright.plan import Plan, divisors
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import LazyCandidate
-from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, is_open, micro_batch_sizes
+from trainwright.search.degrees import Degrees, enumerate_degrees, is_open, micro_batch_sizes
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import NoFeasiblePlan, NoPlanFits, Problem
