@@ -97,7 +97,6 @@ def problem_of(
             f"training.dtype: the trainer of the limits has {formats}, got {training.model.dtype}; give one of these"
         )
     layers = estimated_profiles(training, cluster, runtime) if given is None else over_rows(given, training, runtime)
-    is_assumed = layers.origin == "estimated" and not states_memory
     return Problem(
         cluster=cluster,
         model=training.model,
@@ -105,7 +104,7 @@ def problem_of(
         global_batch_size=training.global_batch_size,
         limits=limits,
         optimizer=training.optimizer,
-        runtime=assuming_process_memory(runtime, cluster) if is_assumed else runtime,
+        runtime=runtime if states_memory else assuming_process_memory(runtime, cluster, layers),
         chooses_format=is_open and given is None,
     )
 

@@ -119,9 +119,7 @@ def with_assumption_as_constant(context: CostContext) -> Runtime:
 
     Plans assume it of GPUs with estimated layers; the processes are stated to hold nothing else, so that none is assumed again.
     """
-    runtime = context.runtime
-    if context.profiles.origin == "estimated":
-        runtime = assuming_process_memory(runtime, context.cluster)
+    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles)
     assumed = {entry.accelerator for entry in runtime.process_bytes if entry.held_bytes == ASSUMED_PROCESS_BYTES}
     if not assumed:
         return runtime
@@ -134,8 +132,6 @@ def with_assumption_as_constant(context: CostContext) -> Runtime:
 
 def refuses(context: CostContext, evaluation: Evaluation, trials: Sequence[int]) -> bool:
     """Return whether plans for the context's runtime refuse one of the trials, with all that they assume."""
-    runtime = context.runtime
-    limits = Limits().leaving_unknown_memory(runtime, context.cluster)
-    if context.profiles.origin == "estimated":
-        runtime = assuming_process_memory(runtime, context.cluster)
+    limits = Limits().leaving_unknown_memory(context.runtime, context.cluster)
+    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles)
     return any(evaluation.filled_share(trial, runtime) > 1 - limits.headroom for trial in trials)

@@ -103,8 +103,8 @@ class Inputs:
             remedy = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
             note(f"{trainer} has no {training.model.dtype}; {remedy}")
         profiles = self._profiles(cluster, training, runtime)
-        if profiles.origin == "estimated" and (limits is None or limits.memory_headroom is None):
-            runtime = assuming_process_memory(runtime, cluster)
+        if limits is None or limits.memory_headroom is None:
+            runtime = assuming_process_memory(runtime, cluster, profiles)
         return Problem(
             cluster=cluster,
             model=training.model,

@@ -151,9 +151,9 @@ class Limits:
         )
 
 
-def assuming_process_memory(runtime: Runtime, cluster: Cluster) -> Runtime:
-    """Return the runtime with the memory of an unknown process on the GPUs of which it states none."""
-    if runtime.constant_bytes >= _MIN_CONTEXT_BYTES:
+def assuming_process_memory(runtime: Runtime, cluster: Cluster, profiles: Profiles) -> Runtime:
+    """Return the runtime with the memory of an unknown process on GPUs with estimated profiles of which it states none."""
+    if runtime.constant_bytes >= _MIN_CONTEXT_BYTES or profiles.origin != "estimated":
         return runtime
     stated = {process_bytes.accelerator for process_bytes in runtime.process_bytes}
     names = [a.name for a in cluster.accelerators if a.emulation is None and not is_cpu(a.name)]

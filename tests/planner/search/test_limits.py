@@ -10,6 +10,7 @@ import pytest
 
 from trainwright.accelerators import cluster_of
 from trainwright.cluster import Cluster
+from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import (
     ASSUMED_PROCESS_BYTES,
@@ -35,6 +36,7 @@ AMP_FAMILY = ("amp", "amp-annealing", "megatron", "random")
 EFFORT = 0.1
 SMALL = (("fast", 2), ("slow", 1), ("fast", 1))
 UNEVEN = (("fast", 4), ("slow", 2), ("fast", 2))
+ESTIMATED = Profiles((), "estimated")
 
 
 @pytest.fixture(scope="module")
@@ -232,13 +234,13 @@ def test_unknown_memory_is_left_free_unless_the_runtime_states_it(problem: Probl
 def test_gpus_without_stated_memory_of_a_process_get_an_assumption() -> None:
     cluster = cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})
     v100, t4 = (accelerator.name for accelerator in cluster.accelerators)
-    assumed = assuming_process_memory(Runtime(), cluster)
+    assumed = assuming_process_memory(Runtime(), cluster, ESTIMATED)
     assert assumed.constant_bytes_of(v100) == assumed.constant_bytes_of(t4) == ASSUMED_PROCESS_BYTES
-    measured = assuming_process_memory(Runtime(process_bytes=(ProcessBytes(v100, 5),)), cluster)
+    measured = assuming_process_memory(Runtime(process_bytes=(ProcessBytes(v100, 5),)), cluster, ESTIMATED)
     assert (measured.constant_bytes_of(v100), measured.constant_bytes_of(t4)) == (5, ASSUMED_PROCESS_BYTES)
     stated = Runtime(constant_bytes=2**30)
-    assert assuming_process_memory(stated, cluster) == stated
+    assert assuming_process_memory(stated, cluster, ESTIMATED) == stated
 
 
 def test_emulated_devices_hold_what_their_tables_say(problem: Problem) -> None:
-    assert assuming_process_memory(Runtime(), problem.cluster) == Runtime()
+    assert assuming_process_memory(Runtime(), problem.cluster, ESTIMATED) == Runtime()
