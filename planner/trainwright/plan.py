@@ -10,10 +10,11 @@ from enum import StrEnum
 from itertools import chain, groupby
 from typing import Annotated, Any
 
-from trainwright.bounds import FLAT, OMITTED_DEFAULT
+from trainwright.bounds import FLAT, OMITTED_DEFAULT, OMITTED_NONE
 from trainwright.cluster import Device
 from trainwright.document_kind import document
 from trainwright.layer import Dtype, LayerList
+from trainwright.operator_shardings import Loop, SpanSpecs
 from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.strategy import Strategy
 
@@ -75,10 +76,16 @@ def split_rows(rows: int, data: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on a set of devices, whose order determines the ranks."""
+    """Consecutive layers on a set of devices, whose order determines the ranks.
+
+    Attributes:
+        layers: with operators, the degrees that come nearest to theirs: messages to other stages are divided as they say.
+        operators: shardings of its operators where degrees do not say them; None where they do.
+    """
 
     devices: tuple[Device, ...]
     layers: tuple[LayerRun, ...]
+    operators: Annotated[SpanSpecs | None, OMITTED_NONE] = None
 
     def __post_init__(self) -> None:
         if not self.devices or not self.layers:
@@ -94,6 +101,32 @@ class Stage:
             if following.first != run.end:
                 raise ValueError(
                     f"a stage's layer runs must be consecutive: layer {run.end} must follow, got {following.first}"
+                )
+        if self.operators is not None:
+            self._check_operators(self.operators)
+
+    def _check_operators(self, specs: SpanSpecs) -> None:
+        """Raise ValueError unless the operators' mesh, layers and rows are those of the stage."""
+        where = f"layers {self.first}…{self.end - 1}: operators"
+        if specs.devices != len(self.devices):
+            shape = " × ".join(map(str, specs.mesh_shape))
+            raise ValueError(
+                f"{where}: a mesh of {shape} has {specs.devices} devices, but the stage has {len(self.devices)}; "
+                "make them equal"
+            )
+        if (specs.first, specs.end) != (self.first, self.end):
+            raise ValueError(
+                f"{where}: expected each of the stage's layers once, got layers {specs.first}…{specs.end - 1}"
+            )
+        for run in self.layers:
+            if len(set(run.rows)) > 1:
+                raise ValueError(f"{where}: expected as many rows on every replica, got rows {list(run.rows)}")
+        rows = sum(self.layers[0].rows)
+        for layer, operator in specs.operators():
+            if rows % (parts := specs.parts(operator, Loop.BATCH)):
+                raise ValueError(
+                    f"{where}: layer {layer.layer}, operator {operator.name}: {operator.algorithm} divides the batch by "
+                    f"{parts}, which does not divide a micro-batch of {rows} rows"
                 )
 
     @property

@@ -11,10 +11,10 @@ from trainwright.calibration import Trials
 from trainwright.cli.framework import command
 from trainwright.cli.output import show_json
 from trainwright.cluster import Cluster
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.training import Training
 
 DOCUMENTS: dict[str, Any] = {

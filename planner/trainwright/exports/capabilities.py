@@ -8,6 +8,7 @@ from typing import Final, get_args
 
 from trainwright.exports.uniform_shape import (
     blocks_by_stage,
+    has_operators,
     mixes_orders,
     recomputed_blocks,
 )
@@ -157,6 +158,8 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
         yield f"degrees by stage ({_named(map(format_degrees, stages))}): all stages share them"
     elif mixes_orders(plan):
         yield "tensor groups that differ between the layers of a stage: they are the same for all layers"
+    if has_operators(plan):
+        yield "shardings of single operators: the operators of a layer share its degrees"
     uneven = [run.rows for run in runs if len(set(run.rows)) > 1]
     if uneven:
         yield f"uneven rows ({format_range(uneven[0])} of a micro-batch by replica): every replica gets as many"

@@ -48,7 +48,7 @@ class DeviceSymmetry:
             (
                 pipeline.micro_batches,
                 pipeline.micro_batch_size,
-                tuple((len(stage.devices), stage.layers) for stage in pipeline.stages),
+                tuple((len(stage.devices), stage.layers, stage.operators) for stage in pipeline.stages),
             )
             for pipeline in plan.pipelines
         )
@@ -175,8 +175,8 @@ _STRENGTH = tuple(Sharding)
 def plan_shape(plan: Plan) -> Hashable:
     """Return a key that is equal for plans whose iteration times are practically equal.
 
-    It holds the schedule, the micro-batches, how many stages have which degrees, the strongest sharding, and whether anything
-    is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers and devices, the rows by
+    It holds the schedule, the micro-batches, how many stages have which degrees and algorithms of operators, the strongest
+    sharding, and whether anything is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers and devices, the rows by
     replica, and how many layers are sharded or recomputed.
     """
     return _shape_without_savings(plan), tuple(map(_savings, plan.pipelines))
@@ -196,8 +196,11 @@ def _savings(pipeline: Pipeline) -> tuple[Sharding, bool]:
     )
 
 
-def _degrees(stage: Stage) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({run.strategy.degrees for run in stage.layers}))
+def _degrees(stage: Stage) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[str, ...], ...]]:
+    """Return a stage's degrees, and by layer the algorithms of its operators where it has their shardings."""
+    specs = stage.operators
+    algorithms = () if specs is None else {tuple(each.algorithm for each in layer.operators) for layer in specs.layers}
+    return tuple(sorted({run.strategy.degrees for run in stage.layers})), tuple(sorted(algorithms))
 
 
 def drop_equivalent(candidates: Iterable[Candidate], tolerance: float) -> list[Candidate]:

@@ -17,11 +17,11 @@ from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
 from trainwright.layer import Dtype
 from trainwright.model import Model, least_rows, least_rows_words
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
-from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Strategy
 from trainwright.training import Optimizer

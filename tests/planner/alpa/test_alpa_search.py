@@ -18,10 +18,10 @@ from trainwright.documents import dumps, parse
 from trainwright.families import T5, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan, Stage
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, Search, SearchControl, run
 from trainwright.search.alpa.search import alpa, brief_alpa
-from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.strategy import Sharding
 from trainwright.training import RequestedDtype, Training
 

@@ -16,13 +16,14 @@ from trainwright.cost.estimate import estimate_with_context
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype, TensorSplit
 from trainwright.model import Model
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, WeightedObjective
 from trainwright.search.alpa.intra.intra_operator import SpanIlp
-from trainwright.search.operator_shardings import SpanSpecs
+from trainwright.search.alpa.intra.spec_export import SpanSharding
 from trainwright.strategy import RankOrder, Sharding
 
 V100 = "Tesla-V100-SXM2-16GB"
@@ -39,9 +40,9 @@ def problem(family, batch, dtype=Dtype.FLOAT16):
     return Problem(cluster, model, profiles, batch)
 
 
-def operators(specs: SpanSpecs, layer: int) -> dict[str, str]:
+def operators(sharding: SpanSharding, layer: int) -> dict[str, str]:
     """Map the names of a layer's operators to their algorithms."""
-    found = next(one for one in specs.layers if one.layer == layer)
+    found = next(one for one in sharding.specs.layers if one.layer == layer)
     return {operator.name: operator.algorithm for operator in found.operators}
 
 
@@ -49,8 +50,8 @@ GPT = Gpt(3, 4096, 32, 1024, 51200)
 
 
 def test_small_batch_gives_megatron_sharding():
-    specs = IntraOperator(problem(GPT, 8)).spans(NVLINK, 1).specs(1, 4)
-    found = operators(specs, 1)
+    sharding = IntraOperator(problem(GPT, 8)).spans(NVLINK, 1).sharding(1, 4)
+    found = operators(sharding, 1)
     assert {found[name] for name in ("query_key_value", "feed_forward_in")} == {"out→1"}
     assert {found[name] for name in ("attention_output", "feed_forward_out")} == {"in→1"}
     assert (found["attention"], found["activation"], found["attention_residual"]) == (
@@ -58,17 +59,17 @@ def test_small_batch_gives_megatron_sharding():
         "width→1",
         "replicated",
     )
-    (run,) = specs.degrees
+    (run,) = sharding.degrees
     assert (run.first, run.count, run.tensor, run.data, run.exact) == (1, 3, 8, 1, True)
-    assert specs.exact
+    assert sharding.exact
     assert run.layer_run(1).strategy.tensor == 8
 
 
 def test_large_batch_is_sharded_with_its_weight_updates():
-    specs = IntraOperator(problem(GPT, 1024)).spans(NVLINK, 16).specs(1, 4)
-    assert set(operators(specs, 2).values()) == {"batch→1"}
-    assert all(one.update_sharded == (one.weight is not None) for layer in specs.layers for one in layer.operators)
-    (run,) = specs.degrees
+    sharding = IntraOperator(problem(GPT, 1024)).spans(NVLINK, 16).sharding(1, 4)
+    assert set(operators(sharding, 2).values()) == {"batch→1"}
+    assert all(one.update_sharded == (one.weight is not None) for _, one in sharding.specs.operators())
+    (run,) = sharding.degrees
     assert (run.tensor, run.data, run.sharding, run.exact) == (1, 8, Sharding.ZERO2, True)
     assert run.layer_run(16).rows == (2,) * 8
     with pytest.raises(ValueError, match="evenly"):
@@ -85,7 +86,7 @@ def test_rewriting_saves_optimizer_state_and_no_time():
     assert with_it.state_bytes[1, 4] == pytest.approx((6 + 12 / 8) * values)
     assert with_it.seconds[1, 4] == pytest.approx(without.seconds[1, 4])
     assert with_it.iteration_seconds[1, 4] < without.iteration_seconds[1, 4]
-    assert not any(one.update_sharded for one in without.specs(1, 2).layers[0].operators)
+    assert not any(one.update_sharded for one in without.sharding(1, 2).specs.layers[0].operators)
 
 
 def test_reduce_scatter_of_activations_shards_the_following_operators():
@@ -94,39 +95,39 @@ def test_reduce_scatter_of_activations_shards_the_following_operators():
     scattered = IntraOperator(asked, rewriting=Rewriting(activations=True)).spans(NVLINK, 1)
     assert scattered.activation_bytes[1, 4] < plain.activation_bytes[1, 4]
     assert scattered.seconds[1, 4] < plain.seconds[1, 4]
-    layer = scattered.specs(1, 2).layers[0]
+    layer = scattered.sharding(1, 2).specs.layers[0]
     assert {one.name for one in layer.operators if one.sum_scattered} == {"attention_output", "feed_forward_out"}
 
 
 def test_data_uses_the_slow_mesh_axis_and_tensor_the_fast_one():
     """A batch that only two nodes divide: data over the slow mesh axis, tensor over the fast one."""
-    specs = IntraOperator(problem(GPT, 64)).spans(TWO_NODES, 2).specs(1, 4)
+    sharding = IntraOperator(problem(GPT, 64)).spans(TWO_NODES, 2).sharding(1, 4)
     found = IntraOperator(problem(GPT, 64)).options(LogicalMesh((V100,), (2, 4), (2e-5, 1e-5), (1e-8, 1e-11)), 2)
-    degrees = {(run.tensor, run.data, run.order) for option in found for run in option.specs(1, 4).degrees}
+    degrees = {(run.tensor, run.data, run.order) for option in found for run in option.sharding(1, 4).degrees}
     assert degrees == {(4, 2, RankOrder.TENSOR_INNER)}
-    assert {run.tensor * run.data for run in specs.degrees} == {8}
+    assert {run.tensor * run.data for run in sharding.degrees} == {8}
 
 
 def test_mixture_shards_experts_and_batch():
     family = Moe(4, 768, 16, 1024, experts=8, expert_every=2, gated=False, intermediate_size=3072)
-    specs = IntraOperator(problem(family, 64)).spans(NVLINK, 8).specs(1, 5)
+    sharding = IntraOperator(problem(family, 64)).spans(NVLINK, 8).sharding(1, 5)
     for layer in (2, 4):
-        found = operators(specs, layer)
+        found = operators(sharding, layer)
         assert {found[name] for name in found if name.startswith("experts_")} == {"expert→1"}
         assert {found[name] for name in found if not name.startswith("experts_")} == {"batch→1"}
-    assert set(operators(specs, 3).values()) == {"batch→1"}
-    assert [run.exact for run in specs.degrees] == [True, False, True, False]
+    assert set(operators(sharding, 3).values()) == {"batch→1"}
+    assert [run.exact for run in sharding.degrees] == [True, False, True, False]
 
 
 def test_wide_resnet_shards_batch_first_and_channels_later():
     """The case study of the paper (§8.6): 4 GPUs, the model of 1 B parameters, one switch."""
     family = WideResnet(50, 2, "second", 320, classes=1024)
     mesh = LogicalMesh((V100,), (1, 4), (1e-5, 1e-5), (0.0, 1e-11))
-    specs = IntraOperator(problem(family, 1536, Dtype.FLOAT32)).spans(mesh, 32).specs(0, 18)
-    by_batch = [operators(specs, layer)["convolve"] == "batch→1" for layer in range(1, 17)]
+    sharding = IntraOperator(problem(family, 1536, Dtype.FLOAT32)).spans(mesh, 32).sharding(0, 18)
+    by_batch = [operators(sharding, layer)["convolve"] == "batch→1" for layer in range(1, 17)]
     assert all(by_batch[:8])
     assert not any(by_batch[8:])
-    last = operators(specs, 16)
+    last = operators(sharding, 16)
     assert {last["reduce"], last["convolve"], last["expand"]} == {"in→1", "out→1"}
 
 
@@ -159,7 +160,7 @@ def test_layer_spans_cost_the_same_as_the_whole_integer_program(family, rows):
             held = cost.state_bytes[first, end] + goal.in_flight * cost.activation_bytes[first, end]
             time = goal.micro_batches * cost.seconds[first, end] + cost.iteration_seconds[first, end]
             assert time + goal.memory_price * held == pytest.approx(solved[1].objective(goal))
-            assert len(cost.specs(first, end).layers) == end - first
+            assert len(cost.sharding(first, end).specs.layers) == end - first
 
 
 def test_runs_of_layers_are_described_as_they_are_costed():
@@ -169,7 +170,7 @@ def test_runs_of_layers_are_described_as_they_are_costed():
     found, totals = intra.solve_exactly(TWO_NODES, 8, 1, 5, goal=intra.goal(TWO_NODES, 8, 0.3), memory_bytes=math.inf)
     assert totals.seconds == pytest.approx(cost.seconds[1, 5])
     assert totals.state_bytes == pytest.approx(cost.state_bytes[1, 5])
-    assert found.degrees == cost.specs(1, 5).degrees
+    assert found.degrees == cost.sharding(1, 5).degrees
 
 
 def test_a_memory_limit_is_kept_and_costs_time():
@@ -234,7 +235,7 @@ def test_mixtures_are_described_as_they_are_costed(family):
         assert totals.iteration_seconds == pytest.approx(option.iteration_seconds[first, end])
         assert totals.state_bytes == pytest.approx(option.state_bytes[first, end])
         assert totals.activation_bytes == pytest.approx(option.activation_bytes[first, end])
-        assert len(option.specs(first, end).layers) == end - first
+        assert len(option.sharding(first, end).specs.layers) == end - first
         found.add(round(totals.state_bytes + totals.activation_bytes))
     assert len(found) > 1
 
@@ -243,7 +244,7 @@ def test_memory_price_shards_replicated_weights():
     """The program may choose ZeRO-3 (gather before use) if memory is scarce and links are fast."""
     intra = IntraOperator(problem(GPT, 16))
     (cost,) = intra.costs(NVLINK, 32, [intra.goal(NVLINK, 32, 1.0, 1)])
-    gathered = [one for one in cost.specs(1, 4).layers[0].operators if one.weight_held == "gathered"]
+    gathered = [one for one in cost.sharding(1, 4).specs.layers[0].operators if one.weight_held == "gathered"]
     assert gathered
     assert all(one.algorithm == "batch→1" for one in gathered)
 
@@ -257,7 +258,7 @@ def test_single_device_costs_equal_the_profiles():
     assert cost.iteration_seconds[0, 4] == pytest.approx(sum(one.update_seconds for one in profiles))
     assert cost.activation_bytes[0, 4] == pytest.approx(sum(one.activation_bytes for one in profiles))
     assert cost.state_bytes[0, 4] == pytest.approx(18 * asked.model.parameters)
-    assert cost.specs(0, 4).exact
+    assert cost.sharding(0, 4).exact
     assert np.isinf(cost.seconds[2, 2])
     assert np.isinf(cost.seconds[3, 1])
 
@@ -283,7 +284,7 @@ def test_sequences_are_sharded_when_enabled():
     intra = IntraOperator(problem(SMALL["gpt"], 64), divides_sequences=True)
     plain = IntraOperator(problem(SMALL["gpt"], 64))
     found = intra.spans(NVLINK, 1)
-    assert any("sequence" in word for word in operators(found.specs(1, 2), 1).values())
+    assert any("sequence" in word for word in operators(found.sharding(1, 2), 1).values())
     goal = intra.goal(NVLINK, 1)
     for cost in (found, plain.spans(NVLINK, 1)):
         assert np.isfinite(cost.seconds[1, 3])
@@ -292,7 +293,7 @@ def test_sequences_are_sharded_when_enabled():
 
 
 def test_specs_document_round_trips():
-    specs = IntraOperator(problem(SMALL["moe"], 64)).spans(TWO_NODES, 8).specs(0, 4)
+    specs = IntraOperator(problem(SMALL["moe"], 64)).spans(TWO_NODES, 8).sharding(0, 4).specs
     document = TypeAdapter(SpanSpecs)
     assert document.validate_json(document.dump_json(specs)) == specs
 
@@ -329,9 +330,9 @@ def test_plans_of_plain_degrees_cost_the_same_as_the_cost_model(family, rows):
     )  # 14 steps of an eighth of the message
     mesh = LogicalMesh((V100,), (1, 8), (0.0, summed.latency_seconds / 14), (0.0, summed.seconds_per_byte * 8 / 14))
     cost, layers = IntraOperator(asked).spans(mesh, rows), len(asked.model.layers)
-    specs = cost.specs(0, layers)
-    assert specs.exact
-    runs = tuple(one.layer_run(rows).with_strategy(sharding=Sharding.ZERO1) for one in specs.degrees)
+    sharding = cost.sharding(0, layers)
+    assert sharding.exact
+    runs = tuple(one.layer_run(rows).with_strategy(sharding=Sharding.ZERO1) for one in sharding.degrees)
     stage = Stage(tuple(Device(node.name, slot) for slot in range(8)), runs)
     plan = Plan(layers, 64, (Pipeline(64 // rows, rows, (stage,)),))
     told = estimate_with_context(plan, asked.cost_context)

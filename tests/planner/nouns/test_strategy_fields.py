@@ -17,13 +17,13 @@ from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.exports.uniform_shape import shape_of
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import Problem
+from trainwright.search.alpa.intra.spec_export import NearestDegrees
 from trainwright.search.auto.layer_rebalancing import StageConfig
 from trainwright.search.auto.neighbourhood import editable_pipelines
 from trainwright.search.auto.neighbourhood.layer_moves import insert_or_remove_stages
 from trainwright.search.candidates import DeviceSymmetry, plan_shape
 from trainwright.search.galvatron.galvatron_model import estimate_seconds
 from trainwright.search.galvatron.layer_classes import decision_trees, strategy_of_tree
-from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.preference.plan_adaptation import shrink_to_devices, with_layer_counts
 from trainwright.strategy import RankOrder, Sharding, Strategy

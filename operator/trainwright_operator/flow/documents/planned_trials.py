@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,7 @@ from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Positio
 from trainwright.cluster import Node
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Plan
+from trainwright.plan import LayerRun, Plan, Stage
 from trainwright_operator.api.frameworks import FrameworkSpec
 
 BASELINE_COUNT = 2
@@ -47,11 +47,17 @@ def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
     pipelines = [
         [
             pipeline.micro_batches,
-            [[list(map(str, stage.devices)), [run_fields(run) for run in stage.layers]] for stage in pipeline.stages],
+            [_stage_fields(stage, run_fields) for stage in pipeline.stages],
         ]
         for pipeline in plan.pipelines
     ]
     return _hash(json.dumps([plan.schedule, pipelines, *([] if plan.dtype is None else [plan.dtype])]))
+
+
+def _stage_fields(stage: Stage, run_fields: Callable[[LayerRun], list[Any]]) -> list[Any]:
+    """Return the devices, the layer runs, and the operators' shardings where the stage has them."""
+    fields_of_runs = [list(map(str, stage.devices)), [run_fields(run) for run in stage.layers]]
+    return fields_of_runs if stage.operators is None else [*fields_of_runs, asdict(stage.operators)]
 
 
 def _hash(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.cost.stage_tables import StageSpans
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.alpa.inter_operator_dp import StageAssignment, boundary_costs_of, no_boundary_costs
 from trainwright.search.alpa.stage_candidates import (
@@ -22,7 +23,6 @@ from trainwright.search.alpa.stage_candidates import (
 )
 from trainwright.search.alpa.submeshes import DeviceChain, Submesh, SubmeshSlot, place_submeshes
 from trainwright.search.alpa.t_max_search import TMaxSearch
-from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.problem import Problem
 
 _EVENED_PIPELINES = 3

@@ -14,10 +14,10 @@ from trainwright.cost.layer_sums import Array
 from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.plan import LayerRun, divisors, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
+from trainwright.search.alpa.intra.spec_export import NearestDegrees
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import open_strategies
-from trainwright.search.operator_shardings import NearestDegrees
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
 
@@ -84,10 +84,10 @@ class OperatorOptions:
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
             del option  # each table has a single option
-            specs = costs.specs(self.spans.cuts[first], self.spans.cuts[end])
-            runs, is_unchanged = self._layer_runs(specs.degrees, mesh, rows)
-            is_exact = specs.exact and is_unchanged
-            return StageStrategy(runs, is_exact, None if is_exact else specs)
+            sharding = costs.sharding(self.spans.cuts[first], self.spans.cuts[end])
+            runs, is_unchanged = self._layer_runs(sharding.degrees, mesh, rows)
+            is_exact = sharding.exact and is_unchanged
+            return StageStrategy(runs, is_exact, None if is_exact else sharding.specs)
 
         return SubmeshOptions(
             self._by_clusters(costs.seconds),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from trainwright.cost.stage_tables import StageSpans
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan, divisors
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.layer_clusters import cluster_spans
@@ -16,7 +17,6 @@ from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.stage_candidates import IntraOperatorPass
 from trainwright.search.alpa.submeshes import DeviceChain, RepresentativeDevices, device_chains, node_blocks
 from trainwright.search.candidates import LazyCandidate, best_of, fastest_first
-from trainwright.search.operator_shardings import SpanSpecs
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import LayerRun
 from trainwright.search.alpa.submeshes import Submesh
-from trainwright.search.operator_shardings import SpanSpecs
 
 Indices = NDArray[np.int64]
 

@@ -20,11 +20,12 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
 from trainwright.layer import FLOPS_PER_BYTE, Dtype, LayerKind, TensorSplit
+from trainwright.operator_shardings import Loop, LoopMapping
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
-from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
+from trainwright.search.alpa.intra.operator_catalogue import Operation
 from trainwright.search.alpa.intra.operator_graph import GraphNode
-from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, LoopMapping, OperatorAlgorithms
+from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
 from trainwright.search.alpa.intra.sharding_specs import (
     LinearSeconds,
     LogicalMesh,

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
 from trainwright.search.alpa.intra.ilp import (
     AssignmentCost,
@@ -32,8 +33,7 @@ from trainwright.search.alpa.intra.span_costs import (
     SpanCosts,
     memory_prices,
 )
-from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpecsBuilder, merge_equal_runs
-from trainwright.search.operator_shardings import SpanSpecs
+from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpanSharding, SpecsBuilder, merge_equal_runs
 from trainwright.search.problem import Problem
 
 
@@ -148,7 +148,7 @@ class IntraOperator:
         return self._runs(mesh, rows, self._tables(mesh, rows, goals)).by_goal()
 
     def _runs(self, mesh: LogicalMesh, rows: int, tables: dict[str, LayerTable]) -> RunCosts:
-        def described(first: int, assignments: Sequence[LayerAssignment]) -> SpanSpecs:
+        def described(first: int, assignments: Sequence[LayerAssignment]) -> SpanSharding:
             return self.describe(mesh, rows, first, assignments)
 
         return RunCosts([tables[name] for name in self.problem.model.layers], self._shared_weight_overcount, described)
@@ -165,7 +165,9 @@ class IntraOperator:
             for name, pricing in pricings.items()
         }
 
-    def describe(self, mesh: LogicalMesh, rows: int, first: int, assignments: Sequence[LayerAssignment]) -> SpanSpecs:
+    def describe(
+        self, mesh: LogicalMesh, rows: int, first: int, assignments: Sequence[LayerAssignment]
+    ) -> SpanSharding:
         """Export consecutive layers from `first` on, given each node's (weight mode, algorithm)."""
         names, layers, degrees = self.problem.model.layers, [], []
         for layer, assignment in enumerate(assignments, start=first):
@@ -175,11 +177,11 @@ class IntraOperator:
             describer = SpecsBuilder(algorithms, mesh.shape, self.rewriting, divides)
             layers.append(describer.layer(layer, kind.name, assignment))
             degrees.append(describer.degrees(layer, assignment))
-        return SpanSpecs(mesh.shape, rows, tuple(layers), merge_equal_runs(degrees))
+        return SpanSharding(SpanSpecs(mesh.shape, tuple(layers)), merge_equal_runs(degrees))
 
     def solve_exactly(  # noqa: PLR0913 - a run of layers, where it runs and what it may hold
         self, mesh: LogicalMesh, rows: int, first: int, end: int, *, goal: WeightedObjective, memory_bytes: float
-    ) -> tuple[SpanSpecs, AssignmentCost] | None:
+    ) -> tuple[SpanSharding, AssignmentCost] | None:
         """Solve the layers `first … end - 1` as one integer program within a memory limit, None if nothing fits.
 
         It takes a solver seconds where `costs` takes milliseconds for all runs, but finds assignments between those

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from trainwright.layer import Dtype, Operator, OperatorKind, Split
+from trainwright.operator_shardings import Loop
 from trainwright.search.alpa.intra.sharding_specs import Axis
-
-
-class Loop(StrEnum):
-    """Dimensions that operators loop over."""
-
-    BATCH = "batch"
-    SEQUENCE = "sequence"
-    HEADS = "heads"
-    IN = "in"
-    OUT = "out"
-    WIDTH = "width"
-    ENTRIES = "entries"
-    EXPERT = "expert"
 
 
 @dataclass(frozen=True, slots=True)

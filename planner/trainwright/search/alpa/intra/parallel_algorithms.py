@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.operator_shardings import Loop, LoopMapping
+from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Operation
 from trainwright.search.alpa.intra.operator_graph import OperatorGraph, Source
 from trainwright.search.alpa.intra.sharding_specs import Axis, layout_number
 
 Indices = NDArray[np.int64]
-
-LoopMapping = tuple[Loop | None, Loop | None]
-"""Loops that mesh dimensions 0 and 1 shard; None: the devices along it compute the same."""
 
 
 @dataclass(frozen=True)

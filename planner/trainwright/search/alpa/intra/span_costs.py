@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
 from trainwright.search.alpa.intra.layer_chain_dp import COST_TERMS, LayerCostTable, LayerTable, SpecChain
-from trainwright.search.alpa.intra.spec_export import LayerAssignment
-from trainwright.search.operator_shardings import SpanSpecs
+from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpanSharding
 
 PRICE_RATIOS: Final = (0.0, *(0.003 * 2.0**step for step in range(15)))
 """Memory prices tried: the price of a device's whole memory, in multiples of an iteration's balanced compute seconds."""
@@ -168,10 +167,10 @@ class SpanCosts:
     state_bytes: Array
     activation_bytes: Array
     assignments: Callable[[int, int], Sequence[LayerAssignment]]
-    describe: Callable[[int, Sequence[LayerAssignment]], SpanSpecs]
+    describe: Callable[[int, Sequence[LayerAssignment]], SpanSharding]
 
-    def specs(self, first: int, end: int) -> SpanSpecs:
-        """Return operator specs of the layers `first … end - 1`, with the nearest degrees of the plan document."""
+    def sharding(self, first: int, end: int) -> SpanSharding:
+        """Return operator specs of the layers `first … end - 1`, with the nearest degrees of a plan."""
         return self.describe(first, self.assignments(first, end))
 
 
@@ -188,7 +187,7 @@ class RunCosts:
 
     tables: Sequence[LayerTable]
     shared_weight_overcount: Array
-    describe: Callable[[int, Sequence[LayerAssignment]], SpanSpecs]
+    describe: Callable[[int, Sequence[LayerAssignment]], SpanSharding]
 
     def by_goal(self) -> tuple[SpanCosts, ...]:
         """Return costs for each objective."""

@@ -6,14 +6,65 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from trainwright.operator_shardings import (
+    LayerSpecs,
+    Loop,
+    LoopMapping,
+    OperatorSpecs,
+    SpanSpecs,
+    WeightHeld,
+    format_algorithm,
+)
+from trainwright.plan import LayerRun
 from trainwright.search.alpa.intra.algorithm_costs import Rewriting
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
-from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, LoopMapping
+from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Operation
+from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms
 from trainwright.search.alpa.intra.sharding_specs import Axis, format_spec
-from trainwright.search.operator_shardings import LayerSpecs, NearestDegrees, OperatorSpecs
-from trainwright.strategy import RankOrder, Sharding
+from trainwright.strategy import RankOrder, Sharding, Strategy
 
 LayerAssignment = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NearestDegrees:
+    """Nearest equivalent of consecutive layers' specs in degrees of a plan.
+
+    Attributes:
+        exact: it says the same as the operators' specs.
+    """
+
+    first: int
+    count: int
+    tensor: int
+    data: int
+    order: RankOrder
+    sharding: Sharding
+    exact: bool
+
+    @property
+    def end(self) -> int:
+        """Index after the last layer."""
+        return self.first + self.count
+
+    def layer_run(self, rows: int) -> LayerRun:
+        """Return the run for a micro-batch of `rows`. Raises ValueError if the replicas cannot share them evenly."""
+        if rows % self.data:
+            raise ValueError(f"{rows} rows cannot be shared evenly by {self.data} replicas")
+        parts = (rows // self.data,) * self.data
+        return LayerRun(self.first, self.count, Strategy(self.tensor, self.data, self.order, self.sharding), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSharding:
+    """Operators' shardings of consecutive layers, and the degrees of a plan that come nearest."""
+
+    specs: SpanSpecs
+    degrees: tuple[NearestDegrees, ...]
+
+    @property
+    def exact(self) -> bool:
+        """True if the degrees say all of it."""
+        return all(run.exact for run in self.degrees)
 
 
 @dataclass(frozen=True)
@@ -40,11 +91,6 @@ class SpecsBuilder:
 
     def _operator(self, index: int, operation: Operation, weight_mode: int, algorithm: int) -> OperatorSpecs:
         algorithms = self.algorithms.operators[index]
-        mapping = algorithms.mappings[algorithm]
-        loops = dict.fromkeys(loop for loop in mapping if loop is not None)
-        words = [
-            f"{loop}→{''.join(str(d) for d in (0, 1) if mapping[d] is loop and self.shape[d] > 1)}" for loop in loops
-        ]
         operands = tuple(
             format_spec(int(layouts[algorithm]), _axes(operand))
             for operand, layouts in zip(operation.operands, algorithms.operand_layouts, strict=True)
@@ -52,7 +98,7 @@ class SpecsBuilder:
         output = format_spec(int(algorithms.output_layouts[algorithm]), _axes(operation.output))
         scattered = self.rewriting.activations and bool(algorithms.output_sums[algorithm])
         plain = OperatorSpecs(
-            operation.name, " ".join(words) or "replicated", output, operands, sum_scattered=scattered
+            operation.name, format_algorithm(algorithms.mappings[algorithm]), output, operands, sum_scattered=scattered
         )
         if operation.weight is None or algorithms.weight_layouts is None or algorithms.weight_sums is None:
             return plain
@@ -60,7 +106,7 @@ class SpecsBuilder:
         return replace(
             plain,
             weight=format_spec(int(algorithms.weight_layouts[algorithm]), _axes(operation.weight)),
-            weight_held="gathered" if weight_mode and replicated else "whole",
+            weight_held=WeightHeld.GATHERED if weight_mode and replicated else WeightHeld.WHOLE,
             update_sharded=replicated and (self.rewriting.gradients or weight_mode == 1),
         )
 

@@ -1,0 +1,109 @@
+"""A stage holds the shardings of its operators; whatever copies, compares or exports plans keeps them, or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.exports import TARGETS
+from trainwright.exports.capabilities import losses
+from trainwright.exports.uniform_shape import shape_of
+from trainwright.operator_shardings import (
+    LayerSpecs,
+    Loop,
+    OperatorSpecs,
+    SpanSpecs,
+    format_algorithm,
+    parse_algorithm,
+    parse_spec,
+)
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.search import Problem
+from trainwright.search.candidates import DeviceSymmetry, plan_shape
+from trainwright.strategy import Strategy
+from trainwright_operator.flow.documents.planned_trials import plan_digest
+
+DEVICES = tuple(Device("node-1", slot) for slot in range(4))
+
+
+def specs_of(
+    algorithm: str = "batch→0 out→1", first: int = 0, count: int = 2, mesh: tuple[int, int] = (2, 2)
+) -> SpanSpecs:
+    operator = OperatorSpecs("feed_forward_in", algorithm, "S0 R S1", ("S0 R R",), "R S1")
+    return SpanSpecs(mesh, tuple(LayerSpecs(layer, "block", (operator,)) for layer in range(first, first + count)))
+
+
+def stage_of(operators: SpanSpecs | None, rows: tuple[int, ...] = (2, 2)) -> Stage:
+    return Stage(DEVICES, (LayerRun(0, 2, Strategy(2, 2), rows),), operators)
+
+
+def plan_of(operators: SpanSpecs | None) -> Plan:
+    return Plan(2, 8, (Pipeline(2, 4, (stage_of(operators),)),))
+
+
+DEGREES, OPERATORS = plan_of(None), plan_of(specs_of())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: stage_of(specs_of(mesh=(2, 4))), "a mesh of 2 × 4 has 8 devices, but the stage has 4"),
+        (lambda: stage_of(specs_of(count=1)), "expected each of the stage's layers once, got layers 0…0"),
+        (lambda: stage_of(specs_of(first=1)), "got layers 1…2"),
+        (lambda: stage_of(specs_of(), rows=(3, 1)), r"as many rows on every replica, got rows \[3, 1\]"),
+        (
+            lambda: stage_of(specs_of("batch→01"), rows=(1, 1)),
+            "layer 0, operator feed_forward_in: batch→01 divides the batch by 4, which does not divide a micro-batch of 2",
+        ),
+        (lambda: specs_of("rows→0"), "operator feed_forward_in: algorithm: expected loops .* got 'rows→0'"),
+        (lambda: replace(specs_of().layers[0].operators[0], output="S2 R"), "expected R, S0, S1 or S01 .* got 'S2 R'"),
+        (lambda: replace(specs_of(), mesh_shape=(0, 4)), "mesh_shape: expected at least one device"),
+        (lambda: replace(specs_of(), layers=specs_of().layers[::-1]), "layers: layer 2 must follow, got 0"),
+    ],
+)
+def test_shardings_that_do_not_fit_their_stage_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_documents_keep_the_shardings_and_have_none_without() -> None:
+    assert documents.loads(documents.dumps(OPERATORS), Plan) == OPERATORS
+    assert documents.loads(documents.dumps(DEGREES), Plan) == DEGREES
+    assert set(documents.dump(DEGREES)["pipelines"][0]["stages"][0]) == {"devices", "layers"}
+
+
+def test_document_with_a_wrong_word_is_refused_with_its_place() -> None:
+    data = documents.dump(OPERATORS)
+    data["pipelines"][0]["stages"][0]["operators"]["layers"][0]["operators"][0]["weight_held"] = "half"
+    with pytest.raises(documents.DocumentError, match="weight_held"):
+        documents.parse(data, Plan)
+
+
+@pytest.mark.parametrize("algorithm", ["replicated", "batch→0 out→1", "in→01", "heads→1"])
+def test_algorithm_is_read_as_it_is_written(algorithm: str) -> None:
+    assert format_algorithm(parse_algorithm(algorithm)) == algorithm
+
+
+def test_words_name_loops_and_axes_by_mesh_dimension() -> None:
+    assert parse_algorithm("batch→1") == (None, Loop.BATCH)
+    assert parse_spec("S01 R S1") == ((0, 1), (), (1,))
+    assert specs_of().parts(specs_of().layers[0].operators[0], Loop.OUT) == 2
+
+
+def test_keys_tell_plans_apart_by_their_shardings(make_problem: Callable[..., Problem]) -> None:
+    symmetry = DeviceSymmetry(make_problem(layers=2).cluster)
+    for key in (plan_digest, plan_shape, symmetry.canonical_key, hash):
+        assert len({key(plan) for plan in (DEGREES, OPERATORS, plan_of(specs_of("out→01")))}) == 3
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_trainer_that_does_not_read_plans_refuses_the_shardings(name: str) -> None:
+    capabilities = TARGETS[name].capabilities
+    lost = [phrase for phrase in losses(OPERATORS, capabilities) if "shardings of single operators" in phrase]
+    assert len(lost) == (0 if capabilities.every_plan else 1)
+    assert shape_of(OPERATORS) is None
