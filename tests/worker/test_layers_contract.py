@@ -26,6 +26,7 @@ FAMILIES = (
     Bert(1, 32, 4, 12, 50, intermediate_size=40, token_types=3, next_sentence=False),
     T5(2, 32, 4, 12, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),
     T5(1, 32, 4, 5, 50, decoder_sequence_length=9, position_buckets=8, tied_embeddings=False),
+    T5(1, 20, 4, 12, 50, decoder_sequence_length=6, intermediate_size=24, head_size=6, gated=True),
     Moe(2, 32, 4, 12, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
     Moe(2, 32, 4, 12, 50, experts=6, experts_per_token=1, expert_every=2, intermediate_size=48, gated=False),
     Moe(1, 32, 4, 12, 50, experts=3, experts_per_token=3, intermediate_size=48, tied_embeddings=True),

@@ -46,7 +46,11 @@ def pairs(ours: WholeModel, theirs: T5ForConditionalGeneration, t5: T5) -> Itera
             yield from of_attention(part.EncDecAttention, block, "cross")
             yield Same(part.layer_norm.weight, block.cross_norm_weight)
         yield Same(feed_forward.layer_norm.weight, block.feed_forward_norm_weight)
-        yield Same(feed_forward.DenseReluDense.wi.weight, block.expand_weight)
+        if t5.gated:
+            yield Same(feed_forward.DenseReluDense.wi_0.weight, block.gate_and_up_weight, lambda w: w[0])
+            yield Same(feed_forward.DenseReluDense.wi_1.weight, block.gate_and_up_weight, lambda w: w[1])
+        else:
+            yield Same(feed_forward.DenseReluDense.wi.weight, block.expand_weight)
         yield Same(feed_forward.DenseReluDense.wo.weight, block.contract_weight)
 
 
@@ -55,12 +59,13 @@ def reference(t5: T5) -> T5ForConditionalGeneration:
         T5Config(
             vocab_size=t5.vocabulary_size,
             d_model=t5.hidden_size,
-            d_kv=t5.hidden_size // t5.heads,
+            d_kv=t5.attention_width // t5.heads,
             d_ff=t5.feed_forward_size,
             num_layers=t5.layers,
             num_decoder_layers=t5.decoder_layers,
             num_heads=t5.heads,
             relative_attention_num_buckets=t5.position_buckets,
+            feed_forward_proj="gated-gelu" if t5.gated else "relu",
             dropout_rate=0,
             tie_word_embeddings=t5.tied_embeddings,
             attn_implementation="eager",
@@ -76,8 +81,9 @@ def reference(t5: T5) -> T5ForConditionalGeneration:
     [
         T5(2, 32, 4, 12, 64, decoder_sequence_length=7, decoder_layers=2, intermediate_size=48),
         T5(1, 16, 2, 150, 64, decoder_sequence_length=140, position_buckets=16, tied_embeddings=False),
+        T5(1, 20, 4, 12, 64, head_size=7, gated=True, tied_embeddings=False),
     ],
-    ids=["tied", "long"],
+    ids=["tied", "long", "gated"],
 )
 def test_loss_and_gradients_are_hugging_faces(t5: T5) -> None:
     ours, theirs = WholeModel(t5), reference(t5)

@@ -305,10 +305,11 @@ def relu_branch(positions: int, hidden: int, inner: int, *, drops: bool = False)
     )
 
 
-def gated_branch(positions: int, hidden: int, inner: int) -> tuple[Operator, ...]:
-    """Return SwiGLU without bias: SiLU saves the gate, the product with it both factors."""
+def gated_branch(positions: int, hidden: int, inner: int, *, drops: bool = False) -> tuple[Operator, ...]:
+    """Return SwiGLU or GEGLU without bias: the activation saves the gate, the product with it both factors."""
     return (
         matmul("gate_and_up", positions, hidden, 2 * inner, bias=False, split=Split.COLUMN),
         element_wise("gate", positions, inner, inputs=2, keeps=3, split=Split.WHOLE),
+        *((dropout("gate_dropout", positions, inner, split=Split.WHOLE),) if drops else ()),
         matmul("down", positions, inner, hidden, bias=False, split=Split.ROW),
     )

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Annotated, ClassVar, Final, Literal
 
+from trainwright.bounds import OMITTED_DEFAULT
 from trainwright.families.blocks import (
     EMBEDDING,
     HEAD,
     AttentionShape,
     attention_branch,
     divide_vocabulary,
+    gated_branch,
     layer,
     relu_branch,
     token_embedding_layer,
 )
 from trainwright.families.fields import (
-    EQUAL_HEADS,
+    HEADS_OF_OWN_SIZE,
     MAX_LAYERS,
     Bounds,
     Doc,
@@ -26,6 +28,7 @@ from trainwright.families.fields import (
     FeedForwardWidth,
     FieldRule,
     Heads,
+    HeadSize,
     Layers,
     TiedEmbeddings,
     Tokens,
@@ -52,9 +55,10 @@ DECODER_EMBEDDING: Final = "decoder_embedding"
 
 @dataclass(frozen=True, slots=True)
 class T5:
-    """T5 1.0: RMSNorm, no biases, ReLU, and one embedding for encoder, decoder and final projection.
+    """T5: RMSNorm, no biases, and one embedding for encoder and decoder.
 
-    The encoder's blocks share one table of relative positions, and so do the decoder's. After the encoder a boundary
+    By default T5 1.0, with a ReLU in its feed-forward, whose final projection is the embedding. T5 1.1 and Flan-T5 are `gated`, and
+    their projection is not tied. The encoder's blocks share one table of relative positions, and so do the decoder's. After the encoder a boundary
     has two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and passes on.
     A row is one pair of sequences.
     """
@@ -74,11 +78,19 @@ class T5:
     position_buckets: Annotated[
         int, Bounds(1, 65_536), Doc("Classes of distances between positions that have a bias of their own.")
     ] = 32
+    head_size: HeadSize = None
+    gated: Annotated[
+        bool,
+        Doc(
+            "Whether the feed-forward is a GEGLU of three products, as in T5 1.1, or two products with a ReLU between them."
+        ),
+        OMITTED_DEFAULT,
+    ] = False
     tied_embeddings: TiedEmbeddings = True
     dropout: Dropout = False
     family: Annotated[Literal["t5"], Doc("A T5 of any size.")] = "t5"
     rules: ClassVar[tuple[FieldRule[T5], ...]] = (
-        EQUAL_HEADS,
+        HEADS_OF_OWN_SIZE,
         FieldRule(
             "!has(self.decoder_layers) || self.layers + self.decoder_layers <= 1024",
             lambda t5: t5.decoder_layers is None or t5.layers + t5.decoder_layers <= 1024,
@@ -92,6 +104,11 @@ class T5:
     @property
     def feed_forward_size(self) -> int:
         return self.intermediate_size or 4 * self.hidden_size
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all heads together."""
+        return self.heads * (self.head_size or self.hidden_size // self.heads)
 
     @property
     def decoder_tokens(self) -> int:
@@ -161,8 +178,9 @@ class T5:
         return all_reduced_segment(
             rms_norm("attention_normalisation", tokens, hidden),
             *attention_branch(
-                AttentionShape.of_itself(tokens, hidden, self.heads),
+                AttentionShape.of_itself(tokens, self.attention_width, self.heads),
                 attention,
+                hidden=hidden,
                 bias=False,
                 drops=self.dropout,
                 score_biases=self.heads * tokens**2,
@@ -176,14 +194,15 @@ class T5:
 
     def _cross_attention(self, attention: Attention) -> Segment:
         """Return cross-attention; its backward reduces gradients of the decoder's state and of the encoder's output."""
-        tokens, sources, hidden = self.decoder_tokens, self.sequence_length, self.hidden_size
-        shape = AttentionShape(tokens, sources, sources, self.heads, hidden, hidden)
+        tokens, sources = self.decoder_tokens, self.sequence_length
+        hidden, width = self.hidden_size, self.attention_width
+        shape = AttentionShape(tokens, sources, sources, self.heads, width, width)
         return all_reduced_segment(
             rms_norm("cross_attention_normalisation", tokens, hidden),
-            matmul("cross_query", tokens, hidden, hidden, bias=False, split=Split.COLUMN),
-            matmul("cross_key_value", sources, hidden, 2 * hidden, bias=False, split=Split.COLUMN),
+            matmul("cross_query", tokens, hidden, width, bias=False, split=Split.COLUMN),
+            matmul("cross_key_value", sources, hidden, 2 * width, bias=False, split=Split.COLUMN),
             *shape.operators(attention, drops=self.dropout),
-            matmul("cross_attention_output", tokens, hidden, hidden, bias=False, split=Split.ROW),
+            matmul("cross_attention_output", tokens, width, hidden, bias=False, split=Split.ROW),
             *self._dropout("cross_attention_dropout", tokens),
             residual("cross_attention_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
@@ -191,10 +210,10 @@ class T5:
         )
 
     def _feed_forward(self, tokens: int) -> Segment:
-        hidden = self.hidden_size
+        hidden, branch = self.hidden_size, gated_branch if self.gated else relu_branch
         return all_reduced_segment(
             rms_norm("feed_forward_normalisation", tokens, hidden),
-            *relu_branch(tokens, hidden, self.feed_forward_size, drops=self.dropout),
+            *branch(tokens, hidden, self.feed_forward_size, drops=self.dropout),
             *self._dropout("feed_forward_dropout", tokens),
             residual("feed_forward_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,

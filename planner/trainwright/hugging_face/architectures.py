@@ -226,26 +226,34 @@ def _bert(*dropouts: str, types: int, positions_before: int = 0) -> Callable[[Co
 def _t5(config: Config) -> Family:
     hidden, heads = config.number("d_model"), config.number("num_heads")
     size = config.number("d_kv", default=64)
-    if heads * size != hidden:
-        config.lacks.append(
-            f"d_kv {size} makes {heads} heads {heads * size} wide, but t5's are hidden_size {hidden} wide"
-        )
     kind = config.value("feed_forward_proj", default="relu")
-    if kind != "relu":
-        config.lacks.append(f"feed_forward_proj is {kind}, but t5 has two products with a ReLU between them")
-    config.demand("is_gated_act", False, lack="t5 has two products with a ReLU between them")
+    if kind not in ("relu", "gated-gelu"):
+        config.lacks.append(f"feed_forward_proj is {kind}, but t5 has relu or gated-gelu")
+    is_gated = kind == "gated-gelu"
+    config.demand("is_gated_act", is_gated, lack=f"feed_forward_proj {kind} is not")
+    vocabulary = config.number("vocab_size")
+    is_tied = config.flag("tie_word_embeddings", default=True)
+    config.demand(
+        "scale_decoder_outputs", is_tied, lack="t5 scales its output where the projection is the token embedding"
+    )
+    if not is_tied:
+        config.remarks.append(
+            f"its projection has {vocabulary * hidden:,} parameters of its own, as the file says; transformers 5 uses the token embedding"
+        )
     layers = config.number("num_layers")
     return T5(
         layers=layers,
         hidden_size=hidden,
         heads=heads,
         sequence_length=config.sequence(),
-        vocabulary_size=config.number("vocab_size"),
+        vocabulary_size=vocabulary,
         decoder_layers=config.number("num_decoder_layers", default=layers),
         decoder_sequence_length=config.decoder_tokens,
         intermediate_size=config.number("d_ff"),
         position_buckets=config.number("relative_attention_num_buckets", default=32),
-        tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        head_size=None if heads * size == hidden else size,
+        gated=is_gated,
+        tied_embeddings=is_tied,
         dropout=_drops(config, "dropout_rate"),
     )
 

@@ -28,6 +28,7 @@ from trainwright_worker.layers.token_models import (
 from trainwright_worker.layers.transformer_parts import (
     by_head,
     gather_biases,
+    geglu,
     join_heads,
     project_by_head,
     relative_position_buckets,
@@ -41,14 +42,20 @@ DECODER_BIASES = "decoder_position_biases"
 
 
 class Encoder(Layer):
-    """Self-attention with relative position biases, and a ReLU feed-forward; RMSNorm before each, no biases.
+    """Self-attention with relative position biases, and a feed-forward with a ReLU or a GEGLU; RMSNorm before each, no biases.
 
     The tensor degree splits heads and the feed-forward's inner width. The table of position biases, tied between all blocks of
     the encoder, is replicated; each rank uses its own heads' columns. Scores are not divided by √size; the initial
     query weights are smaller instead.
     """
 
-    split_dimensions: ClassVar = {"qkv_weight": 1, "attention_weight": 1, "expand_weight": 0, "contract_weight": 1}
+    split_dimensions: ClassVar = {
+        "qkv_weight": 1,
+        "attention_weight": 1,
+        "expand_weight": 0,
+        "gate_and_up_weight": 1,
+        "contract_weight": 1,
+    }
     partial_gradients: ClassVar = frozenset({"position_biases"})
     shared_weights: ClassVar = {"position_biases": ENCODER_BIASES}
     is_causal: ClassVar = False
@@ -58,7 +65,6 @@ class Encoder(Layer):
     qkv_weight: nn.Parameter
     attention_weight: nn.Parameter
     feed_forward_norm_weight: nn.Parameter
-    expand_weight: nn.Parameter
     contract_weight: nn.Parameter
     by_distance: Tensor
 
@@ -66,6 +72,7 @@ class Encoder(Layer):
         super().__init__()
         self.shard = shard
         self.heads = t5.heads // shard.degree
+        self.is_gated = t5.gated
         self.head_columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
         self.register_shards(self._full_weights(t5, WeightSource(seed, f"layer {layer}")))
         self.position_biases = _shared_biases(self.shared_weights["position_biases"], t5, seed, shared)
@@ -75,15 +82,16 @@ class Encoder(Layer):
 
     def _full_weights(self, t5: T5, source: WeightSource) -> InitialWeights:
         """Return full weights with T5's initial values."""
-        hidden, inner = t5.hidden_size, t5.feed_forward_size
+        hidden, width, inner = t5.hidden_size, t5.attention_width, t5.feed_forward_size
         scale = hidden**-0.5
-        queries = scale * (hidden // t5.heads) ** -0.5
+        queries = scale * (width // t5.heads) ** -0.5
+        expand, shape = ("gate_and_up_weight", (2, inner, hidden)) if t5.gated else ("expand_weight", (inner, hidden))
         return {
             "attention_norm_weight": torch.ones(hidden),
-            "qkv_weight": normal(source, 3, hidden, hidden, scale=(queries, scale, scale)),
-            "attention_weight": normal(source, hidden, hidden, scale=scale),
+            "qkv_weight": normal(source, 3, width, hidden, scale=(queries, scale, scale)),
+            "attention_weight": normal(source, hidden, width, scale=width**-0.5),
             "feed_forward_norm_weight": torch.ones(hidden),
-            "expand_weight": normal(source, inner, hidden, scale=scale),
+            expand: normal(source, *shape, scale=scale),
             "contract_weight": normal(source, hidden, inner, scale=inner**-0.5),
         }
 
@@ -107,7 +115,9 @@ class Encoder(Layer):
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
-        return relu_feed_forward(normed, self.expand_weight, self.contract_weight)
+        if self.is_gated:
+            return geglu(normed, self.get_parameter("gate_and_up_weight"), self.contract_weight)
+        return relu_feed_forward(normed, self.get_parameter("expand_weight"), self.contract_weight)
 
 
 def _shared_biases(name: str, t5: T5, seed: int, shared: SharedWeights) -> nn.Parameter:
@@ -156,14 +166,14 @@ class Decoder(Encoder):
     cross_attention_weight: nn.Parameter
 
     def _full_weights(self, t5: T5, source: WeightSource) -> InitialWeights:
-        hidden = t5.hidden_size
+        hidden, width = t5.hidden_size, t5.attention_width
         scale = hidden**-0.5
         return {
             **super()._full_weights(t5, source),
             "cross_norm_weight": torch.ones(hidden),
-            "cross_query_weight": normal(source, hidden, hidden, scale=scale * (hidden // t5.heads) ** -0.5),
-            "cross_key_value_weight": normal(source, 2, hidden, hidden, scale=scale),
-            "cross_attention_weight": normal(source, hidden, hidden, scale=scale),
+            "cross_query_weight": normal(source, width, hidden, scale=scale * (width // t5.heads) ** -0.5),
+            "cross_key_value_weight": normal(source, 2, width, hidden, scale=scale),
+            "cross_attention_weight": normal(source, hidden, width, scale=width**-0.5),
         }
 
     def forward(self, boundary: Boundary, data: Data) -> Output:

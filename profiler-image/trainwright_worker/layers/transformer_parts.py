@@ -34,6 +34,12 @@ def swiglu(values: Tensor, expand: Tensor, contract: Tensor, product: Product = 
     return product(functional.silu(gate) * up, contract)
 
 
+def geglu(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
+    """Apply GEGLU of T5 1.1, whose GELU is the approximation by tanh; shapes as in `swiglu`."""
+    gate, up = functional.linear(values, expand.flatten(-3, -2)).chunk(2, -1)
+    return functional.linear(functional.gelu(gate, approximate="tanh") * up, contract)
+
+
 def relu_feed_forward(values: Tensor, expand: Tensor, contract: Tensor, product: Product = functional.linear) -> Tensor:
     """Apply a feed-forward with a ReLU: `expand` (…, inner, width), then `contract` (…, width, inner)."""
     return product(functional.relu(product(values, expand)), contract)

@@ -26,6 +26,7 @@ FAMILIES = (
     T5(2, 32, 4, 24, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),
     T5(1, 32, 4, 24, 50, tied_embeddings=False),
     T5(1, 32, 4, 24, 50, decoder_sequence_length=6, dropout=True),
+    T5(1, 24, 4, 24, 50, decoder_sequence_length=6, head_size=8, gated=True, dropout=True),
     Moe(2, 32, 4, 24, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
     Moe(1, 32, 4, 24, 50, experts=6, experts_per_token=1, intermediate_size=48, gated=False),
     Vit(2, 32, 4, 32, 8, classes=10),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainwright import documents
-from trainwright.families import Bert, Gpt, Llama, Moe
+from trainwright.families import T5, Bert, Gpt, Llama, Moe
 from trainwright.families.fields import RotaryScaling
 from trainwright.hugging_face import read_config
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
@@ -222,6 +222,40 @@ def test_defaults_are_those_of_the_configuration_classes(model_type) -> None:
              "num_heads intermediate_size moe_intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
     short = {name: value for name, value in written.items() if name in (*sizes.split(), "model_type", "architectures")}
     assert read_config(short, tokens=256).family == read_config(written, tokens=256).family
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({"num_heads": 128, "d_kv": 128, "d_ff": 65536}, 11_307_321_344),  # T5-11B
+        ({"d_model": 2048, "num_heads": 32, "d_ff": 5120, "feed_forward_proj": "gated-gelu"}, 2_783_959_040),
+    ],
+    ids=["wide heads", "gated"],
+)
+def test_t5_of_other_shapes_has_the_published_parameters(changes, parameters) -> None:
+    read = read_config(T5_LARGE | changes, tokens=512)
+    assert Model.of(read.family).parameters == parameters
+    assert read.remarks == ()
+
+
+def test_a_projection_of_its_own_is_the_files_and_remarked() -> None:
+    read = read_config(T5_LARGE | {"tie_word_embeddings": False}, tokens=512)
+    assert isinstance(read.family, T5)
+    assert Model.of(read.family).parameters == 737_668_096 + 32128 * 1024
+    assert "32,899,072 parameters of its own" in read.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj is gated-silu, but t5 has relu or gated-gelu"),
+        ({"is_gated_act": True}, "is_gated_act is true, but feed_forward_proj relu is not"),
+        ({"scale_decoder_outputs": False}, "scale_decoder_outputs is false, but t5 scales"),
+    ],
+)
+def test_t5_with_other_products_is_refused_by_field(changes, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_config(T5_LARGE | changes, tokens=512)
 
 
 def test_attention_with_alibi_stores_its_scores() -> None:

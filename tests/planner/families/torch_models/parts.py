@@ -100,15 +100,16 @@ class Attention(nn.Module):
         rotary: bool = False,
         table: int = 0,
         drops: bool = False,
+        size: int | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.groups, self.stored, self.causal, self.rotary = heads, groups or heads, stored, causal, rotary
-        self.size = width // heads
+        self.size = size or width // heads
         self.dropout, self.output_dropout = maybe_dropout(drops), maybe_dropout(drops)
-        self.query = linear(width, width, bias=bias)
+        self.query = linear(width, heads * self.size, bias=bias)
         self.key = linear(width, self.groups * self.size, bias=bias)
         self.value = linear(width, self.groups * self.size, bias=bias)
-        self.output = linear(width, width, bias=bias)
+        self.output = linear(heads * self.size, width, bias=bias)
         self.table = nn.Parameter(torch.zeros(table, heads, device="meta")) if table else None
 
     def forward(self, values: Tensor, source: Tensor | None = None) -> Tensor:
@@ -166,13 +167,16 @@ class FeedForward(nn.Module):
 
 
 class Gated(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, *, gelu: bool = False, drops: bool = False) -> None:
         super().__init__()
+        self.activation = functional.gelu if gelu else functional.silu
+        self.inner_dropout, self.dropout = maybe_dropout(drops), maybe_dropout(drops)
         self.gate, self.up = linear(width, inner, bias=False), linear(width, inner, bias=False)
         self.down = linear(inner, width, bias=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        return self.down(functional.silu(self.gate(values)) * self.up(values))
+        gated = self.activation(self.gate(values)) * self.up(values)
+        return self.dropout(self.down(self.inner_dropout(gated)))
 
 
 class Residuals(nn.Module):

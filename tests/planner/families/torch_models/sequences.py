@@ -129,16 +129,26 @@ class Turn(nn.Module):
         return self.tokens(tokens), self.dropout(self.norm(encoded))
 
 
+def t5_attention(t5, stored: bool, **options) -> Attention:
+    return Attention(
+        t5.hidden_size, t5.heads, stored=stored, bias=False, drops=t5.dropout, size=t5.head_size, **options
+    )
+
+
+def t5_feed_forward(t5) -> nn.Module:
+    if t5.gated:
+        return Gated(t5.hidden_size, t5.feed_forward_size, gelu=True, drops=t5.dropout)
+    return FeedForward(t5.hidden_size, t5.feed_forward_size, bias=False, relu=True, drops=t5.dropout)
+
+
 class Decoder(nn.Module):
     def __init__(self, t5, stored: bool) -> None:
         super().__init__()
-        width, heads = t5.hidden_size, t5.heads
-        self.itself = Attention(
-            width, heads, stored=stored, bias=False, table=t5.position_buckets, causal=stored, drops=t5.dropout
-        )  # torch's fused call takes either a mask or a bias; the mask keeps nothing
-        self.encoded = Attention(width, heads, stored=stored, bias=False, drops=t5.dropout)
-        self.feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True, drops=t5.dropout)
-        self.norms = nn.ModuleList(RmsNorm(width) for _ in range(3))
+        # torch's fused call takes either a mask or a bias; the mask keeps nothing
+        self.itself = t5_attention(t5, stored, table=t5.position_buckets, causal=stored)
+        self.encoded = t5_attention(t5, stored)
+        self.feed_forward = t5_feed_forward(t5)
+        self.norms = nn.ModuleList(RmsNorm(t5.hidden_size) for _ in range(3))
 
     def forward(self, state: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor]:
         state = state + self.itself(self.norms[0](state))
@@ -160,9 +170,8 @@ def t5_layer(t5, kind: str, stored: bool) -> Reference:
     if kind == "embedding":
         return Reference(TokenEmbedding(t5.vocabulary_size, width, drops=t5.dropout), inputs(indices(tokens)))
     if kind == "encoder":
-        attention = Attention(width, t5.heads, stored=stored, bias=False, table=t5.position_buckets, drops=t5.dropout)
-        feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True, drops=t5.dropout)
-        block = Residuals((RmsNorm(width), attention), (RmsNorm(width), feed_forward))
+        attention = t5_attention(t5, stored, table=t5.position_buckets)
+        block = Residuals((RmsNorm(width), attention), (RmsNorm(width), t5_feed_forward(t5)))
         return Reference(block, inputs(hidden(tokens, width)))
     if kind == "decoder_embedding":
         return Reference(Turn(t5), inputs(hidden(tokens, width), indices(later)))
