@@ -19,6 +19,7 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
     Gpt(1, 32, 4, 12, 50),
+    Gpt(1, 32, 4, 12, 50, activation="relu"),
     Llama(1, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),
     Bert(1, 32, 4, 12, 50, intermediate_size=40),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
@@ -12,6 +12,7 @@ from trainwright.exports.uniform_shape import (
     mixes_orders,
     recomputed_blocks,
 )
+from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan, Schedule, Stage, format_degrees, format_range, split_rows
@@ -21,6 +22,11 @@ from trainwright.training import Optimizer
 EVERY_SHARDING = frozenset(Sharding)
 EVERY_OPTIMIZER: Final[frozenset[Optimizer]] = frozenset(get_args(Optimizer))
 ONLY_1F1B = frozenset({Schedule.ONE_FORWARD_ONE_BACKWARD})
+
+
+def has_every_field(family: Family) -> None:
+    """Return that a trainer lacks none of a family's fields, or reads none of them."""
+    del family
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Capabilities:
         unstaged_families: names of the families of models that it cannot divide into stages.
         missing_stages: why there are no stages, where there are none.
         missing_families: names of the families of models that it does not have.
+        missing_field: from a family to the field, with its value, that it has no argument for; None if it has all.
         dtypes, optimizers: of which a plan says nothing: the request of training does.
         sharded_optimizers: those whose state replicas can share.
         missing_generations: of GPUs for which the PyTorch that it is tested with has no kernels.
@@ -70,6 +77,7 @@ class Capabilities:
     unstaged_families: frozenset[str] = frozenset()
     missing_stages: str = "it has none"
     missing_families: frozenset[str] = frozenset()
+    missing_field: Callable[[Family], str | None] = has_every_field
     dtypes: frozenset[Dtype] = frozenset(Dtype)
     optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
     sharded_optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
@@ -77,9 +85,11 @@ class Capabilities:
 
     def refusal(self, model: Model, optimizer: Optimizer) -> str | None:
         """Return why it cannot train a model with an optimizer; None if it can."""
-        if model.family.family in self.missing_families:
+        tag = model.family.family
+        missing = f"{tag} models" if tag in self.missing_families else self.missing_field(model.family)
+        if missing is not None:
             return (
-                f"model: the trainer has no {model.family.family} models; take torchrun or pytorchjob, which start a script on "
+                f"model: the trainer has no {missing}; take torchrun or pytorchjob, which start a script on "
                 "the plan as it is, or accelerate or deepspeed for a model in one stage"
             )
         if optimizer in self.optimizers:

@@ -21,7 +21,7 @@ from trainwright.exports.model_values import (
 )
 from trainwright.exports.target import ALIGNED_ENTRIES, ExportFile, ExportRequest, counted, explained
 from trainwright.exports.uniform_shape import UniformShape
-from trainwright.families import T5, Bert, Gpt, Llama, Moe
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe
 from trainwright.families.fields import RotaryScaling
 from trainwright.layer import Dtype
 from trainwright.strategy import Sharding
@@ -31,6 +31,13 @@ STRATEGIES: Final = {Sharding.ZERO2: "optim_grads", Sharding.ZERO3: "optim_grads
 
 Arguments = Iterator[tuple[str, str]]
 """Arguments with the reason for each."""
+
+
+def missing_field(family: Family) -> str | None:
+    """Return the field of a family, with its value, that Megatron has no argument for; None if it has all."""
+    if isinstance(family, Gpt) and family.activation == "relu":
+        return "gpt.activation relu"
+    return None
 
 
 class Megatron:
@@ -47,6 +54,7 @@ class Megatron:
         partial_recompute=True,
         unstaged_families=frozenset({"t5"}),
         missing_families=frozenset({"custom"}),
+        missing_field=missing_field,
         sharded_optimizers=frozenset({"adam"}),
     )
     remark = (

@@ -275,22 +275,27 @@ def classifier(hidden: int, classes: int) -> tuple[Operator, ...]:
     return matmul("projection", 1, hidden, classes), cross_entropy(1, classes)
 
 
-def feed_forward_segment(positions: int, hidden: int, inner: int, *, drops: bool = False) -> Segment:
-    """Return GPT-2's normalisation, two products with GELU between them, and the residual."""
+def feed_forward_segment(
+    positions: int, hidden: int, inner: int, *, is_rectified: bool = False, drops: bool = False
+) -> Segment:
+    """Return GPT-2's normalisation, two products with GELU or ReLU between them, and the residual."""
     return all_reduced_segment(
         layer_norm("feed_forward_normalisation", positions, hidden),
-        *feed_forward_branch(positions, hidden, inner),
+        *feed_forward_branch(positions, hidden, inner, is_rectified=is_rectified),
         *((dropout("feed_forward_dropout", positions, hidden),) if drops else ()),
         residual("feed_forward_residual", positions, hidden, bias=True),
         elements=positions * hidden,
     )
 
 
-def feed_forward_branch(positions: int, hidden: int, inner: int) -> tuple[Operator, ...]:
-    """Return two products with GELU between them, which saves its input; the second's bias belongs to the residual."""
+def feed_forward_branch(positions: int, hidden: int, inner: int, *, is_rectified: bool = False) -> tuple[Operator, ...]:
+    """Return two products with GELU between them, which saves its input; the second's bias belongs to the residual.
+
+    `is_rectified`: a ReLU in place of GELU, which saves its output alone, the second product's input.
+    """
     return (
         matmul("feed_forward_in", positions, hidden, inner, split=Split.COLUMN),
-        element_wise("activation", positions, inner, keeps=1, split=Split.WHOLE),
+        element_wise("activation", positions, inner, keeps=0 if is_rectified else 1, split=Split.WHOLE),
         matmul("feed_forward_out", positions, inner, hidden, bias=False, split=Split.ROW),
     )
 

@@ -1,10 +1,11 @@
-"""GPT-2: learned positions, pre-normalisation, tied embeddings."""
+"""GPT-2 and OPT: learned positions, pre-normalisation, tied embeddings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
+from trainwright.bounds import OMITTED_NONE
 from trainwright.families.blocks import (
     BLOCK,
     EMBEDDING,
@@ -40,6 +41,9 @@ class Gpt:
     heads: Annotated[int, Bounds(1, 1024), Doc("Attention heads; also the largest tensor degree that is tried.")]
     sequence_length: Tokens
     vocabulary_size: Entries
+    activation: Annotated[
+        Literal["gelu", "relu"] | None, Doc("Activation of the feed-forward. Absent: gelu."), OMITTED_NONE
+    ] = None
     dropout: Dropout = False
     family: Annotated[Literal["gpt"], Doc("A GPT-2 of any size.")] = "gpt"
     rules: ClassVar[tuple[FieldRule[Gpt], ...]] = (replace(EQUAL_HEADS, field="hidden_size"),)
@@ -54,7 +58,9 @@ class Gpt:
             name=BLOCK,
             segments=(
                 attention_segment(tokens, hidden, self.heads, attention, is_causal=True, drops=self.dropout),
-                feed_forward_segment(tokens, hidden, 4 * hidden, drops=self.dropout),
+                feed_forward_segment(
+                    tokens, hidden, 4 * hidden, is_rectified=self.activation == "relu", drops=self.dropout
+                ),
             ),
             output_elements_per_row=tokens * hidden,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
 from trainwright.families.fields import RotaryScaling
@@ -50,6 +50,30 @@ def _gpt2(config: Config) -> Family:
     return _gpt(config, hidden, drops=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
 
 
+def _opt(config: Config) -> Family:
+    hidden, tokens = config.number("hidden_size"), config.sequence()
+    entries = config.number("max_position_embeddings", default=2048)
+    _check_positions(entries, tokens)
+    beyond = entries + 2 - tokens  # transformers counts positions from 2
+    config.remarks.append(
+        f"of {entries + 2} learned positions, {tokens} are counted: {beyond * hidden:,} parameters fewer"
+    )
+    config.demand("ffn_dim", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
+    config.demand("word_embed_proj_dim", hidden, lack=f"gpt's embedding is {hidden} wide")
+    config.demand("do_layer_norm_before", True, lack="gpt normalises before its branches")
+    config.demand("_remove_final_layer_norm", False, lack="gpt has a final norm")
+    config.demand("layer_norm_elementwise_affine", True, lack="gpt's norms have weights")
+    config.demand("enable_bias", True, lack="gpt has biases")
+    config.demand("layerdrop", 0, lack="gpt trains every layer")
+    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
+    config.skip("init_std")
+    activation = config.value("activation_function", default="relu")
+    if activation not in ("relu", *GELU):
+        config.lacks.append(f"activation_function is {activation}, but gpt has relu or GELU")
+    drops = _drops(config, "dropout") | _drops(config, "attention_dropout", default=0.0)
+    return _gpt(config, hidden, drops=drops, activation="relu" if activation == "relu" else None)
+
+
 def _bloom(config: Config) -> Family:
     hidden, tokens = config.number("hidden_size", "n_embed"), config.sequence()
     config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
@@ -64,13 +88,14 @@ def _bloom(config: Config) -> Family:
     return _gpt(config, hidden, drops=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
 
 
-def _gpt(config: Config, hidden: int, *, drops: bool) -> Family:
+def _gpt(config: Config, hidden: int, *, drops: bool, activation: Literal["relu"] | None = None) -> Family:
     return Gpt(
         layers=config.number("n_layer", "num_hidden_layers"),
         hidden_size=hidden,
         heads=config.number("n_head", "num_attention_heads"),
         sequence_length=config.sequence(),
         vocabulary_size=config.number("vocab_size"),
+        activation=activation,
         dropout=drops,
     )
 
@@ -358,6 +383,7 @@ def _classes(config: Config) -> int:
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
+        "opt": Architecture(("OPTForCausalLM",), _opt),
         "bloom": Architecture(("BloomForCausalLM",), _bloom, Attention.STORED),
         "llama": Architecture(("LlamaForCausalLM",), _llama()),
         "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
@@ -401,7 +427,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "opt": "its feed-forward has a ReLU, which saves a third less for the backward than gpt's GELU",
         "gpt_neox": "attention and feed-forward of a block are parallel, and its projection is not the token embedding",
         "falcon": "attention and feed-forward of a block are parallel, without biases, with shared keys and values",
         "gemma2": "a block has four norms, and logits have a soft cap",

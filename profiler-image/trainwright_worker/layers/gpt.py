@@ -1,4 +1,4 @@
-"""Layers of GPT-2: embedding, block, head (tied to the embedding), each unsharded or as one tensor-parallel part."""
+"""Layers of GPT-2 and OPT: embedding, block, head (tied to the embedding), each unsharded or as one tensor-parallel part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,13 @@ class Block(PreNormBlock):
 
     def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard) -> None:
         residual_scale = SCALE / (2 * gpt.layers) ** 0.5  # GPT-2: smaller initial weights into the residual stream
-        shape = BlockShape(gpt.hidden_size, gpt.heads, 4 * gpt.hidden_size, residual_scale=residual_scale)
+        shape = BlockShape(
+            gpt.hidden_size,
+            gpt.heads,
+            4 * gpt.hidden_size,
+            residual_scale=residual_scale,
+            activation=functional.relu if gpt.activation == "relu" else functional.gelu,
+        )
         super().__init__(shape, WeightSource(seed, f"layer {layer}"), shard)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

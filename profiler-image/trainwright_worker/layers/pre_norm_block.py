@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ class BlockShape:
         inner: inner width of the feed-forward.
         windows: attention windows; None if every position attends to all.
         residual_scale: standard deviation of the initial weights that write into the residual stream.
+        activation: of the feed-forward.
     """
 
     width: int
@@ -33,6 +35,7 @@ class BlockShape:
     inner: int
     windows: Windows | None = None
     residual_scale: float = SCALE
+    activation: Callable[[Tensor], Tensor] = functional.gelu
 
 
 class PreNormBlock(Layer):
@@ -79,6 +82,7 @@ class PreNormBlock(Layer):
         self.heads = shape.heads // shard.degree
         self.width = (width,)
         self.windows = shape.windows
+        self.activation = shape.activation
         self.supports_sequence_parallel = shape.windows is None  # windows are all-reduced before they are rejoined
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -112,4 +116,4 @@ class PreNormBlock(Layer):
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         normed = functional.layer_norm(hidden, self.width, self.second_norm_weight, self.second_norm_bias)
         expanded = functional.linear(self.shard.copy_to_tensor_group(normed), self.expand_weight, self.expand_bias)
-        return self.shard.project_from_tensor_group(functional.gelu(expanded), self.contract_weight, self.contract_bias)
+        return self.shard.project_from_tensor_group(self.activation(expanded), self.contract_weight, self.contract_bias)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from trainwright.exports import TARGETS, is_expressible
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.search import (
     Candidate,
     Limits,
@@ -91,6 +93,14 @@ def test_search_refuses_a_model_that_the_trainer_lacks(make_problem: Callable[..
     trainer = replace(TARGETS["torchtitan"].capabilities, missing_families=frozenset({problem.model.family.family}))
     with pytest.raises(NoFeasiblePlan, match="model: the trainer has no gpt models; take torchrun or pytorchjob"):
         replace(problem, limits=replace(problem.limits, expressible_by=trainer))
+
+
+def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    assert isinstance(problem.model.family, Gpt)
+    opt = Model.of(replace(problem.model.family, activation="relu"))
+    with pytest.raises(NoFeasiblePlan, match=r"model: the trainer has no gpt\.activation relu; take torchrun"):
+        limited(replace(problem, model=opt), "megatron")
 
 
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:

@@ -18,6 +18,7 @@ from trainwright.model import Model
 FAMILIES = (
     Gpt(2, 32, 4, 24, 50),
     Gpt(2, 32, 4, 24, 50, dropout=True),
+    Gpt(1, 32, 4, 24, 50, activation="relu"),
     Llama(2, 32, 4, 24, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 24, 50, tied_embeddings=True),
     Bert(2, 32, 4, 24, 50),

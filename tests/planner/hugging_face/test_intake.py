@@ -219,9 +219,37 @@ def test_defaults_are_those_of_the_configuration_classes(model_type) -> None:
     written: dict[str, Any] = transformers.AutoConfig.for_model(model_type).to_dict()
     written["architectures"] = [ARCHITECTURES[model_type].heads[0]]
     sizes = ("hidden_size n_embd n_embed d_model dim num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads "
-             "num_heads intermediate_size moe_intermediate_size d_ff hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
+             "num_heads intermediate_size moe_intermediate_size d_ff ffn_dim hidden_dim vocab_size n_positions max_position_embeddings embed_dim depths id2label")  # fmt: skip
     short = {name: value for name, value in written.items() if name in (*sizes.split(), "model_type", "architectures")}
     assert read_config(short, tokens=256).family == read_config(written, tokens=256).family
+
+
+OPT = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "vocab_size": 50272, "word_embed_proj_dim": 5120, "do_layer_norm_before": True,
+    "max_position_embeddings": 2048, "activation_function": "relu", "layerdrop": 0.0,
+}  # fmt: skip
+
+
+def test_opt_has_the_published_parameters_less_two_positions() -> None:
+    read = read_config(OPT, tokens=2048)
+    assert isinstance(read.family, Gpt)
+    assert (read.family.activation, read.family.dropout) == ("relu", True)
+    assert Model.of(read.family).parameters == 12_853_473_280 - 2 * 5120
+    assert "of 2050 learned positions, 2048 are counted: 10,240 parameters fewer" in read.remarks
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"word_embed_proj_dim": 512}, "word_embed_proj_dim is 512, but gpt's embedding is 5120 wide"),
+        ({"do_layer_norm_before": False}, "do_layer_norm_before is false, but gpt normalises before its branches"),
+        ({"activation_function": "silu"}, "activation_function is silu, but gpt has relu or GELU"),
+    ],
+)
+def test_opt_of_another_shape_is_refused_by_field(changes, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_config(OPT | changes, tokens=2048)
 
 
 @pytest.mark.parametrize(

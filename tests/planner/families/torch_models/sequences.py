@@ -33,7 +33,7 @@ def gpt_layer(gpt, kind: str, stored: bool) -> Reference:
         return Reference(head, inputs(hidden(tokens, width), indices(tokens)))
     block = Residuals(
         (layer_norm(width), Attention(width, gpt.heads, stored=stored, causal=True, drops=gpt.dropout)),
-        (layer_norm(width), FeedForward(width, 4 * width, drops=gpt.dropout)),
+        (layer_norm(width), FeedForward(width, 4 * width, relu=gpt.activation == "relu", drops=gpt.dropout)),
     )
     return Reference(block, inputs(hidden(tokens, width)))
 
