@@ -22,7 +22,7 @@ OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
 """Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
 
 OMITTED_ONE: Final[Any] = Field(exclude_if=lambda value: value == 1)
-"""Likewise where it is one."""
+"""Likewise where it is one, or true."""
 
 OMITTED_NONE: Final[Any] = Field(exclude_if=lambda value: value is None)
 """Likewise where it is absent: zero is a value."""

@@ -20,6 +20,9 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 FAMILIES = (
     Gpt(2, 32, 4, 12, 50),
     Gpt(1, 32, 4, 12, 50, activation="relu"),
+    Gpt(1, 32, 4, 12, 50, rotary_size=4, parallel_residual=True, tied_embeddings=False),
+    Gpt(1, 32, 4, 12, 50, rotary_size=8, parallel_residual=True, shared_norm=True, key_value_heads=2, biases=False),
+    Gpt(1, 32, 4, 12, 50, key_value_heads=2, tied_embeddings=False),
     Llama(2, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 12, 50, intermediate_size=24, tied_embeddings=True),
     Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),

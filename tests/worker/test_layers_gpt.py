@@ -1,14 +1,25 @@
-"""GPT-2's layers: they equal Hugging Face's GPT-2 and OPT with the same weights, unsharded and tensor parallel."""
+"""GPT-2's layers: they equal Hugging Face's GPT-2, OPT, GPT-NeoX and Falcon with the same weights, unsharded and tensor parallel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from hugging_face import Same, WholeModel, assert_same_training
-from tensor_group import passes, run_group, whole_gradients
-from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
+from tensor_group import Meeting, Thread, passes, run_group, whole_gradients
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from trainwright.families import Gpt
 from trainwright.model import Model
@@ -105,6 +116,121 @@ def test_loss_and_gradients_with_a_relu_are_those_of_opt() -> None:
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
     assert_same_training(loss / ROWS, expected, same)
     torch.testing.assert_close(ours.layers[0].positions.grad, positions.grad[first:], rtol=1e-3, atol=1e-5)
+
+
+def joined(block: Layer, kind: str, groups: int, *, of_gradients: bool = False) -> torch.Tensor:
+    """Return queries, keys and values as transformers joins them: by group of heads that share keys and values."""
+    parts = [block.get_parameter(f"{name}_{kind}") for name in ("query", "key", "value")]
+    given = [part.grad if of_gradients else part for part in parts]
+    return torch.cat([torch.unflatten(part, 0, (groups, -1)) for part in given], 1).flatten(0, 1)
+
+
+def neox_pairs(ours: WholeModel, theirs: GPTNeoXForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.gpt_neox.embed_in.weight, embedding.tokens)
+    yield Same(theirs.get_output_embeddings().weight, head.tokens)
+    for block, layer in zip(blocks, theirs.gpt_neox.layers, strict=True):
+        yield from norm_pairs(layer.input_layernorm, block, "first_norm")
+        yield from norm_pairs(layer.post_attention_layernorm, block, "second_norm")
+        yield from linear_pairs(layer.attention.dense, block, "attention")
+        yield from linear_pairs(layer.mlp.dense_h_to_4h, block, "expand")
+        yield from linear_pairs(layer.mlp.dense_4h_to_h, block, "contract")
+    yield from norm_pairs(theirs.gpt_neox.final_layer_norm, head, "norm")
+
+
+def falcon_pairs(ours: WholeModel, theirs: FalconForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.transformer.word_embeddings.weight, embedding.tokens)
+    for block, layer in zip(blocks, theirs.transformer.h, strict=True):
+        if hasattr(layer, "ln_mlp"):
+            yield from norm_pairs(layer.ln_attn, block, "first_norm")
+            yield from norm_pairs(layer.ln_mlp, block, "second_norm")
+        else:
+            yield from norm_pairs(layer.input_layernorm, block, "first_norm")
+        yield from linear_pairs(layer.self_attention.dense, block, "attention")
+        yield from linear_pairs(layer.mlp.dense_h_to_4h, block, "expand")
+        yield from linear_pairs(layer.mlp.dense_4h_to_h, block, "contract")
+    yield from norm_pairs(theirs.transformer.ln_f, head, "norm")
+
+
+NEOX = Gpt(2, 32, 4, 16, 64, rotary_size=2, parallel_residual=True, tied_embeddings=False)
+FALCON = Gpt(2, 32, 4, 16, 64, rotary_size=8, parallel_residual=True, shared_norm=True, key_value_heads=1, biases=False)
+
+
+def same_as_neox(gpt: Gpt) -> GPTNeoXForCausalLM:
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+            use_parallel_residual=gpt.parallel_residual, attn_implementation="eager",
+        )
+    )  # fmt: skip
+
+
+def same_as_falcon(gpt: Gpt) -> FalconForCausalLM:
+    return FalconForCausalLM(
+        FalconConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, attn_implementation="eager",
+            num_kv_heads=gpt.key_value_heads, new_decoder_architecture=not gpt.shared_norm,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "gpt",
+    [NEOX, replace(NEOX, parallel_residual=False), FALCON, replace(FALCON, shared_norm=False, key_value_heads=2)],
+    ids=["neox", "one after the other", "falcon 7b", "falcon 40b"],
+)
+def test_loss_and_gradients_are_those_of_gpt_neox_and_falcon(gpt: Gpt) -> None:
+    ours, groups = WholeModel(gpt), gpt.key_value_heads or gpt.heads
+    theirs = same_as_neox(gpt) if gpt.biases else same_as_falcon(gpt)
+    if isinstance(theirs, GPTNeoXForCausalLM):
+        same = tuple(neox_pairs(ours, theirs))
+        products = [layer.attention.query_key_value for layer in theirs.gpt_neox.layers]
+    else:
+        same = tuple(falcon_pairs(ours, theirs))
+        products = [layer.self_attention.query_key_value for layer in theirs.transformer.h]
+    joint = [
+        (parameter, block, kind)
+        for product, block in zip(products, ours.layers[1:-1], strict=True)
+        for kind, parameter in product.named_parameters()
+    ]
+    for pair in same:
+        pair.copy()
+    with torch.no_grad():
+        for parameter, block, kind in joint:
+            parameter.copy_(joined(block, kind, groups))
+    rows = ours.rows(ROWS)
+    (loss,) = ours.losses(rows)
+    logits = theirs(input_ids=rows["tokens"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
+    assert_same_training(loss / ROWS, expected, same)
+    for parameter, block, kind in joint:
+        torch.testing.assert_close(joined(block, kind, groups, of_gradients=True), parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("gpt", [NEOX, replace(FALCON, key_value_heads=2)], ids=["two norms", "one norm"])
+def test_parallel_branches_divided_by_sequence_equal_the_block(gpt: Gpt) -> None:
+    family = make_family_layers(Model.of(gpt))
+    hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
+    whole = family.make(1, seed=1, shard=TensorShard(), shared={})
+    (output,), (of_input,), gradients = passes(whole, (hidden,), {}, (gradient,))
+    meeting = Meeting(2)
+
+    def run(index: int) -> tuple[Layer, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], dict]:
+        shard = TensorShard(index, 2, Thread(meeting, index, 2), sequence_parallel=True)
+        layer = family.make(1, seed=1, shard=shard, shared={})
+        return layer, *passes(layer, (hidden.chunk(2, 1)[index],), {}, (gradient.chunk(2, 1)[index],))
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(run, range(2)))
+    torch.testing.assert_close(torch.cat([outputs[0] for _, outputs, _, _ in ranks], 1), output)
+    torch.testing.assert_close(torch.cat([inputs[0] for _, _, inputs, _ in ranks], 1), of_input)
+    for name, expected in gradients.items():
+        parts = [found[name] for *_, found in ranks]
+        dimension = whole.split_dimensions.get(name)
+        found = sum(parts) if dimension is None else torch.cat(parts, dimension)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("degree", [2, 4])

@@ -35,9 +35,11 @@ Arguments = Iterator[tuple[str, str]]
 
 def missing_field(family: Family) -> str | None:
     """Return the field of a family, with its value, that Megatron has no argument for; None if it has all."""
-    if isinstance(family, Gpt) and family.activation == "relu":
-        return "gpt.activation relu"
-    return None
+    if not isinstance(family, Gpt):
+        return None
+    if family.parallel_residual:
+        return "gpt.parallel_residual true"
+    return "gpt.activation relu" if family.activation == "relu" else None
 
 
 class Megatron:
@@ -197,14 +199,12 @@ def _model_arguments(request: ExportRequest) -> Arguments:
         yield f"--{name}-dropout {0.1 if drops else 0.0}", "as profiled"
     if stores_scores(model):
         yield "--attention-backend unfused", "scores of attention are stored, as the model file says"
-    if isinstance(family, Gpt | Bert):
-        yield "--position-embedding-type learned_absolute", "model"
+    if isinstance(family, Gpt):
+        yield from _gpt_arguments(family)
+    elif isinstance(family, Bert):
+        yield from _bert_arguments(family)
     else:
         yield from _llama_arguments(family)
-    if isinstance(family, Bert):
-        yield f"--ffn-hidden-size {family.feed_forward_size}", "model"
-        if not family.next_sentence:
-            yield "--bert-no-binary-head", "no head for the next sentence"
     if isinstance(family, Moe):
         yield from _expert_arguments(family, dtype)
     yield f"--make-vocab-size-divisible-by {ALIGNED_ENTRIES}", "no more padding than fast products need"
@@ -218,6 +218,33 @@ def _format_arguments(dtype: Dtype, reason: str) -> Arguments:
         yield "--initial-loss-scale 65536", "from the default of 2^32, the first 15 steps or so update nothing"
 
 
+def _bert_arguments(family: Bert) -> Arguments:
+    yield "--position-embedding-type learned_absolute", "model"
+    yield f"--ffn-hidden-size {family.feed_forward_size}", "model"
+    if not family.next_sentence:
+        yield "--bert-no-binary-head", "no head for the next sentence"
+
+
+def _group_arguments(family: Gpt | Llama | Moe) -> Arguments:
+    if family.key_value_heads not in (None, family.heads):
+        yield "--group-query-attention", "grouped queries"
+        yield f"--num-query-groups {family.key_value_heads}", "heads of keys and values"
+
+
+def _gpt_arguments(family: Gpt) -> Arguments:
+    if family.rotary_size is None:
+        yield "--position-embedding-type learned_absolute", "model"
+    else:
+        yield "--position-embedding-type rope", "rotary positions"
+        share = family.rotary_size * family.heads / family.hidden_size
+        yield f"--rotary-percent {share}", f"{family.rotary_size} values of a head are rotated"
+    yield from _group_arguments(family)
+    if not family.biases:
+        yield "--disable-bias-linear", "products have no biases"
+    if not family.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
+
+
 def _llama_arguments(family: Llama | Moe) -> Arguments:
     yield "--position-embedding-type rope", "Llama"
     yield "--normalization RMSNorm", "Llama"
@@ -225,9 +252,7 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
     if isinstance(family, Llama) or family.gated:
         yield "--swiglu", "gated feed-forward"
     yield f"--ffn-hidden-size {family.feed_forward_size}", "model"
-    if family.key_value_heads not in (None, family.heads):
-        yield "--group-query-attention", "grouped queries"
-        yield f"--num-query-groups {family.key_value_heads}", "heads of keys and values"
+    yield from _group_arguments(family)
     if family.head_size is not None:
         yield f"--kv-channels {family.head_size}", "width of a head"
     if family.query_key_norm:

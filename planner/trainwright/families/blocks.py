@@ -130,15 +130,11 @@ def _saved_in_float32(operator: Operator) -> Operator:
     return replace(operator, saved_elements_per_row=0.0, saved_bytes_per_row=saved)
 
 
-def attention_segment(  # noqa: PLR0913 - the shape of a branch
-    positions: int, hidden: int, heads: int, attention: Attention, *, is_causal: bool, drops: bool = False
-) -> Segment:
-    """Return GPT-2's normalisation, self-attention and residual; a tensor degree splits the heads."""
-    shape = AttentionShape.of_itself(positions, hidden, heads, is_causal=is_causal)
+def attention_segment(positions: int, hidden: int, heads: int, attention: Attention) -> Segment:
+    """Return ViT's normalisation, self-attention and residual; a tensor degree splits the heads."""
     return all_reduced_segment(
         layer_norm("attention_normalisation", positions, hidden),
-        *attention_branch(shape, attention, drops=drops),
-        *((dropout("attention_dropout", positions, hidden),) if drops else ()),
+        *attention_branch(AttentionShape.of_itself(positions, hidden, heads), attention),
         residual("attention_residual", positions, hidden, bias=True),
         elements=positions * hidden,
     )
@@ -275,26 +271,25 @@ def classifier(hidden: int, classes: int) -> tuple[Operator, ...]:
     return matmul("projection", 1, hidden, classes), cross_entropy(1, classes)
 
 
-def feed_forward_segment(
-    positions: int, hidden: int, inner: int, *, is_rectified: bool = False, drops: bool = False
-) -> Segment:
-    """Return GPT-2's normalisation, two products with GELU or ReLU between them, and the residual."""
+def feed_forward_segment(positions: int, hidden: int, inner: int) -> Segment:
+    """Return ViT's normalisation, two products with GELU between them, and the residual."""
     return all_reduced_segment(
         layer_norm("feed_forward_normalisation", positions, hidden),
-        *feed_forward_branch(positions, hidden, inner, is_rectified=is_rectified),
-        *((dropout("feed_forward_dropout", positions, hidden),) if drops else ()),
+        *feed_forward_branch(positions, hidden, inner),
         residual("feed_forward_residual", positions, hidden, bias=True),
         elements=positions * hidden,
     )
 
 
-def feed_forward_branch(positions: int, hidden: int, inner: int, *, is_rectified: bool = False) -> tuple[Operator, ...]:
+def feed_forward_branch(
+    positions: int, hidden: int, inner: int, *, is_rectified: bool = False, bias: bool = True
+) -> tuple[Operator, ...]:
     """Return two products with GELU between them, which saves its input; the second's bias belongs to the residual.
 
     `is_rectified`: a ReLU in place of GELU, which saves its output alone, the second product's input.
     """
     return (
-        matmul("feed_forward_in", positions, hidden, inner, split=Split.COLUMN),
+        matmul("feed_forward_in", positions, hidden, inner, bias=bias, split=Split.COLUMN),
         element_wise("activation", positions, inner, keeps=0 if is_rectified else 1, split=Split.WHOLE),
         matmul("feed_forward_out", positions, inner, hidden, bias=False, split=Split.ROW),
     )

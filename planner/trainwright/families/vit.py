@@ -72,7 +72,7 @@ class Vit:
         block = LayerKind(
             name=BLOCK,
             segments=(
-                attention_segment(positions, hidden, self.heads, attention, is_causal=False),
+                attention_segment(positions, hidden, self.heads, attention),
                 feed_forward_segment(positions, hidden, inner),
             ),
             output_elements_per_row=positions * hidden,

@@ -1,4 +1,4 @@
-"""Layers of GPT-2 and OPT: embedding, block, head (tied to the embedding), each unsharded or as one tensor-parallel part."""
+"""Layers of GPT-2, OPT, GPT-NeoX and Falcon: embedding, block, head, each unsharded or as one tensor-parallel part."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from trainwright_worker.layers.layer import (
     Output,
     SharedWeights,
 )
+from trainwright_worker.layers.neox_block import NeoxBlock
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_models import NextTokenLayers, VocabularyLayer, VocabularySlice, project
+from trainwright_worker.layers.token_models import (
+    NextTokenLayers,
+    TiedTokenEmbedding,
+    TokenEmbedding,
+    VocabularyLayer,
+    VocabularySlice,
+    project,
+)
 from trainwright_worker.layers.transformer_parts import join_heads
 
 
-class Embedding(VocabularyLayer):
+class Embedding(TokenEmbedding):
     """Embedding of tokens (rows, sequence) into hidden states (rows, sequence, hidden): token plus learned position."""
 
-    reads = ("tokens",)
-    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
-
-    def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard, shared: SharedWeights) -> None:
-        vocabulary = VocabularySlice(shard, gpt.vocabulary_size)
-        super().__init__(vocabulary)
-        source = WeightSource(seed, f"layer {layer}")
-        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, gpt.hidden_size, seed=seed, shared=shared)
-        self.positions = make_parameter(normal(source, gpt.sequence_length, gpt.hidden_size))
+    def __init__(self, tokens: nn.Parameter, positions: nn.Parameter, vocabulary: VocabularySlice) -> None:
+        super().__init__(tokens, vocabulary)
+        self.positions = positions
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
-        del boundary
-        return Output((self.embed(data["tokens"], self.tokens) + self.shard.own_positions(self.positions, 0),))
+        (embedded,) = super().forward(boundary, data).boundary
+        return Output((embedded + self.shard.own_positions(self.positions, 0),))
+
+
+class TiedEmbedding(Embedding):
+    """Embedding with learned positions, whose table is tied to the projection."""
+
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
 
 class Block(PreNormBlock):
@@ -61,18 +69,16 @@ class Block(PreNormBlock):
 
 
 class Head(VocabularyLayer):
-    """Final normalisation, the product with the token embedding, and the loss against the next tokens."""
+    """Final normalisation, the projection onto the vocabulary, and the loss against the next tokens."""
 
     reads = ("targets",)
-    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, gpt: Gpt, seed: int, shard: TensorShard, shared: SharedWeights) -> None:
-        vocabulary = VocabularySlice(shard, gpt.vocabulary_size)
+    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice) -> None:
         super().__init__(vocabulary)
-        self.norm_weight = nn.Parameter(torch.ones(gpt.hidden_size))
-        self.norm_bias = nn.Parameter(torch.zeros(gpt.hidden_size))
-        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, gpt.hidden_size, seed=seed, shared=shared)
-        self.width = (gpt.hidden_size,)
+        self.width = tokens.shape[1:]
+        self.norm_weight = nn.Parameter(torch.ones(self.width))
+        self.norm_bias = nn.Parameter(torch.zeros(self.width))
+        self.tokens = tokens
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
@@ -81,8 +87,14 @@ class Head(VocabularyLayer):
         return Output((), self.summed_row_losses(logits, data["targets"]))
 
 
+class TiedHead(Head):
+    """Head that projects with the token embedding."""
+
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
+
+
 class GptLayers(NextTokenLayers):
-    """Layers of GPT-2."""
+    """Layers of GPT-2 and of models with its normalisation."""
 
     def __init__(self, gpt: Gpt) -> None:
         super().__init__(gpt)
@@ -91,10 +103,33 @@ class GptLayers(NextTokenLayers):
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         match self.kinds[layer]:
             case kind if kind == EMBEDDING:
-                return Embedding(self.gpt, seed, layer, shard, shared)
+                return self._embedding(WeightSource(seed, f"layer {layer}"), seed, shard, shared)
             case kind if kind == BLOCK:
-                return Block(self.gpt, seed, layer, shard)
+                return (Block if _is_gpt2_block(self.gpt) else NeoxBlock)(self.gpt, seed, layer, shard)
             case kind if kind == HEAD:
-                return Head(self.gpt, seed, shard, shared)
+                vocabulary = VocabularySlice(shard, self.vocabulary)
+                tokens = self._tokens(WeightSource(seed, f"layer {layer}"), seed, vocabulary, shared)
+                return (TiedHead if self.gpt.tied_embeddings else Head)(tokens, vocabulary)
             case kind:
                 raise ValueError(f"family gpt has no layer kind {kind!r}")
+
+    def _embedding(self, source: WeightSource, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        gpt, vocabulary = self.gpt, VocabularySlice(shard, self.vocabulary)
+        tokens = self._tokens(source, seed, vocabulary, shared)
+        if gpt.rotary_size is not None:
+            return (TiedTokenEmbedding if gpt.tied_embeddings else TokenEmbedding)(tokens, vocabulary)
+        positions = make_parameter(normal(source, gpt.sequence_length, gpt.hidden_size))
+        return (TiedEmbedding if gpt.tied_embeddings else Embedding)(tokens, positions, vocabulary)
+
+    def _tokens(
+        self, source: WeightSource, seed: int, vocabulary: VocabularySlice, shared: SharedWeights
+    ) -> nn.Parameter:
+        """Return this rank's part of the token embedding or of a projection of its own."""
+        width = self.gpt.hidden_size
+        if self.gpt.tied_embeddings:
+            return vocabulary.shared_table(TOKEN_EMBEDDING, width, seed=seed, shared=shared)
+        return vocabulary.table(normal(source, self.vocabulary, width))
+
+
+def _is_gpt2_block(gpt: Gpt) -> bool:
+    return gpt.rotary_size is None and gpt.key_value_heads is None and gpt.biases and not gpt.parallel_residual

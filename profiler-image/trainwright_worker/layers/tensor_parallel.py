@@ -170,11 +170,12 @@ class TensorShard:
             return leave_sequence_parallel(self.collectives, partial)
         return _reduce(partial, self.collectives)
 
-    def project_from_tensor_group(self, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def project_from_tensor_group(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by a weight that is split by input, apply g, and add the bias: in one operation if nothing is split."""
         if self.degree == 1:
             return functional.linear(values, weight, bias)
-        return self.reduce_from_tensor_group(functional.linear(values, weight)) + bias
+        reduced = self.reduce_from_tensor_group(functional.linear(values, weight))
+        return reduced if bias is None else reduced + bias
 
 
 class _CopyToTensorGroup(torch.autograd.Function):

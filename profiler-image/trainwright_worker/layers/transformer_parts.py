@@ -196,15 +196,16 @@ class RotaryAttentionLayer(Layer):
 
 
 def rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate each pair of values, half a head apart, by its angle; shape (rows, sequence, heads × size).
+    """Rotate pairs of a head's first values by their angles; shape (rows, sequence, heads × size).
 
+    As many values are rotated as there are cosines and sines, the first half of them with the second; the others stay.
     This layout, rather than by head, is the one in which attention returns its result, so the following product need not copy
     and store the result.
     """
     rows, sequence, width = values.shape
-    first, second = values.view(rows, sequence, heads, 2, width // heads // 2).unbind(3)
-    rotated = (first * cosines - second * sines, second * cosines + first * sines)
-    return torch.stack(rotated, 3).flatten(2)
+    by_place, pairs = values.view(rows, sequence, heads, width // heads), cosines.shape[-1]
+    first, second, *rest = (part for part in by_place.tensor_split((pairs, 2 * pairs), -1) if part.shape[-1])
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines, *rest), -1).flatten(2)
 
 
 def rotary_angles(sequence: int, size: int, base: float = ROTARY_BASE, scaling: RotaryScaling | None = None) -> Tensor:

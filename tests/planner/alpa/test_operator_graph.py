@@ -20,6 +20,10 @@ from trainwright.search.alpa.intra.parallel_algorithms import AlgorithmSpace, Gr
 FAMILIES = {
     "gpt": Gpt(2, 64, 4, 32, 128),
     "gpt with dropout": Gpt(2, 64, 4, 32, 128, dropout=True),
+    "gpt with parallel branches": Gpt(2, 64, 4, 32, 128, rotary_size=8, parallel_residual=True, tied_embeddings=False),
+    "gpt with one norm": Gpt(
+        2, 64, 4, 32, 128, parallel_residual=True, shared_norm=True, key_value_heads=1, biases=False
+    ),
     "llama": Llama(2, 64, 4, 32, 128, key_value_heads=2),
     "bert": Bert(2, 64, 4, 32, 128, dropout=True),
     "vit": Vit(2, 64, 4, 32, 8),
@@ -104,6 +108,19 @@ def test_transformer_block_has_four_matmuls_and_an_attention():
         ["feed_forward_in", "activation"],
         ["feed_forward_out", "feed_forward_residual"],
     ]
+
+
+@pytest.mark.parametrize(("name", "norm"), [("gpt with parallel branches", "boundary"), ("gpt with one norm", "first")])
+def test_parallel_branches_read_what_the_block_reads(name, norm):
+    graph = graph_of(FAMILIES[name], "block")
+    places = {operation.name: place for place, operation in enumerate(graph.operations)}
+    sources = dict(zip(places, graph.wired.operand_sources, strict=True))
+    if norm == "first":
+        assert sources["feed_forward_in"] == (places["attention_normalisation"],)
+    else:
+        assert sources["feed_forward_normalisation"] == (BOUNDARY,)
+    assert sources["attention_residual"] == (places["attention_output"], BOUNDARY)
+    assert sources["feed_forward_residual"] == (places["feed_forward_out"], places["attention_residual"])
 
 
 def test_stored_attention_is_two_batched_matmuls():

@@ -95,12 +95,18 @@ def test_search_refuses_a_model_that_the_trainer_lacks(make_problem: Callable[..
         replace(problem, limits=replace(problem.limits, expressible_by=trainer))
 
 
-def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(make_problem: Callable[..., Problem]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"activation": "relu"}, r"gpt\.activation relu"), ({"parallel_residual": True}, r"gpt\.parallel_residual true")],
+)
+def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(
+    make_problem: Callable[..., Problem], changes: dict[str, object], field: str
+) -> None:
     problem = make_problem()
     assert isinstance(problem.model.family, Gpt)
-    opt = Model.of(replace(problem.model.family, activation="relu"))
-    with pytest.raises(NoFeasiblePlan, match=r"model: the trainer has no gpt\.activation relu; take torchrun"):
-        limited(replace(problem, model=opt), "megatron")
+    changed = Model.of(replace(problem.model.family, **changes))
+    with pytest.raises(NoFeasiblePlan, match=f"model: the trainer has no {field}; take torchrun"):
+        limited(replace(problem, model=changed), "megatron")
 
 
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:

@@ -19,6 +19,8 @@ FAMILIES = (
     Gpt(2, 32, 4, 24, 50),
     Gpt(2, 32, 4, 24, 50, dropout=True),
     Gpt(1, 32, 4, 24, 50, activation="relu"),
+    Gpt(1, 32, 4, 24, 50, rotary_size=2, parallel_residual=True, tied_embeddings=False, dropout=True),
+    Gpt(1, 32, 4, 24, 50, parallel_residual=True, shared_norm=True, key_value_heads=2, biases=False),
     Llama(2, 32, 4, 24, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 24, 50, tied_embeddings=True),
     Bert(2, 32, 4, 24, 50),

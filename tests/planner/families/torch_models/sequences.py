@@ -24,17 +24,43 @@ from torch_models.parts import (
 )
 
 
+class ParallelBlock(nn.Module):
+    """Attention and feed-forward of the same input, after one norm or one each."""
+
+    def __init__(self, gpt, attention: Attention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(layer_norm(gpt.hidden_size) for _ in range(1 if gpt.shared_norm else 2))
+        self.attention, self.feed_forward = attention, feed_forward
+
+    def forward(self, values: Tensor) -> Tensor:
+        normed = [norm(values) for norm in self.norms]
+        return values + self.attention(normed[0]) + self.feed_forward(normed[-1])
+
+
 def gpt_layer(gpt, kind: str, stored: bool) -> Reference:
     tokens, width = gpt.sequence_length, gpt.hidden_size
+    positions = tokens if gpt.rotary_size is None else 0
     if kind == "embedding":
-        return Reference(TokenEmbedding(gpt.vocabulary_size, width, tokens, drops=gpt.dropout), inputs(indices(tokens)))
+        embedding = TokenEmbedding(gpt.vocabulary_size, width, positions, drops=gpt.dropout)
+        return Reference(embedding, inputs(indices(tokens)))
     if kind == "head":
         head = TokenHead(layer_norm(width), width, gpt.vocabulary_size)
         return Reference(head, inputs(hidden(tokens, width), indices(tokens)))
-    block = Residuals(
-        (layer_norm(width), Attention(width, gpt.heads, stored=stored, causal=True, drops=gpt.dropout)),
-        (layer_norm(width), FeedForward(width, 4 * width, relu=gpt.activation == "relu", drops=gpt.dropout)),
+    attention = Attention(
+        width,
+        gpt.heads,
+        stored=stored,
+        bias=gpt.biases,
+        groups=gpt.key_value_heads,
+        causal=True,
+        rotary=not positions,
+        drops=gpt.dropout,
     )
+    is_relu = gpt.activation == "relu"
+    feed_forward = FeedForward(width, 4 * width, bias=gpt.biases, relu=is_relu, drops=gpt.dropout)
+    if gpt.parallel_residual:
+        return Reference(ParallelBlock(gpt, attention, feed_forward), inputs(hidden(tokens, width)))
+    block = Residuals((layer_norm(width), attention), (layer_norm(width), feed_forward))
     return Reference(block, inputs(hidden(tokens, width)))
 
 

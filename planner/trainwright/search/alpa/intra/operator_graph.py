@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainwright.families import HEAD, T5, Family, Moe, WideResnet
+from trainwright.families import HEAD, T5, Family, Gpt, Moe, WideResnet
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
 from trainwright.search.alpa.intra.operator_catalogue import FamilyShapes, Operation, build_operation
@@ -115,8 +115,9 @@ class _GraphBuilder:
         return tuple(names[label] for label in self._labels(operator.name) or ("current",) * operands)
 
     def _labels(self, name: str) -> tuple[str, ...]:
-        if name.endswith("_residual"):
-            return "current", "entry"
+        parallel = self._labels_of_parallel_block.get(name)
+        if parallel is not None or name.endswith("_residual"):
+            return parallel or ("current", "entry")
         if name in {"attention", "scores"} and self.current == self.sources_by_name.get("cross_key_value"):
             return "cross_query", "current"
         if name == "activation" and self._is_convolutional:
@@ -125,6 +126,16 @@ class _GraphBuilder:
         if name == "projection" and self._is_convolutional:
             return ("boundary",)
         return _READ.get(name, ())
+
+    @property
+    def _labels_of_parallel_block(self) -> dict[str, tuple[str, ...]]:
+        """Return what the feed-forward of a parallel block reads, and what its residual adds to."""
+        if not isinstance(self.family, Gpt) or not self.family.parallel_residual:
+            return {}
+        first, read = "feed_forward_normalisation", "entry"
+        if self.family.shared_norm:
+            first, read = "feed_forward_in", "attention_normalisation"
+        return {first: (read,), "feed_forward_residual": ("current", "attention_residual")}
 
     @property
     def _is_convolutional(self) -> bool:
