@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit
-from trainwright.families.fields import RotaryScaling
+from trainwright.families.fields import ROTARY_BASE, RotaryScaling
 from trainwright.hugging_face.config import Config
 from trainwright.layer import Attention
 
@@ -47,7 +47,7 @@ def _gpt2(config: Config) -> Family:
     config.demand("activation_function", *GELU, lack="gpt has GELU")
     config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
     config.demand("add_cross_attention", False, lack="gpt has no second input")
-    return _gpt(config, hidden, drops=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
+    return Gpt(**_gpt(config, hidden), dropout=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
 
 
 def _opt(config: Config) -> Family:
@@ -67,11 +67,11 @@ def _opt(config: Config) -> Family:
     config.demand("layerdrop", 0, lack="gpt trains every layer")
     config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
     config.skip("init_std")
-    activation = config.value("activation_function", default="relu")
+    activation: Any = config.value("activation_function", default="relu")
     if activation not in ("relu", *GELU):
         config.lacks.append(f"activation_function is {activation}, but gpt has relu or GELU")
     drops = _drops(config, "dropout") | _drops(config, "attention_dropout", default=0.0)
-    return _gpt(config, hidden, drops=drops, activation="relu" if activation == "relu" else None)
+    return Gpt(**_gpt(config, hidden), activation="relu" if activation == "relu" else None, dropout=drops)
 
 
 def _bloom(config: Config) -> Family:
@@ -85,19 +85,78 @@ def _bloom(config: Config) -> Family:
     config.remarks.append(
         "attention stores its scores, since fused kernels have no ALiBi; for kernels that have it give the model's document"
     )
-    return _gpt(config, hidden, drops=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
+    return Gpt(**_gpt(config, hidden), dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
 
 
-def _gpt(config: Config, hidden: int, *, drops: bool, activation: Literal["relu"] | None = None) -> Family:
+def _gpt_neox(config: Config) -> Family:
+    hidden = config.number("hidden_size")
+    config.demand("intermediate_size", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
+    config.demand("hidden_act", *GELU, lack="gpt has GELU")
+    config.demand("attention_bias", True, lack="gpt has biases in all of its products or in none")
     return Gpt(
-        layers=config.number("n_layer", "num_hidden_layers"),
-        hidden_size=hidden,
-        heads=config.number("n_head", "num_attention_heads"),
-        sequence_length=config.sequence(),
-        vocabulary_size=config.number("vocab_size"),
-        activation=activation,
-        dropout=drops,
+        **_gpt(config, hidden),
+        rotary_size=_rotary_size(config, hidden, share=0.25),
+        parallel_residual=config.flag("use_parallel_residual", default=True),
+        tied_embeddings=config.flag("tie_word_embeddings", default=False),
+        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
     )
+
+
+def _falcon(config: Config) -> Family:
+    hidden, heads = config.number("hidden_size", "n_embed"), config.number("num_attention_heads", "n_head")
+    config.demand("ffn_hidden_size", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
+    config.demand("activation", *GELU, lack="gpt has GELU")
+    config.demand("alibi", False, lack="gpt has learned or rotary positions")
+    is_new = config.flag("new_decoder_architecture", default=False)
+    is_parallel = config.flag("parallel_attn", default=True) or is_new
+    is_shared = config.flag("multi_query", default=True) and not is_new
+    norms: Any = config.value("num_ln_in_parallel_attn", default=2 if is_new else None)
+    groups = config.number("num_kv_heads", "n_head_kv", default=heads) if is_new else 1 if is_shared else heads
+    config.skip("num_kv_heads", "n_head_kv")
+    return Gpt(
+        **_gpt(config, hidden),
+        rotary_size=_rotary_size(config, hidden, share=1.0),
+        parallel_residual=is_parallel,
+        shared_norm=is_parallel and not (is_new and norms == 2),
+        key_value_heads=groups,
+        biases=config.flag("bias", default=False),
+        tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
+    )
+
+
+def _gpt(config: Config, hidden: int) -> dict[str, Any]:
+    """Return the fields that all models of `gpt` share."""
+    return {
+        "layers": config.number("n_layer", "num_hidden_layers"),
+        "hidden_size": hidden,
+        "heads": config.number("n_head", "num_attention_heads"),
+        "sequence_length": config.sequence(),
+        "vocabulary_size": config.number("vocab_size"),
+    }
+
+
+def _rotary_size(config: Config, hidden: int, *, share: float) -> int:
+    """Return how many values of a head are rotated; `share`: that of its class by default."""
+    _note_positions(config)
+    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
+    config.skip(
+        "rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "rope_theta"
+    )
+    given = Config({**config.keys, **scaled}, config.model_type, config.head, config.tokens)
+    base = given.share("rope_theta", "rotary_emb_base", default=ROTARY_BASE)
+    kind = given.value("rope_type", "type", default="default")
+    if base != ROTARY_BASE or kind != "default":
+        config.remarks.append(
+            f"base {base:g} and scaling {kind} of rotary angles are left out, which change neither time nor memory"
+        )
+    size = int(
+        hidden
+        // config.number("n_head", "num_attention_heads")
+        * given.share("partial_rotary_factor", "rotary_pct", default=share)
+    )
+    config.defaults += [default for default in given.defaults if not default.startswith("rope_type")]
+    return size
 
 
 @dataclass(frozen=True)
@@ -384,6 +443,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
         "opt": Architecture(("OPTForCausalLM",), _opt),
+        "gpt_neox": Architecture(("GPTNeoXForCausalLM",), _gpt_neox),
+        "falcon": Architecture(("FalconForCausalLM",), _falcon),
         "bloom": Architecture(("BloomForCausalLM",), _bloom, Attention.STORED),
         "llama": Architecture(("LlamaForCausalLM",), _llama()),
         "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
@@ -427,8 +488,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "gpt_neox": "attention and feed-forward of a block are parallel, and its projection is not the token embedding",
-        "falcon": "attention and feed-forward of a block are parallel, without biases, with shared keys and values",
         "gemma2": "a block has four norms, and logits have a soft cap",
         "gemma3_text": "a block has four norms, and queries and keys are normalised by head",
         "olmo2": "queries and keys are normalised over their whole width",

@@ -239,6 +239,65 @@ def test_opt_has_the_published_parameters_less_two_positions() -> None:
     assert "of 2050 learned positions, 2048 are counted: 10,240 parameters fewer" in read.remarks
 
 
+NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
+    "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432, "rotary_pct": 0.25, "max_position_embeddings": 2048,
+    "use_parallel_residual": True, "tie_word_embeddings": False,
+}  # fmt: skip
+FALCON = {
+    "architectures": ["FalconForCausalLM"], "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32,
+    "num_attention_heads": 71, "vocab_size": 65024, "multi_query": True, "parallel_attn": True, "bias": False, "alibi": False,
+    "new_decoder_architecture": False,
+}  # fmt: skip
+FALCON_40B = FALCON | {
+    "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "new_decoder_architecture": True,
+}  # fmt: skip
+PARALLEL = {"parallel_residual": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "parameters"),
+    [
+        (NEOX, PARALLEL | {"rotary_size": 24, "tied_embeddings": False}, 20_554_567_680),
+        (
+            FALCON,
+            PARALLEL | {"rotary_size": 64, "shared_norm": True, "key_value_heads": 1, "biases": False},
+            6_921_720_704,
+        ),
+        (FALCON_40B, PARALLEL | {"rotary_size": 64, "key_value_heads": 8, "biases": False}, 41_303_293_952),
+    ],
+    ids=["gpt-neox-20b", "falcon-7b", "falcon-40b"],
+)
+def test_models_with_parallel_branches_have_the_published_parameters(config, fields, parameters) -> None:
+    read = read_config(config, tokens=2048)
+    layers, size, heads = (config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    assert read.family == Gpt(layers, size, heads, 2048, config["vocab_size"], **fields)
+    assert Model.of(read.family).parameters == parameters
+    assert read.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (NEOX | {"attention_bias": False}, "gpt has biases in all of its products or in none"),
+        (NEOX | {"intermediate_size": 20480}, "intermediate_size is 20480, but gpt has a feed-forward of 4 × 6144"),
+        (NEOX | {"rotary_pct": 0.27}, "gpt.rotary_size must be even and at most 96"),
+        (FALCON | {"alibi": True}, "alibi is true, but gpt has learned or rotary positions"),
+    ],
+)
+def test_parallel_branches_of_another_shape_are_refused_by_field(config, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_config(config, tokens=2048)
+
+
+def test_angles_that_gpt_leaves_out_are_remarked() -> None:
+    read = read_config(NEOX | {"rotary_emb_base": 40_000}, tokens=4096)
+    assert read.remarks == (
+        "sequences of 4096 tokens are longer than max_position_embeddings 2048",
+        "base 40000 and scaling default of rotary angles are left out, which change neither time nor memory",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
