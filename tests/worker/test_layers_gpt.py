@@ -153,7 +153,7 @@ def falcon_pairs(ours: WholeModel, theirs: FalconForCausalLM) -> Iterator[Same]:
     yield from norm_pairs(theirs.transformer.ln_f, head, "norm")
 
 
-NEOX = Gpt(2, 32, 4, 16, 64, rotary_size=2, parallel_residual=True, tied_embeddings=False)
+NEOX = Gpt(2, 32, 4, 16, 64, rotary_size=2, rotary_base=500.0, parallel_residual=True, tied_embeddings=False)
 FALCON = Gpt(2, 32, 4, 16, 64, rotary_size=8, parallel_residual=True, shared_norm=True, key_value_heads=1, biases=False)
 
 
@@ -161,7 +161,7 @@ def same_as_neox(gpt: Gpt) -> GPTNeoXForCausalLM:
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
             vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+            rope_parameters={"rope_type": "default", "rope_theta": gpt.rotary_base, "partial_rotary_factor": 0.25},
             use_parallel_residual=gpt.parallel_residual, attn_implementation="eager",
         )
     )  # fmt: skip

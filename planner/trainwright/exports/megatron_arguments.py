@@ -238,6 +238,8 @@ def _gpt_arguments(family: Gpt) -> Arguments:
         yield "--position-embedding-type rope", "rotary positions"
         share = family.rotary_size * family.heads / family.hidden_size
         yield f"--rotary-percent {share}", f"{family.rotary_size} values of a head are rotated"
+        base, why = stated_or_assumed(family, "rotary_base")
+        yield f"--rotary-base {round(base)}", why
     yield from _group_arguments(family)
     if not family.biases:
         yield "--disable-bias-linear", "products have no biases"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainwright.families import Family, Llama, Moe
+from trainwright.families import Family, Gpt, Llama, Moe
 from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
 from trainwright.families.moe import BALANCE_LOSS_WEIGHT
 from trainwright.layer import Attention
@@ -22,7 +22,7 @@ _DEFAULTS: Final = {
 """Values that are assumed where the model file does not state them, which are those of our worker."""
 
 
-def stated_or_assumed(family: Llama | Moe, field: str) -> tuple[float, str]:
+def stated_or_assumed(family: Gpt | Llama | Moe, field: str) -> tuple[float, str]:
     """Return the value of a field, and the reason for it."""
     value = getattr(family, field)
     return (_DEFAULTS[field], "assumed: the model file has none") if value is None else (value, "model")
@@ -30,7 +30,7 @@ def stated_or_assumed(family: Llama | Moe, field: str) -> tuple[float, str]:
 
 def assumed_values(family: Family | None) -> Iterator[str]:
     """Yield a sentence on the values that are assumed, if there are any."""
-    if not isinstance(family, Llama | Moe):
+    if not isinstance(family, Llama | Moe) and not (isinstance(family, Gpt) and family.rotary_size is not None):
         return
     absent = [f"{name} {value:,g}" for name, value in _DEFAULTS.items() if getattr(family, name, 0) is None]
     if absent:

@@ -28,6 +28,7 @@ from trainwright.families.fields import (
     Heads,
     KeyValueHeads,
     Layers,
+    RotaryBase,
     Tokens,
     Width,
     check,
@@ -53,6 +54,7 @@ class Gpt:
         Doc("Values of a head that rotary positions turn, an even number. Absent: positions are learned."),
         OMITTED_NONE,
     ] = None
+    rotary_base: RotaryBase = None
     parallel_residual: Annotated[
         bool,
         Doc(

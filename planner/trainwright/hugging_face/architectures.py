@@ -95,7 +95,7 @@ def _gpt_neox(config: Config) -> Family:
     config.demand("attention_bias", True, lack="gpt has biases in all of its products or in none")
     return Gpt(
         **_gpt(config, hidden),
-        rotary_size=_rotary_size(config, hidden, share=0.25),
+        **_rotary_part(config, hidden, share=0.25),
         parallel_residual=config.flag("use_parallel_residual", default=True),
         tied_embeddings=config.flag("tie_word_embeddings", default=False),
         dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
@@ -115,7 +115,7 @@ def _falcon(config: Config) -> Family:
     config.skip("num_kv_heads", "n_head_kv")
     return Gpt(
         **_gpt(config, hidden),
-        rotary_size=_rotary_size(config, hidden, share=1.0),
+        **_rotary_part(config, hidden, share=1.0),
         parallel_residual=is_parallel,
         shared_norm=is_parallel and not (is_new and norms == 2),
         key_value_heads=groups,
@@ -136,27 +136,23 @@ def _gpt(config: Config, hidden: int) -> dict[str, Any]:
     }
 
 
-def _rotary_size(config: Config, hidden: int, *, share: float) -> int:
-    """Return how many values of a head are rotated; `share`: that of its class by default."""
+def _rotary_part(config: Config, hidden: int, *, share: float) -> dict[str, Any]:
+    """Return how many values of a head are rotated, and the base of their angles; `share`: that of its class by default."""
     _note_positions(config)
     scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip(
-        "rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "rope_theta"
-    )
+    config.skip("rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base", "partial_rotary_factor")
+    if not isinstance(scaled, Mapping):
+        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
+        return {}
     given = Config({**config.keys, **scaled}, config.model_type, config.head, config.tokens)
     base = given.share("rope_theta", "rotary_emb_base", default=ROTARY_BASE)
-    kind = given.value("rope_type", "type", default="default")
-    if base != ROTARY_BASE or kind != "default":
-        config.remarks.append(
-            f"base {base:g} and scaling {kind} of rotary angles are left out, which change neither time nor memory"
-        )
-    size = int(
-        hidden
-        // config.number("n_head", "num_attention_heads")
-        * given.share("partial_rotary_factor", "rotary_pct", default=share)
-    )
-    config.defaults += [default for default in given.defaults if not default.startswith("rope_type")]
-    return size
+    turned = given.share("partial_rotary_factor", "rotary_pct", default=share)
+    config.defaults += given.defaults
+    kind = scaled.get("rope_type", scaled.get("type", "default"))
+    if kind != "default":
+        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
+    size = hidden // config.number("n_head", "num_attention_heads")
+    return {"rotary_size": int(size * turned), "rotary_base": base}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Gpt
+from trainwright.families.fields import ROTARY_BASE
 from trainwright_worker.initial_weights import SCALE, InitialWeights, NormalWeight, WeightSource, normal
 from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
@@ -53,7 +54,8 @@ class NeoxBlock(Layer):
         self.activation = functional.relu if gpt.activation == "relu" else functional.gelu
         self.is_rotary = gpt.rotary_size is not None
         if gpt.rotary_size is not None:
-            angles = rotary_angles(gpt.sequence_length, gpt.rotary_size)
+            base = ROTARY_BASE if gpt.rotary_base is None else gpt.rotary_base
+            angles = rotary_angles(gpt.sequence_length, gpt.rotary_size, base)
             self.register_buffer("cosines", angles.cos(), persistent=False)
             self.register_buffer("sines", angles.sin(), persistent=False)
 

@@ -216,17 +216,19 @@ def test_megatron_is_told_the_sizes_of_a_bert(tmp_path: Path) -> None:
 
 
 def test_megatron_gets_rotary_positions_and_shared_heads_of_a_gpt() -> None:
-    gpt = Gpt(4, 64, 4, 32, 100, rotary_size=4, key_value_heads=2, biases=False, tied_embeddings=False)
+    gpt = Gpt(4, 64, 4, 32, 100, rotary_size=4, rotary_base=1e5, key_value_heads=2, biases=False, tied_embeddings=False)
     script = written("megatron", SHAPE.plan(), Model.of(gpt, Dtype.FLOAT16))["launch.sh"]
     for argument in (
         "--position-embedding-type rope",
         "--rotary-percent 0.25",
+        "--rotary-base 100000",
         "--num-query-groups 2",
         "--disable-bias-linear",
         "--untie-embeddings-and-output-weights",
     ):
         assert f"    {argument} " in script
     assert "learned_absolute" not in script
+    assert "Assumed" not in script
 
 
 def test_megatron_is_told_the_number_format_of_every_model() -> None:

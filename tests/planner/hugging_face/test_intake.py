@@ -252,7 +252,7 @@ FALCON = {
 FALCON_40B = FALCON | {
     "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "new_decoder_architecture": True,
 }  # fmt: skip
-PARALLEL = {"parallel_residual": True}
+PARALLEL = {"parallel_residual": True, "rotary_base": 10_000.0}
 
 
 @pytest.mark.parametrize(
@@ -290,11 +290,18 @@ def test_parallel_branches_of_another_shape_are_refused_by_field(config, sentenc
         read_config(config, tokens=2048)
 
 
-def test_angles_that_gpt_leaves_out_are_remarked() -> None:
-    read = read_config(NEOX | {"rotary_emb_base": 40_000}, tokens=4096)
-    assert read.remarks == (
+def test_base_of_angles_is_read_in_both_spellings_and_their_scaling_remarked() -> None:
+    old = read_config(
+        NEOX | {"rotary_emb_base": 40_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, tokens=4096
+    )
+    new = {"rope_theta": 40_000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
+    family = read_config(NEOX | {"rotary_pct": None, "rope_parameters": new}, tokens=4096).family
+    assert family == old.family
+    assert isinstance(family, Gpt)
+    assert (family.rotary_base, family.rotary_size) == (40_000.0, 24)
+    assert old.remarks == (
         "sequences of 4096 tokens are longer than max_position_embeddings 2048",
-        "base 40000 and scaling default of rotary angles are left out, which change neither time nor memory",
+        "scaling linear of rotary angles is left out, which changes neither time nor memory",
     )
 
 
