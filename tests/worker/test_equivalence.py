@@ -85,6 +85,15 @@ VIT = {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 12, "pa
 """ViT whose sequence length, a token and nine patches, is even; the other one's, a token and sixteen, is odd."""
 
 
+NEOX = {
+    "gpt": {
+        "layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 37, "rotary_size": 4,
+        "parallel_residual": True, "key_value_heads": 2, "tied_embeddings": False,
+    }
+}  # fmt: skip
+"""GPT whose branches are parallel: one all-reduce sums both, and a backward's reduces two gradients at once."""
+
+
 def parted_layers(model: Model, plan: Plan) -> int:
     """Return the number of layers that the plan runs sequence parallel, over all ranks."""
     return sum(
@@ -119,8 +128,10 @@ DIVIDED = [
     *parted("divided-t5", OTHERS["t5"], 9400, 1, has=has_divided_boundary),
     *parted("divided-llama", OTHERS["llama"], 9400, 1, has=has_divided_boundary),
 ]
+NEOX_PARTED = parted("parted-neox", NEOX, 5700, 2)
 PARTED = [
     *DIVIDED,
+    *NEOX_PARTED,
     *(
         one
         for family, model, seed, count in (
@@ -155,6 +166,7 @@ QUICK = {
     *names(PARTED_TRAININGS),
     *names(INDIVISIBLE),
     *names(DIVIDED[1:4]),
+    *names(NEOX_PARTED),
     *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-10", "adam-gpt-1", "adam-moe-1"),
     *("clipped-gpt-0", "clipped-gpt-1", "clipped-t5-0", "clipped-t5-1"),
     *("tied-zero1-tp1", "tied-zero2-tp2", "tied-zero3-tp2", "tied-zero1-zero3-tp1", "tied-zero2-none-tp2"),
