@@ -11,16 +11,16 @@ from rich.table import Table
 
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.operators.algorithm_costs import LayerIlpCosts
+from trainwright.cost.operators.integer_program import IntegerProgram, NodeChoices
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, WeightedObjective
-from trainwright.search.alpa.intra.algorithm_costs import LayerIlpCosts
-from trainwright.search.alpa.intra.ilp import IntegerProgram, NodeChoices
 from trainwright.search.alpa.intra.layer_chain_dp import LayerTable, SpecChain
+from trainwright.search.alpa.intra.nearest_degrees import DegreesBuilder
 from trainwright.search.alpa.intra.span_costs import IN_FLIGHT_COUNTS, PRICE_RATIOS
-from trainwright.search.alpa.intra.spec_export import SpecsBuilder
 from trainwright.search.alpa.layer_clusters import cluster_spans
 from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh, node_blocks
@@ -92,7 +92,7 @@ class Degrees(IntraOperator):
         pricing = self._pricing(name, mesh, rows)
         boundary = self._mesh_algorithms(name, mesh, rows).boundary
         kind = self.problem.model.kind(name)
-        builder = SpecsBuilder(
+        builder = DegreesBuilder(
             pricing.algorithms,
             mesh.shape,
             self.rewriting,
@@ -108,7 +108,7 @@ class Degrees(IntraOperator):
         return DegreeTable(objectives.min(axis=0), np.take_along_axis(parts, best[None, None], axis=1)[:, 0])
 
 
-def _degree_programmes(pricing: LayerIlpCosts, builder: SpecsBuilder) -> Iterator[IntegerProgram]:
+def _degree_programmes(pricing: LayerIlpCosts, builder: DegreesBuilder) -> Iterator[IntegerProgram]:
     """Yield the layer's program for every pair of degrees and both ways to hold weights, where any assignment remains."""
     plain, graph = pricing.programme(), pricing.algorithms.graph
     for batch in ((False, False), (True, False), (False, True), (True, True)):

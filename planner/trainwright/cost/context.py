@@ -295,6 +295,11 @@ class CostContext:
         return KnownStages()
 
     @cached_property
+    def known_operator_stages(self) -> KnownStages[Any]:
+        """Costs of stages with shardings of operators (`operator_stage_costs`)."""
+        return KnownStages()
+
+    @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, TensorSplit, int], LayerCost]:
         return {}
 

@@ -10,16 +10,18 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.gradient_sync import gradient_reductions
 from trainwright.cost.memory import MemoryParts, stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
+from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
 from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.outside.notebook import ShownInNotebooks
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
 from trainwright.runtime import Runtime
+from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
 
 
@@ -39,6 +41,21 @@ def check_plan(plan: Plan, context: CostContext) -> None:
                         f"{run.end - 1}: {degree} does not divide the model, which "
                         f"allows {model.max_tensor_degree}"
                     )
+            if stage.operators is not None:
+                _check_operators(plan, stage, f"stage {number}", context)
+
+
+def _check_operators(plan: Plan, stage: Stage, where: str, context: CostContext) -> None:
+    """Raise ValueError for shardings of operators that have no cost: of other layers, or with what is costed by degrees alone."""
+    if len(plan.pipelines) > 1:
+        raise ValueError(f"{where}: operators: they have a cost in plans of one pipeline, got {len(plan.pipelines)}")
+    for run in stage.layers:
+        if run.strategy != Strategy(*run.strategy.degrees, run.strategy.order, run.strategy.sharding):
+            raise ValueError(
+                f"{where}, layers {run.first}…{run.end - 1}: recompute, sequence parallelism and weights that stay gathered "
+                "are of degrees; remove them, or the shardings of operators"
+            )
+    operator_stage_costs(stage, context)
 
 
 def _check_devices(plan: Plan, context: CostContext) -> None:

@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.messages import message_count, weight_tensors
 from trainwright.cost.network import Load, Nic
+from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
@@ -133,8 +134,10 @@ class _ReductionBuilder:
 
     def build(self) -> tuple[GradientReduction, ...]:
         self._add_overlapped()
+        self._add_operators()
         for bucket in buckets(self.plan_times):
-            self._add_bucket(bucket)
+            if all(self.plan_times.stages[holder.key].stage.operators is None for holder in bucket.holders):
+                self._add_bucket(bucket)
         for name, owners in self.plan_times.reduced_separately.items():
             self._add_tied_weight(name, owners)
         return tuple(self.reductions)
@@ -151,6 +154,8 @@ class _ReductionBuilder:
     def _add_overlapped(self) -> None:
         """Add reductions that overlap the last backward but end after it."""
         for key, stage in self.plan_times.stages.items():
+            if stage.stage.operators is not None:
+                continue
             work = Load()
             for run, layout in zip(stage.stage.layers, stage.layouts, strict=True):
                 if self.plan_times.overlaps_gradient_sync(run):
@@ -161,6 +166,13 @@ class _ReductionBuilder:
             if any(worker.unfinished_reduce_seconds > 0 for worker in stage.workers):
                 self.last_reduction_of_stage[key] = (len(self.reductions),)
                 self.reductions.append(GradientReduction((key,), (), 0.0, 0.0, work, overlaps_backward=True))
+
+    def _add_operators(self) -> None:
+        """Add the reductions, with all-gathers of updated weights, of stages with shardings of operators; none shares NICs."""
+        for key, stage in self.plan_times.stages.items():
+            if stage.stage.operators is not None:
+                costs = operator_stage_costs(stage.stage, self.context)
+                self._add((key,), (costs.total.iteration_seconds - costs.update_seconds, 0.0, Load()))
 
     def _add_bucket(self, bucket: Bucket) -> None:
         owners = tuple(holder.key for holder in bucket.holders)

@@ -18,6 +18,7 @@ from trainwright.cost.memory_terms import (
     shard_values,
     state_bytes,
 )
+from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind, Split
 from trainwright.plan import Stage
@@ -77,6 +78,8 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
     `mixed_sharding_layers` are the layers that pipelines split differently.
     """
+    if stage.operators is not None:
+        return _operator_memory(stage, layouts, context, in_flight_count, divided_sides)
     known_memory: KnownStages[tuple[MemoryParts, ...]] = context.known_memory
     accumulates = context.keeps_whole_gradients(micro_batches)
     return known_memory.value(
@@ -119,6 +122,36 @@ def _stage_memory(  # noqa: PLR0913, PLR0917 (what memory depends on)
             context.runtime.constant_bytes_of(accelerator),
         )
     return tuple(map(parts_of.__getitem__, kinds))
+
+
+def _operator_memory(
+    stage: Stage,
+    layouts: tuple[RankLayout[str], ...],
+    context: CostContext,
+    in_flight_count: float,
+    divided_sides: DividedSides,
+) -> tuple[MemoryParts, ...]:
+    """Return the peak memory of every device of a stage with shardings of operators.
+
+    Devices hold the same, and evenly divide the loss; tensors from and for other stages are divided as the degrees say.
+    """
+    costs, rows = operator_stage_costs(stage, context), sum(stage.layers[0].rows)
+    buffers = _boundary_buffer_bytes(stage, [max(run.rows) for run in stage.layers], context, divided_sides)
+    activations = InFlightBytes(costs.total.activation_bytes + buffers.per_micro_batch, buffers.once)
+    is_last, members = stage.end == len(context.model.layers), layouts[0].members
+    loss = loss_bytes(context, context.divided_at(1), rows) / len(members) if is_last else 0.0
+    parts_of = {
+        accelerator: MemoryParts(
+            round(costs.state.weights),
+            round(costs.state.gradients + costs.state.unreduced),
+            round(costs.state.optimizer),
+            round(activations.total(in_flight_count)),
+            round(loss),
+            context.runtime.constant_bytes_of(accelerator),
+        )
+        for accelerator in dict.fromkeys(map(context.accelerator_of_node.__getitem__, members))
+    }
+    return tuple(parts_of[context.accelerator_of_node[node]] for node in members)
 
 
 def _state_bytes(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainwright.cost.gradient_sync import GradientReduction
 from trainwright.cost.messages import run_messages
 from trainwright.cost.network import Nic
+from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.time_terms import overlapped_seconds, update_seconds
@@ -118,9 +119,12 @@ def optimizer_steps(
 def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
     """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them.
 
-    A runtime may gather them while the next iteration's first forward computes.
+    A runtime may gather them while the next iteration's first forward computes. Shardings of operators have them among their
+    reductions.
     """
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
+    if stage.stage.operators is not None:
+        return 0.0
     for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
         updates_shards = run.strategy.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.strategy.data > 1
         if updates_shards and not plan_times.gathers_for_passes(run):
@@ -138,8 +142,11 @@ def stage_update_seconds(plan_times: PlanTimes, key: StageKey, accelerator: str)
 
     A tied weight is updated once, with the first run that owns it, or unsharded.
     """
+    stage = plan_times.stages[key].stage
+    if stage.operators is not None:
+        return operator_stage_costs(stage, plan_times.context).update_seconds
     resident, total, slowest = plan_times.resident[key], 0.0, 0.0
-    for run, values in zip(plan_times.stages[key].stage.layers, resident.by_run, strict=True):
+    for run, values in zip(stage.layers, resident.by_run, strict=True):
         seconds, counted = update_seconds(accelerator, run, plan_times.context)
         each = seconds / counted if counted else 0.0
         total += (values * each if counted else seconds) / (

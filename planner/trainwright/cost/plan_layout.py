@@ -45,14 +45,16 @@ class PlanLayout:
     def reduced_separately(self) -> dict[str, tuple[StageKey, ...]]:
         """Tied weights with a reduction of their own, and the stages that own them.
 
-        A weight has one if a pipeline has it in several stages, or if its layer runs have different data groups.
+        A weight has one if a pipeline has it in several stages, or if its layer runs have different data groups. Inside a
+        stage with shardings of operators, their costs have it.
         """
         owners: dict[str, list[StageKey]] = {}
         differently_reduced: set[str] = set()
         for key, owners_by_name in self.tied_weight_owners.items():
+            costs_operators = self.plan.pipelines[key[0]].stages[key[1]].operators is not None
             for name, runs in owners_by_name.items():
                 owners.setdefault(name, []).append(key)
-                if not have_same_data_groups(runs):
+                if not costs_operators and not have_same_data_groups(runs):
                     differently_reduced.add(name)
         pipelines = len(self.plan.pipelines)
         return {

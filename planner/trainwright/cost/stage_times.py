@@ -12,6 +12,7 @@ from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
 from trainwright.cost.context import KnownStages
 from trainwright.cost.divided_activations import DividedSides, SeriesEnds
 from trainwright.cost.messages import gather_messages, message_count
+from trainwright.cost.operators.stage_costs import OperatorStageCosts, operator_stage_costs
 from trainwright.cost.plan_layout import PlanLayout, StageKey
 from trainwright.cost.time_terms import (
     LayerPass,
@@ -290,6 +291,8 @@ class PlanTimes(PlanLayout):
         self, stage: Stage, layouts: tuple[RankLayout[str], ...], divided_sides: DividedSides
     ) -> tuple[StageWorker, ...]:
         """Return the workers of a stage; those that depend on no other stage's ranks are computed once for all plans."""
+        if stage.operators is not None:
+            return (_operator_worker(operator_stage_costs(stage, self.context)),)
 
         def make() -> tuple[StageWorker, ...]:
             return _StageTimesBuilder(self, stage, layouts, divided_sides).workers()
@@ -299,6 +302,14 @@ class PlanTimes(PlanLayout):
         known_workers: KnownStages[tuple[StageWorker, ...]] = self.context.known_workers
         key = layouts[0].members, stage.layers, divided_sides, tuple(self.reduced_separately)
         return known_workers.value(key, make)
+
+
+def _operator_worker(costs: OperatorStageCosts) -> StageWorker:
+    """Return the only worker of a stage with shardings of operators; both passes communicate alike."""
+    sync, resharding = costs.other_seconds / 2, costs.resharding_seconds / 2
+    forward = PassTime(costs.forward_compute_seconds, sync, 0.0, resharding)
+    backward = PassTime(costs.backward_compute_seconds, sync, 0.0, resharding)
+    return StageWorker(forward, backward, backward.seconds)
 
 
 def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:

@@ -15,15 +15,15 @@ def run_with_runtime_choices(run: LayerRun, context: CostContext) -> LayerRun:
 
 
 def stage_with_runtime_choices(stage: Stage, context: CostContext) -> Stage:
-    """Return the stage with the runtime's sequence parallelism in every run."""
-    if all(_is_as_chosen(run, context) for run in stage.layers):
+    """Return the stage with the runtime's sequence parallelism in every run; shardings of operators leave no choice."""
+    if stage.operators is not None or all(_is_as_chosen(run, context) for run in stage.layers):
         return stage
     return replace(stage, layers=tuple(run_with_runtime_choices(run, context) for run in stage.layers))
 
 
 def with_runtime_choices(plan: Plan, context: CostContext) -> Plan:
     """Return the plan with the runtime's sequence parallelism in every run."""
-    if all(_is_as_chosen(run, context) for stage in plan.stages for run in stage.layers):
+    if all(stage_with_runtime_choices(stage, context) is stage for stage in plan.stages):
         return plan
     return plan.map_stages(lambda stage: stage_with_runtime_choices(stage, context))
 

@@ -101,7 +101,9 @@ def _sharded_and_kept(run: LayerRun) -> LayerRun:
 
 
 def _changed_stage(stage: Stage, change: RunChange) -> Stage:
-    """Return the stage with its runs changed; those that become alike are one run."""
+    """Return the stage with its runs changed; those that become alike are one run. Shardings of operators are of their degrees."""
+    if stage.operators is not None:
+        return stage
     layers: list[LayerRun] = []
     for run in map(change, stage.layers):
         if layers and replace(run, first=layers[-1].first, count=layers[-1].count) == layers[-1]:
@@ -117,7 +119,7 @@ def _changed_stages(plan: Plan, change: RunChange) -> list[StageNumber]:
         (index, number)
         for index, pipeline in enumerate(plan.pipelines)
         for number, stage in enumerate(pipeline.stages)
-        if any(change(run) is not run for run in stage.layers)
+        if stage.operators is None and any(change(run) is not run for run in stage.layers)
     ]
 
 

@@ -6,8 +6,9 @@ import alpa_intra_oracle as oracle
 import numpy as np
 import pytest
 
+from trainwright.cost.operators.integer_program import IntegerProgram, WeightedObjective
 from trainwright.search.alpa.intra.elimination import eliminate
-from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective, solve_ilp
+from trainwright.search.alpa.intra.ilp import solve_ilp
 
 INSTANCES = 240
 GOALS = (

@@ -23,7 +23,7 @@ from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, WeightedObjective
 from trainwright.search.alpa.intra.intra_operator import SpanIlp
-from trainwright.search.alpa.intra.spec_export import SpanSharding
+from trainwright.search.alpa.intra.nearest_degrees import SpanSharding
 from trainwright.strategy import RankOrder, Sharding
 
 V100 = "Tesla-V100-SXM2-16GB"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
-from trainwright.layer import Attention
-from trainwright.model import Model
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
-from trainwright.search.alpa.intra.operator_graph import (
+from trainwright.cost.operators.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.cost.operators.operator_graph import (
     BOUNDARY,
     ENCODER_OUTPUT,
     LayerWiring,
     OperatorGraph,
     build_graph,
 )
-from trainwright.search.alpa.intra.parallel_algorithms import AlgorithmSpace, GraphAlgorithms
+from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms
+from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.layer import Attention
+from trainwright.model import Model
 
 FAMILIES = {
     "gpt": Gpt(2, 64, 4, 32, 128),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import alpa_intra_oracle as oracle
 import pytest
 
-from trainwright.layer import Operator, OperatorKind
-from trainwright.search.alpa.intra.operator_catalogue import (
+from trainwright.cost.operators.operator_catalogue import (
     FamilyShapes,
     IndexedTensor,
     Loop,
     Operation,
     build_operation,
 )
-from trainwright.search.alpa.intra.parallel_algorithms import AlgorithmSpace, OperatorAlgorithms, mappings
-from trainwright.search.alpa.intra.sharding_specs import Axis, format_spec
+from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, OperatorAlgorithms, mappings
+from trainwright.cost.operators.sharding_specs import Axis, format_spec
+from trainwright.layer import Operator, OperatorKind
 
 B, I, J, K = Loop.BATCH, Loop.SEQUENCE, Loop.OUT, Loop.IN  # noqa: E741 - the paper's letters
 BATCHED_MATMUL = Operation(

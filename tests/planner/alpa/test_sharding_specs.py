@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import alpa_intra_oracle as oracle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.search.alpa.intra import LogicalMesh
-from trainwright.search.alpa.intra.sharding_specs import (
+from trainwright.cost.operators.sharding_specs import (
     LAYOUTS,
     Axis,
     Resharding,
     all_gather,
+    all_gathers,
     all_reduce,
     device_shares,
     format_spec,
     layout_number,
     reduce_scatter,
 )
+from trainwright.runtime import CollectiveRatios
+from trainwright.search.alpa.intra import LogicalMesh
 
 MATRIX = (Axis.INNER, Axis.WIDTH)
 R, ROW, COLUMN = Axis.NOTHING, Axis.INNER, Axis.WIDTH
@@ -88,6 +92,21 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(mesh):
     for dimensions in ((), (0,), (1,), (0, 1)):
         assert all_reduce(mesh, dimensions).of(1e6) == pytest.approx(2 * reduce_scatter(mesh, dimensions).of(1e6))
     assert all_reduce(mesh, (0,)).of(1e6) == pytest.approx(2 * all_gather(mesh, 0).of(1e6))
+
+
+def test_measured_ratios_scale_each_collective_on_its_dimension():
+    ratios = (CollectiveRatios(2.0, 3.0, 4.0), CollectiveRatios())
+    slow = replace(MESH, ratios=ratios)
+    for collective, dimensions, ratio in (
+        (all_reduce, (0,), 2.0),
+        (all_gathers, (0,), 3.0),
+        (reduce_scatter, (0,), 4.0),
+        (all_reduce, (1,), 1.0),
+    ):
+        assert collective(slow, dimensions).of(1e6) == pytest.approx(ratio * collective(MESH, dimensions).of(1e6))
+    exchanged = layout_number(ROW, R), layout_number(COLUMN, R)
+    seconds = [Resharding(mesh).seconds(*map(np.array, exchanged), 1e6) for mesh in (MESH, slow)]
+    assert seconds[1] == pytest.approx(3.0 * seconds[0])  # all-to-alls take the ratio of all-gathers
 
 
 def test_reduction_over_both_axes_crosses_slow_links_with_shards():

@@ -17,7 +17,7 @@ from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.exports.uniform_shape import shape_of
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search import Problem
-from trainwright.search.alpa.intra.spec_export import NearestDegrees
+from trainwright.search.alpa.intra.nearest_degrees import NearestDegrees
 from trainwright.search.auto.layer_rebalancing import StageConfig
 from trainwright.search.auto.neighbourhood import editable_pipelines
 from trainwright.search.auto.neighbourhood.layer_moves import insert_or_remove_stages

@@ -9,10 +9,10 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices, WeightedObjective
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
-from trainwright.search.alpa.intra.parallel_algorithms import OperatorAlgorithms
-from trainwright.search.alpa.intra.sharding_specs import Axis, LogicalMesh, divided_axes
+from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram, NodeChoices, WeightedObjective
+from trainwright.cost.operators.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.cost.operators.parallel_algorithms import OperatorAlgorithms
+from trainwright.cost.operators.sharding_specs import Axis, LogicalMesh, divided_axes
 
 Array = NDArray[np.float64]
 

@@ -9,20 +9,17 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.cost.collectives import Collective
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.operators.meshes import logical_mesh
 from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.plan import LayerRun, divisors, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
-from trainwright.search.alpa.intra.spec_export import NearestDegrees
+from trainwright.search.alpa.intra.nearest_degrees import NearestDegrees
 from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions, concatenate_options
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import open_strategies
 from trainwright.search.problem import Problem
 from trainwright.strategy import Strategy
-
-_BANDWIDTH_BOUND_BYTES = 2**26
-"""Message size that selects the collective algorithm: large enough to be limited by bandwidth."""
 
 
 @dataclass
@@ -68,12 +65,7 @@ class OperatorOptions:
             shape = (submesh.size // within, within)
             if within == 1 and 1 < submesh.size == inner:
                 continue  # equals (1, m)
-            near, far = self.devices.collectives(submesh, within)
-            (far_latency, far_pace), (near_latency, near_pace) = (
-                _ring_step_rates(far, shape[0]),
-                _ring_step_rates(near, shape[1]),
-            )
-            yield LogicalMesh(submesh.accelerators, shape, (far_latency, near_latency), (far_pace, near_pace))
+            yield logical_mesh(submesh.accelerators, shape, *self.devices.collectives(submesh, within))
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
         """Return one option by clusters, adding the memory of the runtime, stage boundaries and the workspace."""
@@ -153,12 +145,3 @@ class OperatorOptions:
         """Return tensor degrees that limits, profiles and rows allow on the mesh."""
         open_here = open_strategies(self.problem, mesh.devices, mesh.accelerators)
         return [strategy.tensor for strategy in open_here if strategy.data <= rows]
-
-
-def _ring_step_rates(all_reduce: Collective, members: int) -> tuple[float, float]:
-    """Return latency and seconds per byte of one ring step: an all-reduce has 2 (n - 1) steps of 1/n of the message each."""
-    if members == 1:
-        return 0.0, 0.0
-    way = all_reduce.fastest_algorithm(_BANDWIDTH_BOUND_BYTES)
-    steps, ratio = 2 * (members - 1), all_reduce.ratios.all_reduce
-    return ratio * way.latency_seconds / steps, ratio * way.seconds_per_byte * members / steps

@@ -8,7 +8,8 @@ from functools import cached_property
 from itertools import groupby, pairwise, permutations, product
 
 from trainwright.cluster import Device
-from trainwright.cost.collectives import Collective, Nodes
+from trainwright.cost.collectives import Collective
+from trainwright.cost.operators.meshes import groups_along
 from trainwright.search.node_order import device_order
 from trainwright.search.problem import Problem
 
@@ -192,8 +193,7 @@ class RepresentativeDevices:
         key = (submesh, tensor)
         if key not in self._collectives:
             nodes = tuple(device.node for device in self.devices_of(submesh))
-            groups: tuple[Nodes, ...] = tuple(nodes[i : i + tensor] for i in range(0, len(nodes), tensor))
-            across: tuple[Nodes, ...] = tuple(zip(*groups, strict=True))
+            groups, across = groups_along(nodes, tensor)
             collectives = self.problem.cost_context.collectives
             self._collectives[key] = collectives.all_reduce(groups), collectives.all_reduce(across)
         return self._collectives[key]

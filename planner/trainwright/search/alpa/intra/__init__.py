@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from trainwright.search.alpa.intra.algorithm_costs import Rewriting
-from trainwright.search.alpa.intra.ilp import WeightedObjective
+from trainwright.cost.operators.algorithm_costs import Rewriting
+from trainwright.cost.operators.integer_program import WeightedObjective
+from trainwright.cost.operators.sharding_specs import LogicalMesh
 from trainwright.search.alpa.intra.intra_operator import IntraOperator
-from trainwright.search.alpa.intra.sharding_specs import LogicalMesh
 from trainwright.search.alpa.intra.span_costs import SpanCosts
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
-from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective
+from trainwright.cost.operators.integer_program import IntegerProgram, WeightedObjective
 
 Indices = NDArray[np.int64]
 

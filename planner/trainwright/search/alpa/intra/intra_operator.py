@@ -10,21 +10,24 @@ from itertools import pairwise
 
 import numpy as np
 
-from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
-from trainwright.operator_shardings import SpanSpecs
-from trainwright.search.alpa.intra.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
-from trainwright.search.alpa.intra.ilp import (
+from trainwright.cost.layer_sums import Array
+from trainwright.cost.operators.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
+from trainwright.cost.operators.integer_program import (
     AssignmentCost,
     EdgeCosts,
     IntegerProgram,
     NodeChoices,
     WeightedObjective,
-    solve_ilp,
 )
+from trainwright.cost.operators.layer_specs import LayerAssignment, layer_specs
+from trainwright.cost.operators.operator_graph import OperatorGraph, build_graph
+from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, input_layouts
+from trainwright.cost.operators.sharding_specs import LogicalMesh
+from trainwright.cost.operators.shared_weights import largest_shared_weight, shared_weight_overcount
+from trainwright.operator_shardings import SpanSpecs
+from trainwright.search.alpa.intra.ilp import solve_ilp
 from trainwright.search.alpa.intra.layer_chain_dp import LayerBoundary, LayerTable
-from trainwright.search.alpa.intra.operator_graph import OperatorGraph, build_graph
-from trainwright.search.alpa.intra.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, input_layouts
-from trainwright.search.alpa.intra.sharding_specs import LogicalMesh
+from trainwright.search.alpa.intra.nearest_degrees import DegreesBuilder, SpanSharding, merge_equal_runs
 from trainwright.search.alpa.intra.span_costs import (
     IN_FLIGHT_COUNTS,
     MIXED_SHARES,
@@ -33,7 +36,6 @@ from trainwright.search.alpa.intra.span_costs import (
     SpanCosts,
     memory_prices,
 )
-from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpanSharding, SpecsBuilder, merge_equal_runs
 from trainwright.search.problem import Problem
 
 
@@ -174,9 +176,8 @@ class IntraOperator:
             kind = self.problem.model.kind_of(layer)
             divides = self.problem.cost_context.divided_at(mesh.devices).divides_vocabulary(kind)
             algorithms = self._mesh_algorithms(names[layer], mesh, rows).algorithms
-            describer = SpecsBuilder(algorithms, mesh.shape, self.rewriting, divides)
-            layers.append(describer.layer(layer, kind.name, assignment))
-            degrees.append(describer.degrees(layer, assignment))
+            layers.append(layer_specs(algorithms, self.rewriting, layer, kind.name, assignment))
+            degrees.append(DegreesBuilder(algorithms, mesh.shape, self.rewriting, divides).degrees(layer, assignment))
         return SpanSharding(SpanSpecs(mesh.shape, tuple(layers)), merge_equal_runs(degrees))
 
     def solve_exactly(  # noqa: PLR0913 - a run of layers, where it runs and what it may hold
@@ -256,21 +257,10 @@ class IntraOperator:
     def _shared_weight_state(self, pricing: LayerIlpCosts) -> tuple[int, Array] | None:
         """Return the node that holds the model's largest shared weight, and its state bytes there."""
         kind = pricing.compute.kind
-        if kind.shared_weight is None or kind.shared_weight != self._shared_weight:
+        if kind.shared_weight is None or kind.shared_weight != largest_shared_weight(self.problem.model):
             return None
         return pricing.state_of(kind.shared_parameters)
 
     @cached_property
-    def _shared_weight(self) -> str | None:
-        kinds = [kind for kind in self.problem.model.kinds if kind.shared_weight is not None]
-        return max(kinds, key=lambda kind: kind.shared_parameters).shared_weight if kinds else None
-
-    @cached_property
     def _shared_weight_overcount(self) -> Array:
-        """Return `[first, end]` the fraction of the largest shared weight's bytes that a run counts redundantly."""
-        model = self.problem.model
-        shared = [model.kind(name).shared_weight for name in model.layers]
-        owns = [name is not None and name == self._shared_weight for name in shared]
-        counts = span_sums(prefix_sums(np.array(owns, dtype=np.float64)))
-        overcount: Array = 1 - 1 / np.maximum(counts[:-1], 1)
-        return overcount
+        return shared_weight_overcount(self.problem.model)

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.operators.integer_program import IntegerProgram, WeightedObjective
+from trainwright.cost.operators.operator_graph import ENCODER_OUTPUT
+from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
 from trainwright.search.alpa.intra.elimination import EliminationResult, eliminate
-from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective
-from trainwright.search.alpa.intra.operator_graph import ENCODER_OUTPUT
-from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms
 
 Indices = NDArray[np.int64]
 

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.operators.layer_specs import LayerAssignment
 from trainwright.search.alpa.intra.layer_chain_dp import COST_TERMS, LayerCostTable, LayerTable, SpecChain
-from trainwright.search.alpa.intra.spec_export import LayerAssignment, SpanSharding
+from trainwright.search.alpa.intra.nearest_degrees import SpanSharding
 
 PRICE_RATIOS: Final = (0.0, *(0.003 * 2.0**step for step in range(15)))
 """Memory prices tried: the price of a device's whole memory, in multiples of an iteration's balanced compute seconds."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from trainwright.cost.operators.sharding_specs import Axis
 from trainwright.layer import Dtype, Operator, OperatorKind, Split
 from trainwright.operator_shardings import Loop
-from trainwright.search.alpa.intra.sharding_specs import Axis
 
 
 @dataclass(frozen=True, slots=True)

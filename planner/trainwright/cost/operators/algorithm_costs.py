@@ -18,22 +18,23 @@ from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import state_bytes
-from trainwright.layer import FLOPS_PER_BYTE, Dtype, LayerKind, TensorSplit
-from trainwright.operator_shardings import Loop, LoopMapping
-from trainwright.profiles import LayerCost
-from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
-from trainwright.search.alpa.intra.operator_catalogue import Operation
-from trainwright.search.alpa.intra.operator_graph import GraphNode
-from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
-from trainwright.search.alpa.intra.sharding_specs import (
+from trainwright.cost.memory_terms import StateBytes, state_bytes
+from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram, NodeChoices
+from trainwright.cost.operators.operator_catalogue import Operation
+from trainwright.cost.operators.operator_graph import GraphNode
+from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
+from trainwright.cost.operators.sharding_specs import (
     LinearSeconds,
     LogicalMesh,
     Resharding,
+    all_gathers,
     all_reduce,
     device_shares,
     reduce_scatter,
 )
+from trainwright.layer import FLOPS_PER_BYTE, Dtype, LayerKind, TensorSplit
+from trainwright.operator_shardings import Loop, LoopMapping
+from trainwright.profiles import LayerCost
 from trainwright.strategy import Sharding
 
 
@@ -68,6 +69,13 @@ class LayerCompute:
         degree = self.min_profiled_degree
         values = max(self.context.divided_at(degree).parameters(self.kind), 1)
         return max(self._cost(name, degree, 1).update_seconds for name in self.accelerators) / values
+
+    def forward_share(self, rows: int) -> float:
+        """Return the forward's fraction of the layer's seconds, on the slowest accelerator."""
+        costs = [self._cost(name, self.min_profiled_degree, rows) for name in self.accelerators]
+        slowest = max(costs, key=lambda cost: cost.forward_seconds + cost.backward_seconds)
+        total = slowest.forward_seconds + slowest.backward_seconds
+        return slowest.forward_seconds / total if total else 0.5
 
     def activation_ratio(self, rows: int) -> float:
         """Return profiled over counted bytes that the layer saves for the backward."""
@@ -158,6 +166,10 @@ class MeshCosts:
     context: CostContext
     rewriting: Rewriting = field(default_factory=Rewriting)
 
+    def sharding(self, weight_mode: int) -> Sharding:
+        """Return what replicas shard of a weight that is held whole (mode 0), or gathered before every use (mode 1)."""
+        return Sharding.ZERO3 if weight_mode else Sharding.ZERO2 if self.rewriting.gradients else Sharding.NONE
+
     @cached_property
     def resharding(self) -> Resharding:
         return Resharding(self.mesh)
@@ -177,12 +189,15 @@ class MeshCosts:
         """Return `[algorithm]` seconds to all-reduce `size_bytes` over the dimensions in `sums`."""
         return self._seconds(self._all_reduces, sums, size_bytes)
 
-    def reduce_scatter(self, sums: Indices, size_bytes: Array, *, pays_latency: bool) -> Array:
-        """Return `[algorithm]` seconds to reduce-scatter `size_bytes`, or to all-gather them.
+    def reduce_scatter(self, sums: Indices, size_bytes: Array) -> Array:
+        """Return `[algorithm]` seconds to reduce-scatter `size_bytes` of gradients, whose messages others share."""
+        _, per_byte = self._reduce_scatters
+        seconds: Array = per_byte[sums] * size_bytes
+        return seconds
 
-        `pays_latency` is false for tensors that share messages with others, as gradients do.
-        """
-        fixed, per_byte = self._reduce_scatters
+    def all_gather(self, sums: Indices, size_bytes: Array, *, pays_latency: bool) -> Array:
+        """Return `[algorithm]` seconds to all-gather `size_bytes`; latency counts unless others share the messages."""
+        fixed, per_byte = self._all_gathers
         return self._seconds((fixed * pays_latency, per_byte), sums, size_bytes)
 
     @cached_property
@@ -193,6 +208,10 @@ class MeshCosts:
     def _reduce_scatters(self) -> tuple[Array, Array]:
         return self._by_bits(reduce_scatter)
 
+    @cached_property
+    def _all_gathers(self) -> tuple[Array, Array]:
+        return self._by_bits(all_gathers)
+
     def _by_bits(self, collective: Callable[[LogicalMesh, tuple[int, ...]], LinearSeconds]) -> tuple[Array, Array]:
         seconds = [collective(self.mesh, dimensions) for dimensions in _BITS]
         return np.array([line.fixed_seconds for line in seconds]), np.array([line.seconds_per_byte for line in seconds])
@@ -201,6 +220,55 @@ class MeshCosts:
     def _seconds(prices: tuple[Array, Array], sums: Indices, size_bytes: Array) -> Array:
         fixed, per_byte = prices
         return fixed[sums] + per_byte[sums] * size_bytes
+
+
+@dataclass(frozen=True)
+class WeightCosts:
+    """Costs of one weight, held in either weight mode.
+
+    In mode 0, gradients are reduce-scattered, then gradients (or, rewritten, updated weights) are all-gathered. In mode 1
+    the weight itself stays sharded and is gathered twice per micro-batch instead.
+
+    Attributes:
+        values: `[algorithm]` parameters on a device.
+        sums: `[algorithm]` the mesh dimensions over which its gradient is summed, as bits.
+        pays_latency: whether its gathers are messages of their own.
+    """
+
+    prices: MeshCosts
+    compute: LayerCompute
+    values: Array
+    sums: Indices
+    pays_latency: bool
+
+    def terms(self) -> Array:
+        """Return `[cost term, weight mode, algorithm]` costs, with terms ordered as in `NodeChoices`."""
+        prices, sizes, values, sums = self.prices, self.prices.context.value_bytes, self.values, self.sums
+        costs = np.zeros((4, 2, len(values)))
+        costs[0, 1] = 2 * prices.all_gather(sums, values * sizes.weight, pays_latency=self.pays_latency)
+        scattered = prices.reduce_scatter(sums, values * sizes.gradient)
+        gathered = sizes.weight if prices.rewriting.gradients else sizes.gradient
+        whole = scattered + prices.all_gather(sums, values * gathered, pays_latency=False)
+        costs[1] = whole, scattered
+        for mode in (0, 1):
+            costs[1, mode] += self.update_seconds(mode)
+            costs[2, mode] = self.state(mode).total
+        return costs
+
+    def update_seconds(self, mode: int) -> Array:
+        """Return `[algorithm]` seconds of the optimizer step."""
+        updated = self.values if self.prices.sharding(mode) is Sharding.NONE else self._shard
+        seconds: Array = self.compute.update_seconds_per_value() * updated
+        return seconds
+
+    def state(self, mode: int) -> StateBytes[Array]:
+        """Return `[algorithm]` the bytes of training state."""
+        return state_bytes(self.values, self._shard, self.prices.sharding(mode), self.prices.context.value_bytes)
+
+    @property
+    def _shard(self) -> Array:
+        shard: Array = self.values / self.prices.replica_counts[self.sums]
+        return shard
 
 
 @dataclass
@@ -237,11 +305,31 @@ class LayerIlpCosts:
 
     def state_of(self, values: int) -> tuple[int, Array] | None:
         """Return the node of the first weight with at least `values` parameters, and its state bytes there."""
-        graph = self.algorithms.graph
-        for index, operation in enumerate(graph.operations):
-            if operation.weight is not None and operation.weight.elements >= values:
-                return graph.node_of[index], self._weight_costs(operation, self.algorithms.operators[index])[2]
-        return None
+        index = self.operator_with_weight(values)
+        return None if index is None else (self.algorithms.graph.node_of[index], self.weight(index).terms()[2])
+
+    def operator_with_weight(self, values: int) -> int | None:
+        """Return the first operator whose weight has at least `values` parameters; None if there is none."""
+        operations = enumerate(self.algorithms.graph.operations)
+        return next((i for i, each in operations if each.weight is not None and each.weight.elements >= values), None)
+
+    def compute_seconds(self, number: int) -> Array:
+        """Return `[algorithm]` the part of a node's seconds that its operators compute."""
+        node = self.algorithms.graph.nodes[number]
+        seconds: Array = np.zeros(self.algorithms.counts[number])
+        for index in node.operations:
+            share = 1.0 if index == node.leader else self._scattered_share(node)
+            seconds += self._compute_seconds(index, self.algorithms.operators[index]) * share
+        return seconds
+
+    def weight(self, index: int) -> WeightCosts:
+        """Return the costs of an operator's weight."""
+        operation, algorithms = self.algorithms.graph.operations[index], self.algorithms.operators[index]
+        assert operation.weight is not None
+        assert algorithms.weight_layouts is not None
+        assert algorithms.weight_sums is not None
+        values = self.mesh_costs.shares[algorithms.weight_layouts] * operation.weight.elements
+        return WeightCosts(self.mesh_costs, self.compute, values, algorithms.weight_sums, not operation.is_trivial)
 
     @cached_property
     def _unit_bytes(self) -> int:
@@ -266,7 +354,7 @@ class LayerIlpCosts:
             )
             costs[3] += self._activation_bytes(operation, algorithms) * share
             if operation.weight is not None:
-                costs += self._weight_costs(operation, algorithms)
+                costs += self.weight(index).terms()
                 gathers = np.maximum(gathers, algorithms.weight_sums if algorithms.weight_sums is not None else 0)
         costs[0, 1, gathers == 0] = np.inf
         return NodeChoices(costs[0], costs[1], costs[2], costs[3])
@@ -313,29 +401,3 @@ class LayerIlpCosts:
         is_float32 = self.mesh_costs.context.model.dtype is Dtype.FLOAT32
         saved = operation.saved_bytes_per_row if is_float32 else operation.half_saved_bytes_per_row
         return self.mesh_costs.shares[layouts] * (self.rows * saved) * self._activation_ratio
-
-    def _weight_costs(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
-        """Return `[cost term, weight mode, algorithm]` costs of a weight, with terms ordered as in `NodeChoices`.
-
-        In weight mode 0, gradients are reduce-scattered, then gradients (or, rewritten, updated weights) are
-        all-gathered. In mode 1 the weight itself stays sharded and is gathered twice per micro-batch instead.
-        """
-        assert operation.weight is not None
-        assert algorithms.weight_layouts is not None
-        assert algorithms.weight_sums is not None
-        prices, sizes, sums = self.mesh_costs, self.mesh_costs.context.value_bytes, algorithms.weight_sums
-        values = prices.shares[algorithms.weight_layouts] * operation.weight.elements
-        costs = np.zeros((4, 2, len(values)))
-        costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.weight, pays_latency=not operation.is_trivial)
-        scattered = prices.reduce_scatter(sums, values * sizes.gradient, pays_latency=False)
-        gathered = sizes.weight if prices.rewriting.gradients else sizes.gradient
-        whole = scattered + prices.reduce_scatter(sums, values * gathered, pays_latency=False)
-        costs[1] = whole, scattered
-        update = self.compute.update_seconds_per_value()
-        shard = values / prices.replica_counts[sums]
-        for mode, sharding in enumerate(
-            (Sharding.ZERO2 if prices.rewriting.gradients else Sharding.NONE, Sharding.ZERO3)
-        ):
-            costs[1, mode] += update * (values if sharding is Sharding.NONE else shard)
-            costs[2, mode] = state_bytes(values, shard, sharding, sizes).total
-        return costs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from trainwright.cost.operators.operator_catalogue import FamilyShapes, Operation, build_operation
 from trainwright.families import HEAD, T5, Family, Gpt, Moe, WideResnet
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
-from trainwright.search.alpa.intra.operator_catalogue import FamilyShapes, Operation, build_operation
 
 Source = int
 """Index of the operator whose output is read; BOUNDARY and ENCODER_OUTPUT are tensors that enter the layer."""

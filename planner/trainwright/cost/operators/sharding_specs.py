@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,14 @@ class LogicalMesh:
         accelerators: distinct names; the slowest determines compute seconds.
         latency_seconds: per dimension, of one message (α).
         seconds_per_byte: per dimension (β), while all groups along it communicate at once.
+        ratios: per dimension, of measured collectives to rings of these steps.
     """
 
     accelerators: tuple[str, ...]
     shape: tuple[int, int]
     latency_seconds: tuple[float, float] = (0.0, 0.0)
     seconds_per_byte: tuple[float, float] = (0.0, 0.0)
+    ratios: tuple[CollectiveRatios, CollectiveRatios] = (IDEAL_RINGS, IDEAL_RINGS)
 
     def __post_init__(self) -> None:
         if not self.accelerators or min(self.shape) < 1:
@@ -61,35 +65,50 @@ class LinearSeconds:
 
 
 def all_gather(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
-    """Return ring all-gather costs by the final bytes per device; a reduce-scatter costs the same by the initial ones."""
-    devices = mesh.shape[dimension]
-    share = (devices - 1) / devices
-    return LinearSeconds((devices - 1) * mesh.latency_seconds[dimension], share * mesh.seconds_per_byte[dimension])
+    """Return ring all-gather costs by the final bytes per device."""
+    return _ring_pass(mesh, dimension, mesh.ratios[dimension].all_gather)
 
 
 def all_to_all(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
-    """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others."""
+    """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others.
+
+    Its ratio is assumed to be that of an all-gather: all-to-alls are not measured.
+    """
     return all_gather(mesh, dimension)
 
 
-def reduce_scatter(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
-    """Return reduce-scatter costs over one or both dimensions, by one device's initial bytes.
+def _ring_pass(mesh: LogicalMesh, dimension: int, ratio: float) -> LinearSeconds:
+    """Return costs of n - 1 steps of one n-th of the bytes each."""
+    steps, devices = mesh.shape[dimension] - 1, mesh.shape[dimension]
+    latency, pace = mesh.latency_seconds[dimension], mesh.seconds_per_byte[dimension]
+    return LinearSeconds(ratio * steps * latency, ratio * steps / devices * pace)
 
-    Fast links go first, so that slow ones carry less.
-    """
-    total, share = LinearSeconds(), 1.0
-    for dimension in reversed(mesh.dimensions):
-        if dimension in dimensions:
-            part = all_gather(mesh, dimension)
-            total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte * share)
-            share /= mesh.shape[dimension]
-    return total
+
+def reduce_scatter(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
+    """Return reduce-scatter costs over one or both dimensions, by one device's initial bytes."""
+    return _ring_passes(mesh, dimensions, [ratios.reduce_scatter for ratios in mesh.ratios])
+
+
+def all_gathers(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
+    """Return all-gather costs over one or both dimensions, by one device's final bytes."""
+    return _ring_passes(mesh, dimensions, [ratios.all_gather for ratios in mesh.ratios])
 
 
 def all_reduce(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
-    """Return costs of a reduce-scatter and an all-gather over the same links in reverse."""
-    half = reduce_scatter(mesh, dimensions)
+    """Return costs of an all-reduce: the steps of a reduce-scatter, and of an all-gather over the same links in reverse."""
+    half = _ring_passes(mesh, dimensions, [ratios.all_reduce for ratios in mesh.ratios])
     return half + half
+
+
+def _ring_passes(mesh: LogicalMesh, dimensions: tuple[int, ...], ratios: Sequence[float]) -> LinearSeconds:
+    """Return costs over some dimensions, one after the other; fast links go first, so that slow ones carry less."""
+    total, share = LinearSeconds(), 1.0
+    for dimension in reversed(mesh.dimensions):
+        if dimension in dimensions:
+            part = _ring_pass(mesh, dimension, ratios[dimension])
+            total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte * share)
+            share /= mesh.shape[dimension]
+    return total
 
 
 Indices = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Export of chosen sharding specs, with the nearest degrees of the plan document."""
+"""Degrees of a plan that come nearest to chosen shardings of operators."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from trainwright.operator_shardings import (
-    LayerSpecs,
-    Loop,
-    LoopMapping,
-    OperatorSpecs,
-    SpanSpecs,
-    WeightHeld,
-    format_algorithm,
-)
+from trainwright.cost.operators.algorithm_costs import Rewriting
+from trainwright.cost.operators.layer_specs import LayerAssignment
+from trainwright.cost.operators.operator_catalogue import Operation
+from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
+from trainwright.operator_shardings import Loop, LoopMapping, SpanSpecs
 from trainwright.plan import LayerRun
-from trainwright.search.alpa.intra.algorithm_costs import Rewriting
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Operation
-from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms
-from trainwright.search.alpa.intra.sharding_specs import Axis, format_spec
 from trainwright.strategy import RankOrder, Sharding, Strategy
-
-LayerAssignment = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +58,8 @@ class SpanSharding:
 
 
 @dataclass(frozen=True)
-class SpecsBuilder:
-    """Builder of operator specs from one layer kind's assignment on one mesh shape.
+class DegreesBuilder:
+    """Builder of the degrees that come nearest to one layer kind's assignment on one mesh shape.
 
     Attributes:
         rewriting: all-reduces that end as a reduce-scatter.
@@ -80,35 +70,6 @@ class SpecsBuilder:
     shape: tuple[int, int]
     rewriting: Rewriting = field(default_factory=Rewriting)
     divides_all: bool = False
-
-    def layer(self, layer: int, kind: str, assignment: LayerAssignment) -> LayerSpecs:
-        """Return the operator specs of a layer."""
-        graph, operator_specs = self.algorithms.graph, []
-        for index, operation in enumerate(graph.operations):
-            weight_mode, algorithm = assignment[graph.node_of[index]]
-            operator_specs.append(self._operator(index, operation, weight_mode, algorithm))
-        return LayerSpecs(layer, kind, tuple(operator_specs))
-
-    def _operator(self, index: int, operation: Operation, weight_mode: int, algorithm: int) -> OperatorSpecs:
-        algorithms = self.algorithms.operators[index]
-        operands = tuple(
-            format_spec(int(layouts[algorithm]), _axes(operand))
-            for operand, layouts in zip(operation.operands, algorithms.operand_layouts, strict=True)
-        )
-        output = format_spec(int(algorithms.output_layouts[algorithm]), _axes(operation.output))
-        scattered = self.rewriting.activations and bool(algorithms.output_sums[algorithm])
-        plain = OperatorSpecs(
-            operation.name, format_algorithm(algorithms.mappings[algorithm]), output, operands, sum_scattered=scattered
-        )
-        if operation.weight is None or algorithms.weight_layouts is None or algorithms.weight_sums is None:
-            return plain
-        replicated = bool(algorithms.weight_sums[algorithm])
-        return replace(
-            plain,
-            weight=format_spec(int(algorithms.weight_layouts[algorithm]), _axes(operation.weight)),
-            weight_held=WeightHeld.GATHERED if weight_mode and replicated else WeightHeld.WHOLE,
-            update_sharded=replicated and (self.rewriting.gradients or weight_mode == 1),
-        )
 
     def degrees(self, layer: int, assignment: LayerAssignment) -> NearestDegrees:
         """Return the tensor and data degree that fit most of the layer's work, and whether they express all of it."""
@@ -169,7 +130,3 @@ def merge_equal_runs(degrees_by_layer: Sequence[NearestDegrees]) -> tuple[Neares
         else:
             runs.append(degrees)
     return tuple(runs)
-
-
-def _axes(tensor: IndexedTensor) -> tuple[Axis, ...]:
-    return tuple(axis for _, axis in tensor.axes)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.operators.operator_catalogue import IndexedTensor, Operation
+from trainwright.cost.operators.operator_graph import OperatorGraph, Source
+from trainwright.cost.operators.sharding_specs import Axis, layout_number
 from trainwright.operator_shardings import Loop, LoopMapping
-from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Operation
-from trainwright.search.alpa.intra.operator_graph import OperatorGraph, Source
-from trainwright.search.alpa.intra.sharding_specs import Axis, layout_number
 
 Indices = NDArray[np.int64]
 
@@ -67,6 +67,13 @@ def mappings(operation: Operation, space: AlgorithmSpace) -> list[LoopMapping]:
         return loop_mappings
     most = max(_degree(space, mapping) for mapping in loop_mappings)
     return [mapping for mapping in loop_mappings if _degree(space, mapping) == most]
+
+
+def is_possible(operation: Operation, mapping: LoopMapping, space: AlgorithmSpace) -> bool:
+    """Return whether the mesh divides the operator's loops so: they are its own, and their sizes are multiples."""
+    sizes = [(loop, operation.max_parts(loop, space.rows)) for loop, _ in operation.loops]
+    own = {None, *(loop for loop, _ in sizes)}
+    return own.issuperset(mapping) and _divides(space, sizes, mapping)
 
 
 def _divides(space: AlgorithmSpace, sizes: Sequence[tuple[object, int]], pair: tuple[object, object]) -> bool:
@@ -151,14 +158,25 @@ class GraphAlgorithms:
     @classmethod
     def of(cls, graph: OperatorGraph, space: AlgorithmSpace, width: int) -> GraphAlgorithms:
         """Enumerate the algorithms on a mesh shape; `width` as in `input_layouts`."""
-        entering: Indices = np.array(input_layouts(space, width), dtype=np.int64)
+        return cls._of(graph, input_layouts(space, width), lambda index: mappings(graph.operations[index], space))
+
+    @classmethod
+    def chosen(cls, graph: OperatorGraph, entering: int, mapping_of: Sequence[LoopMapping]) -> GraphAlgorithms:
+        """Return one algorithm a node, given the mapping of each operator and the layout of tensors that enter."""
+        return cls._of(graph, [entering], lambda index: [mapping_of[index]])
+
+    @classmethod
+    def _of(
+        cls, graph: OperatorGraph, layouts_entering: Sequence[int], mappings_of: Callable[[int], Sequence[LoopMapping]]
+    ) -> GraphAlgorithms:
+        entering: Indices = np.array(layouts_entering, dtype=np.int64)
         operators: dict[int, OperatorAlgorithms] = {}
         counts: list[int] = []
         for node in graph.nodes:
             if node.leader is None:
                 counts.append(len(entering))
             else:
-                loop_mappings = mappings(graph.operations[node.leader], space)
+                loop_mappings = mappings_of(node.leader)
                 operators[node.leader] = OperatorAlgorithms.of(graph.operations[node.leader], loop_mappings)
                 counts.append(len(loop_mappings))
             for follower in node.followers:

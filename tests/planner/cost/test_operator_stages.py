@@ -1,0 +1,169 @@
+"""Stages with shardings of operators cost what Alpa's integer program adds up, and the exact replay takes it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.cost.operators.meshes import mesh_of
+from trainwright.cost.operators.stage_costs import operator_stage_costs
+from trainwright.families import Family, Gpt, Llama
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.operator_shardings import OperatorSpecs, SpanSpecs
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.search import Problem
+from trainwright.search.alpa.intra import IntraOperator, Rewriting, SpanCosts
+from trainwright.strategy import Strategy
+
+BATCH, LAYERS = 32, 6
+FAMILIES = {"gpt": Gpt(4, 1024, 16, 512, 51200), "llama": Llama(4, 1024, 16, 512, 32000, key_value_heads=4)}
+
+
+@lru_cache(maxsize=8)
+def problem(family: Family, dtype: Dtype = Dtype.FLOAT16) -> Problem:
+    model, cluster = Model.of(family, dtype), cluster_of({"p3.8xlarge": 2})
+    names = [accelerator.name for accelerator in cluster.accelerators]
+    profiles = estimate_profiles(model, names, tensor_degrees=[1, 2], rows=[1, 2, 4, 8])
+    return Problem(cluster, model, profiles, BATCH)
+
+
+def stage_of(of: Problem, specs: SpanSpecs, rows: int, devices: slice = slice(None)) -> Stage:
+    """Return the stage with degrees that share the rows as far as they go."""
+    some = of.cluster.devices[devices]
+    data = int(np.gcd(rows, len(some)))
+    run = LayerRun(specs.first, specs.end - specs.first, Strategy(len(some) // data, data), split_rows(rows, data))
+    return Stage(some, (run,), specs)
+
+
+def options_of(of: Problem, shape: tuple[int, int], rows: int, **others: Any) -> Iterator[SpanCosts]:
+    mesh = mesh_of(tuple(device.node for device in of.cluster.devices), shape, of.cost_context)
+    yield from IntraOperator(of, **others).options(mesh, rows)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("shape", "rows", "others"),
+    [
+        ((2, 4), 1, {}),
+        ((2, 4), 8, {}),
+        ((1, 8), 8, {}),
+        ((4, 2), 8, {"divides_sequences": True}),
+        ((2, 4), 4, {"rewriting": Rewriting(gradients=False)}),
+        ((2, 4), 4, {"rewriting": Rewriting(activations=True)}),
+    ],
+)
+def test_shardings_in_a_plan_cost_what_the_search_says(
+    name: str, shape: tuple[int, int], rows: int, others: dict[str, Any]
+) -> None:
+    of = problem(FAMILIES[name], Dtype.FLOAT32)
+    for costs in options_of(of, shape, rows, **others):
+        for first, end in ((0, LAYERS), (1, 4), (3, LAYERS)):
+            if np.isfinite(costs.seconds[first, end]):
+                given = operator_stage_costs(stage_of(of, costs.sharding(first, end).specs, rows), of.cost_context)
+                total = given.total
+                assert total.seconds == pytest.approx(costs.seconds[first, end], rel=1e-9)
+                assert total.iteration_seconds == pytest.approx(costs.iteration_seconds[first, end], rel=1e-9)
+                assert total.state_bytes == pytest.approx(costs.state_bytes[first, end], rel=1e-9)
+                assert total.activation_bytes == pytest.approx(costs.activation_bytes[first, end], rel=1e-9)
+                assert given.state.total == pytest.approx(total.state_bytes)
+                assert min(given.other_seconds, given.resharding_seconds) > -1e-12
+                assert 0 < given.update_seconds <= total.iteration_seconds * (1 + 1e-9)
+
+
+def test_iteration_is_that_of_the_integer_program() -> None:
+    """One stage without neighbours: its micro-batches one after the other, then its reductions and its update."""
+    of, rows = problem(FAMILIES["gpt"]), 8
+    costs = next(options_of(of, (2, 4), rows))
+    stage = stage_of(of, costs.sharding(0, LAYERS).specs, rows)
+    estimate = estimate_with_context(Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, (stage,)),)), of.cost_context)
+    seconds = BATCH // rows * costs.seconds[0, LAYERS] + costs.iteration_seconds[0, LAYERS]
+    assert estimate.iteration_seconds == pytest.approx(seconds + of.runtime.constant_seconds, rel=1e-9)
+    parts = estimate.breakdown
+    told = (
+        parts.compute_seconds, parts.tensor_sync_seconds, parts.redistribution_seconds, parts.gradient_sync_seconds,
+        parts.update_seconds, parts.constant_seconds,
+    )  # fmt: skip
+    assert sum(told) == pytest.approx(estimate.iteration_seconds)
+    (memory,) = set(estimate.memory_parts)
+    held = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.activations_bytes
+    assert held == pytest.approx(costs.state_bytes[0, LAYERS] + costs.activation_bytes[0, LAYERS], rel=1e-6)
+
+
+def test_stages_with_and_without_shardings_make_one_pipeline() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 4
+    mesh = mesh_of(tuple(device.node for device in of.cluster.devices[:4]), (2, 2), of.cost_context)
+    specs = IntraOperator(of).spans(mesh, rows).sharding(0, 3).specs
+    plain = Stage(of.cluster.devices[4:], (LayerRun(3, 3, Strategy(2, 2), (2, 2)),))
+    stages = (stage_of(of, specs, rows, slice(0, 4)), plain)
+    plan = Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, stages),))
+    estimate = estimate_with_context(plan, of.cost_context)
+    degrees = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(replace(stages[0], operators=None), plain)),))
+    other = estimate_with_context(degrees, of.cost_context)
+    assert estimate.memory_by_device[4:] == other.memory_by_device[4:]
+    assert estimate.iteration_seconds != other.iteration_seconds
+    assert estimate.iteration_seconds > BATCH // rows * operator_stage_costs(stages[0], of.cost_context).total.seconds
+
+
+def changed(specs: SpanSpecs, layer: int, operator: str, **changes: Any) -> SpanSpecs:
+    def of(each: OperatorSpecs) -> OperatorSpecs:
+        return replace(each, **changes) if each.name == operator else each
+
+    layers = tuple(
+        replace(one, operators=tuple(map(of, one.operators))) if one.layer == layer else one for one in specs.layers
+    )
+    return replace(specs, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("layer", "operator", "changes", "message"),
+    [
+        (2, "attention", {"algorithm": "heads→01"}, None),
+        (
+            2,
+            "attention",
+            {"algorithm": "in→0"},
+            "layer 2, operator attention: a mesh of 2 × 4 cannot shard it in→0; its loops",
+        ),
+        (2, "attention", {"algorithm": "batch→01"}, None),
+        (2, "activation", {"algorithm": "batch→0"}, "layer 2, operator activation: "),
+        (
+            2,
+            "feed_forward_in",
+            {"weight": "S0 S1"},
+            "layer 2, operator feed_forward_in: weight: expected .*, got S0 S1",
+        ),
+        (2, "feed_forward_in", {"name": "other"}, "layer 2: operators: expected .*, got "),
+    ],
+)
+def test_shardings_that_contradict_the_model_are_refused_by_layer_and_operator(
+    layer: int, operator: str, changes: dict[str, Any], message: str | None
+) -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    specs = next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs
+    wrong = changed(specs, layer, operator, **changes)
+    with pytest.raises(ValueError, match=message or f"layer {layer}, operator {operator}: "):
+        operator_stage_costs(stage_of(of, wrong, rows), of.cost_context)
+
+
+def test_kind_of_another_layer_is_refused() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    specs = next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs
+    wrong = replace(specs, layers=(replace(specs.layers[0], kind="head"), *specs.layers[1:]))
+    with pytest.raises(ValueError, match="layer 0: operators: expected those of kind embedding, got head"):
+        operator_stage_costs(stage_of(of, wrong, rows), of.cost_context)
+
+
+def test_plans_whose_degrees_say_what_has_no_cost_are_refused() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    stage = stage_of(of, next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs, rows)
+    again = replace(stage, layers=tuple(run.with_strategy(recompute=True) for run in stage.layers))
+    with pytest.raises(ValueError, match=r"stage 0, layers 0…5: recompute, .* are of degrees"):
+        estimate_with_context(Plan(LAYERS, BATCH, (Pipeline(4, rows, (again,)),)), of.cost_context)
