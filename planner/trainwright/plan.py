@@ -238,6 +238,16 @@ class Plan(ShownInNotebooks):
         return replace(self, pipelines=tuple(pipelines))
 
     @property
+    def has_operators(self) -> bool:
+        """True if a stage has shardings of its operators, which degrees do not say."""
+        return any(stage.operators is not None for stage in self.stages)
+
+    @property
+    def without_operators(self) -> Plan:
+        """The plan of the degrees that come nearest to its shardings of operators; itself if it has none."""
+        return self.map_stages(lambda stage: replace(stage, operators=None)) if self.has_operators else self
+
+    @property
     def in_any_format(self) -> Plan:
         """The plan without its number format, as searches and trials compare plans."""
         return self if self.dtype is None else replace(self, dtype=None)
@@ -289,6 +299,9 @@ def indivisible(named: str, most: int) -> ValueError:
     return ValueError(f"{named} does not divide the model, whose tensor {degrees}")
 
 
+OPERATORS_WORD = "operators"
+"""Word of a summary for stages with shardings of their operators, whose degrees are the nearest ones."""
+
 MAX_GROUPS = 6
 """Maximum number of stage groups in a summary."""
 
@@ -316,8 +329,8 @@ def format_batches(pipeline: Pipeline) -> str:
 
 
 def format_degrees(stage: Stage) -> str:
-    """Format `dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
-    return format_run_degrees(stage.layers)
+    """Format `dp2 tp1`; `dp2–4 tp1–2` where layers differ; `dp2 tp1 operators` where operators have shardings of their own."""
+    return format_run_degrees(stage.layers) + (f" {OPERATORS_WORD}" if stage.operators is not None else "")
 
 
 def format_run_degrees(runs: Iterable[LayerRun]) -> str:

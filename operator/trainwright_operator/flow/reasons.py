@@ -128,7 +128,10 @@ class Reason(StrEnum):
         "{succeeded} of {total} trials were measured; the expected gain of the others is below trials.stopWhenRegretBelow {limit:g}",
     )
     # Succeeded
-    BEST_TRIAL_SELECTED = "BestTrialSelected", "{trial} took {seconds:.4g} s per iteration{price}{speedup}{emulated}"
+    BEST_TRIAL_SELECTED = (
+        "BestTrialSelected",
+        "{trial} took {seconds:.4g} s per iteration{price}{speedup}{operators}{emulated}",
+    )
     PLANNED_ONLY = (
         "PlannedOnly",
         "trials.topK is 0: planned without trials; the best plan is predicted to take {best:.4g} s",

@@ -8,7 +8,6 @@ from typing import Final, get_args
 
 from trainwright.exports.uniform_shape import (
     blocks_by_stage,
-    has_operators,
     mixes_orders,
     recomputed_blocks,
 )
@@ -168,7 +167,7 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
         yield f"degrees by stage ({_named(map(format_degrees, stages))}): all stages share them"
     elif mixes_orders(plan):
         yield "tensor groups that differ between the layers of a stage: they are the same for all layers"
-    if has_operators(plan):
+    if plan.has_operators:
         yield "shardings of single operators: the operators of a layer share its degrees"
     uneven = [run.rows for run in runs if len(set(run.rows)) > 1]
     if uneven:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.layer import Dtype
+from trainwright.plan import OPERATORS_WORD
 from trainwright.strategy import RankOrder, Sharding
 
 WORDS: Final = "pp, dp, tp and mb with a number, zero1 to zero3, kept, recompute, gpipe, bf16, fp16 or fp32, and layers as in [4 3 5]"
@@ -48,7 +49,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         ("sp", "sequence_parallel"),
         "the runtime decides on sequence parallelism (sequence_parallel in the file of --runtime)",
     ),
-    **dict.fromkeys(map(str, RankOrder), "give such a plan in a file (plan --write-plan)"),
+    **dict.fromkeys((OPERATORS_WORD, *map(str, RankOrder)), "give such a plan in a file (plan --write-plan)"),
 }
 """Settings that are not words of a plan, with the place where each is set."""
 

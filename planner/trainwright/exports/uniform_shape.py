@@ -118,7 +118,7 @@ def shape_of(plan: Plan) -> UniformShape | None:
     """Return the shape of a uniform plan; None if the plan is not uniform."""
     runs = [run for stage in plan.stages for run in stage.layers]
     head, count = runs[0], recomputed_blocks(plan)
-    if len(plan.pipelines) > 1 or count is None or len(set(head.rows)) > 1 or has_operators(plan):
+    if len(plan.pipelines) > 1 or count is None or len(set(head.rows)) > 1 or plan.has_operators:
         return None
     if any((_shared_strategy(run), run.rows) != (_shared_strategy(head), head.rows) for run in runs) or mixes_orders(
         plan
@@ -139,11 +139,6 @@ def shape_of(plan: Plan) -> UniformShape | None:
 def _shared_strategy(run: LayerRun) -> Strategy:
     """Return what layers of a uniform plan have in common: recompute may differ, and the order where groups do not."""
     return run.strategy.effective.replace(order=RankOrder.TENSOR_INNER, recompute=False)
-
-
-def has_operators(plan: Plan) -> bool:
-    """Return whether a stage has shardings of its operators, which degrees do not say."""
-    return any(stage.operators is not None for stage in plan.stages)
 
 
 def mixes_orders(plan: Plan) -> bool:

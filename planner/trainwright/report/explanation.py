@@ -70,6 +70,7 @@ class Explanation:
         """Return the sentences on bottleneck, bubble, communication, memory and unused devices."""
         return [
             self._whole(),
+            *self._operators(),
             *self._pipelines(),
             self._pace(),
             *self._bubble(),
@@ -87,6 +88,17 @@ class Explanation:
             f"{units.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
             + (f" It saves memory by {saved}." if saved else "")
         )
+
+    def _operators(self) -> list[str]:
+        named = [
+            f"stage {number} on a mesh of {' × '.join(map(str, stage.operators.mesh_shape))}"
+            for number, stage in enumerate(self.plan.stages)
+            if stage.operators is not None
+        ]
+        if not named:
+            return []
+        listed = ", ".join(named[:MAX_PIPELINES]) + (", …" if len(named) > MAX_PIPELINES else "")
+        return [f"Operators have shardings of their own ({listed}); the degrees come nearest to them."]
 
     def _pipelines(self) -> list[str]:
         if len(self.plan.pipelines) == 1:

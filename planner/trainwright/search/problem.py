@@ -91,10 +91,17 @@ class Limits:
         )
 
     def allows_plan(self, plan: Plan) -> bool:
-        """Return whether the stages and the degrees of a plan are within the bounds."""
-        return all(
-            len(pipeline.stages) <= (self.max_pipeline_degree or math.inf) for pipeline in plan.pipelines
-        ) and all(self.allows(run.strategy) for stage in plan.stages for run in stage.layers)
+        """Return whether the stages and the degrees of a plan are within the bounds.
+
+        Shardings of operators are where all devices of their stage may be one tensor group, and one data group.
+        """
+        if any(len(pipeline.stages) > (self.max_pipeline_degree or math.inf) for pipeline in plan.pipelines):
+            return False
+        strategies = [run.strategy for stage in plan.stages for run in stage.layers]
+        for stage in plan.stages:
+            if stage.operators is not None:
+                strategies += [Strategy(len(stage.devices), 1), Strategy(1, len(stage.devices))]
+        return all(map(self.allows, strategies))
 
     def max_tensor(self, devices: int) -> int:
         """Return the largest tensor degree on a number of devices."""
@@ -330,8 +337,9 @@ class Candidate(ShownInNotebooks):
         price_per_hour: of the nodes that the plan uses, or of its devices, as the cluster is priced; None if an accelerator
             has no price.
         traded: sentence on what a preference gave up for this plan; None if nothing.
-        operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
-            degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
+        operators: `[stage]` operator shardings that the worker does not run, if the search found more than degrees can express
+            (None for a stage that degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`.
+            Empty if no stage has any; those that the worker runs are in the plan.
         dtype: number format that was chosen for the plan; None where the problem's model names it, or a given plan states it.
         unlimited_seconds: iteration of the best plan found without the limit to one trainer; None without such a limit.
     """

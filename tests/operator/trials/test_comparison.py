@@ -6,8 +6,14 @@ import random
 
 import pytest
 
+from trainwright.cluster import Device
+from trainwright.operator_shardings import LayerSpecs, SpanSpecs
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import TrialReport
-from trainwright_operator.flow.trials.comparison import explain_doubt
+from trainwright_operator.flow.documents.planned_trials import PlannedTrial, Role
+from trainwright_operator.flow.phase import MeasuredTrial
+from trainwright_operator.flow.trials.comparison import explain_doubt, explain_operators
 
 
 def report(seconds: float, spread: float = 0.0, *, cores: float | None = 0.0, seed: int = 0) -> TrialReport:
@@ -41,3 +47,34 @@ def test_disturbed_trial_proves_nothing() -> None:
 
 def test_trials_off_a_cpu_are_compared_by_their_medians_alone() -> None:
     assert not explain_doubt(report(1.0, cores=None), report(1.001, cores=None))
+
+
+def measured(name: str, seconds: float, *, has_operators: bool, cores: float | None = None) -> MeasuredTrial:
+    device = Device("node", 0)
+    specs = SpanSpecs((1, 1), (LayerSpecs(0, "block", ()),)) if has_operators else None
+    stage = Stage((device,), (LayerRun(0, 1, Strategy(1, 1), (1,)),), specs)
+    plan = Plan(1, 1, (Pipeline(1, 1, (stage,)),))
+    trial = PlannedTrial(name, Role.CANDIDATE, False, 1, 1, 1.0, 1, plan.summary(), plan)
+    return MeasuredTrial(seconds, trial, report(seconds, cores=cores))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.5, "; shardings of operators beat degrees alone: sharded took 0.5 s, plain 1 s"),
+        (2.0, "; shardings of operators did not beat degrees alone: sharded took 2 s, plain 1 s"),
+    ],
+)
+def test_answer_says_whether_shardings_of_operators_beat_the_best_of_degrees(seconds: float, words: str) -> None:
+    sharded = measured("sharded", seconds, has_operators=True)
+    others = [measured("plain", 1.0, has_operators=False), measured("slow", 3.0, has_operators=False)]
+    assert explain_operators([*others, sharded]) == words
+    assert not explain_operators(others)
+    assert not explain_operators([sharded])
+
+
+def test_shardings_within_the_unrest_of_a_cpu_are_not_told_apart() -> None:
+    trials = [measured(name, 1.0, has_operators=name == "a", cores=0.0) for name in "ab"]
+    assert explain_operators(trials) == (
+        "; shardings of operators and degrees alone are not told apart: a took 1 s, b 1 s"
+    )

@@ -122,6 +122,7 @@ def test_simplicity_counts_stages_types_and_degrees(make_problem: MakeProblem, m
     plan = Plan(14, 16, (first, second))
     found = Complexity.of(plan, problem.cluster)
     assert found == Complexity(
+        operator_stages=0,
         stage_types=3,
         pipelines=2,
         degrees=2,

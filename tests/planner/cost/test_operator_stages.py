@@ -19,8 +19,14 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import OperatorSpecs, SpanSpecs
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.report.explanation import Explanation
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, Rewriting, SpanCosts
+from trainwright.search.candidates import candidate_of
+from trainwright.search.plan_defaults import with_runtime_choices
+from trainwright.search.plan_variants import fastest_variant
+from trainwright.search.preference.candidate_order import with_even_rows
+from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.strategy import Strategy
 
 BATCH, LAYERS = 32, 6
@@ -159,6 +165,38 @@ def test_kind_of_another_layer_is_refused() -> None:
     wrong = replace(specs, layers=(replace(specs.layers[0], kind="head"), *specs.layers[1:]))
     with pytest.raises(ValueError, match="layer 0: operators: expected those of kind embedding, got head"):
         operator_stage_costs(stage_of(of, wrong, rows), of.cost_context)
+
+
+def test_searches_change_no_stage_with_shardings() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    stage = stage_of(of, next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs, rows)
+    plan = Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, (stage,)),))
+    found = candidate_of(of, plan)
+    assert fastest_variant(found, of) is found
+    assert with_runtime_choices(plan, of.cost_context) is plan
+    assert with_even_rows(plan) is plan
+
+
+def test_running_plan_keeps_its_shardings_on_its_devices_alone() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 4
+    mesh = mesh_of(tuple(device.node for device in of.cluster.devices[:4]), (2, 2), of.cost_context)
+    specs = IntraOperator(of).spans(mesh, rows).sharding(0, LAYERS).specs
+    plan = Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, (stage_of(of, specs, rows, slice(0, 4)),)),))
+    kept, *others = adapt_plan(plan, of)
+    assert kept == plan
+    assert others  # the free devices
+    assert not any(other.has_operators for other in others)
+
+
+def test_explanation_names_the_meshes() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    stage = stage_of(of, next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs, rows)
+    plan = Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, (stage,)),))
+    sentences = Explanation.of(of, plan, candidate_of(of, plan).estimate).sentences()
+    assert (
+        "Operators have shardings of their own (stage 0 on a mesh of 2 × 4); the degrees come nearest to them."
+        in sentences
+    )
 
 
 def test_plans_whose_degrees_say_what_has_no_cost_are_refused() -> None:

@@ -12,6 +12,7 @@ from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS
 from trainwright.exports.capabilities import losses
+from trainwright.exports.plan_shorthand import plan_of_shorthand
 from trainwright.exports.uniform_shape import shape_of
 from trainwright.operator_shardings import (
     LayerSpecs,
@@ -23,12 +24,13 @@ from trainwright.operator_shardings import (
     parse_spec,
 )
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.search import Problem
+from trainwright.search import Limits, Problem
 from trainwright.search.candidates import DeviceSymmetry, plan_shape
+from trainwright.search.preference.simplicity import Complexity
 from trainwright.strategy import Strategy
 from trainwright_operator.flow.documents.planned_trials import plan_digest
 
-DEVICES = tuple(Device("node-1", slot) for slot in range(4))
+DEVICES = tuple(Device(f"node-{node}", slot) for node in (1, 2) for slot in (0, 1))
 
 
 def specs_of(
@@ -99,6 +101,28 @@ def test_keys_tell_plans_apart_by_their_shardings(make_problem: Callable[..., Pr
     symmetry = DeviceSymmetry(make_problem(layers=2).cluster)
     for key in (plan_digest, plan_shape, symmetry.canonical_key, hash):
         assert len({key(plan) for plan in (DEGREES, OPERATORS, plan_of(specs_of("out→01")))}) == 3
+
+
+def test_summary_names_the_shardings_and_shorthand_says_where_they_are_set() -> None:
+    assert OPERATORS.summary() == "pp1 dp2 tp2 operators mb2×2 [2]"
+    assert OPERATORS.without_operators == DEGREES
+    assert DEGREES.without_operators is DEGREES
+    with pytest.raises(ValueError, match=r"operators.* in a file"):
+        plan_of_shorthand("dp2 tp2 mb2 operators", DEVICES, 2, 8)
+
+
+def test_shardings_count_as_more_complex_than_degrees(make_problem: Callable[..., Problem]) -> None:
+    cluster = make_problem(layers=2).cluster
+    sharded, degrees = (Complexity.of(plan, cluster) for plan in (OPERATORS, DEGREES))
+    assert degrees < sharded
+    assert sharded.describe_excess(degrees) == ("shardings of operators in 1 stage",)
+
+
+def test_limits_bound_shardings_by_the_devices_of_their_stage() -> None:
+    for limits in (Limits(max_tensor_degree=2), Limits(max_data_degree=2)):
+        assert limits.allows_plan(DEGREES)
+        assert not limits.allows_plan(OPERATORS)
+    assert Limits(max_tensor_degree=4, max_data_degree=4).allows_plan(OPERATORS)
 
 
 @pytest.mark.parametrize("name", TARGETS)

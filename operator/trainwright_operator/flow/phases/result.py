@@ -24,7 +24,7 @@ from trainwright_operator.flow.phase import Done, Findings, MeasuredTrial, Phase
 from trainwright_operator.flow.phases.discovery import find_lost_nodes, listed
 from trainwright_operator.flow.phases.handover import hand_over
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
-from trainwright_operator.flow.trials.comparison import explain_doubt
+from trainwright_operator.flow.trials.comparison import explain_doubt, explain_operators
 
 _MIN_WAIT_SECONDS: Final = 60.0
 """Shortest wait for nodes or the job of the winner, two dry runs long."""
@@ -126,6 +126,7 @@ def _answer(context: ReconcileContext, findings: Findings) -> tuple[PlannedTrial
         seconds=seconds,
         price="" if price is None else f", {price:.4g} per sample by the price of {_PRICED[cluster.priced_by]}",
         speedup=speedup.words if speedup is not None else "",
+        operators=explain_operators(findings.measured),
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
     certain = speedup if speedup is not None and not speedup.doubt else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainwright.worker_api import TrialReport
+from trainwright_operator.flow.phase import MeasuredTrial
 
 _MIN_DIFFERENCE: Final = 0.03
 """Share by which the ranges have to differ: the search takes plans within it for equally good, too."""
@@ -24,6 +25,23 @@ def explain_doubt(winner: TrialReport, baseline: TrialReport) -> str:
     if slowest * (1 + _MIN_DIFFERENCE) >= fastest:
         return f"its iterations took up to {slowest:.4g} s, the baseline's from {fastest:.4g} s"
     return ""
+
+
+def explain_operators(measured: Sequence[MeasuredTrial]) -> str:
+    """Return whether shardings of operators beat the best plan of degrees alone; empty where not both were measured."""
+    seconds: dict[bool, MeasuredTrial] = {}
+    for trial in sorted(measured, key=lambda each: each.seconds, reverse=True):
+        seconds[trial.planned.plan.has_operators] = trial
+    if len(seconds) < 2:
+        return ""
+    operators, degrees = seconds[True], seconds[False]
+    first, last = (operators, degrees) if operators.seconds < degrees.seconds else (degrees, operators)
+    compared = (
+        f"{operators.planned.name} took {operators.seconds:.4g} s, {degrees.planned.name} {degrees.seconds:.4g} s"
+    )
+    if explain_doubt(first.report, last.report):
+        return f"; shardings of operators and degrees alone are not told apart: {compared}"
+    return f"; shardings of operators {'beat' if first is operators else 'did not beat'} degrees alone: {compared}"
 
 
 def usual_range(seconds: Sequence[float]) -> tuple[float, float]:

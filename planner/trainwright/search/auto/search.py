@@ -260,7 +260,9 @@ WARM_START_RATIO = 1.25
 def warm_start(state: SearchState) -> None:
     """Evaluate adaptations of the running plan and the best plans of other searches."""
     if state.problem.preference.keep is not None:
-        for plan in adapt_plan(state.problem.preference.keep, state.problem)[: draft_evaluation_limit(state)]:
+        for plan in adapt_plan(state.problem.preference.keep.without_operators, state.problem)[
+            : draft_evaluation_limit(state)
+        ]:
             state.evaluator.evaluate_repaired(gathering_in_every_pass(plan))
     max_seconds = math.inf if state.has_no_plan else state.best_seconds * WARM_START_RATIO
     control = replace(state.control, max_seconds=max_seconds)

@@ -182,9 +182,20 @@ def adapt_plan(old: Plan, problem: Problem) -> list[Plan]:
         if pipelines_of_batch is None or pipelines_of_batch in adapted:
             continue
         plan = replace(old, pipelines=pipelines_of_batch, global_batch_size=problem.global_batch_size, dtype=None)
+        plan = _with_possible_operators(plan, problem)
         if _is_allowed(plan, problem):
             adapted[pipelines_of_batch] = plan
-    return list(adapted.values())
+    return list(dict.fromkeys(adapted.values()))
+
+
+def _with_possible_operators(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan, by degrees alone where its shardings of operators are none of the model or have no cost any more."""
+    if plan.has_operators:
+        try:
+            check_plan(plan, problem.cost_context)
+        except ValueError:
+            return plan.without_operators
+    return plan
 
 
 def _variants(old: Plan, problem: Problem) -> Iterator[tuple[Pipeline, ...]]:

@@ -25,6 +25,7 @@ class Complexity:
     """Complexity of a plan, compared lexicographically.
 
     Attributes:
+        operator_stages: stages with shardings of their operators.
         stage_types: distinct stages by accelerators, degrees, sharding and recompute; what the runtime chooses makes none.
         degrees: distinct pairs of tensor and data degree.
         uneven_stages: stages whose replicas get different numbers of rows.
@@ -34,6 +35,7 @@ class Complexity:
     hardly made choices more stable.)
     """
 
+    operator_stages: int
     stage_types: int
     pipelines: int
     degrees: int
@@ -56,6 +58,7 @@ class Complexity:
             for stage in plan.stages
         }
         return cls(
+            operator_stages=sum(stage.operators is not None for stage in plan.stages),
             stage_types=len(types),
             pipelines=len(plan.pipelines),
             degrees=len({run.strategy.degrees for run in runs}),
@@ -75,6 +78,7 @@ class Complexity:
 
 
 _NEEDS = {
+    "operator_stages": ("shardings of operators", "stage"),
     "stage_types": ("types of stage", ""),
     "pipelines": ("pipelines", ""),
     "degrees": ("pairs of degrees", ""),
