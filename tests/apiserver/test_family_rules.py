@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,12 +11,18 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from trainwright.families import FAMILIES, CustomChecks, CustomKind
-from trainwright.families.fields import Bounds, Doc, field_types
+from trainwright.families.fields import Bounds, Doc, RotaryScaling, field_types
 from trainwright_operator.api.model import in_camel_case
 
 DRAWS = 60
 SIZES = (1, 2, 3, 4, 6, 8, 32, 512, 513, 1024)
 TEXTS = ("models:f", "package.models_2:make", "_m:_f", "models", ":f", "m:f:g", "2m:f", "m.:f", "m:f\n", "m-x:f")
+
+PARTS: dict[type[Any], tuple[Any, ...]] = {
+    CustomKind: (CustomKind("Stem", 1, 1.0, 1, 1.0),),
+    CustomChecks: (CustomChecks(),),
+    RotaryScaling: tuple(RotaryScaling("llama3", 2.0, low) for low in (0.5, 4.0)),
+}
 
 
 def drawn(hint: Any, generator: random.Random, least: int = 0, most: float = 4.0) -> Any:
@@ -29,10 +35,8 @@ def drawn(hint: Any, generator: random.Random, least: int = 0, most: float = 4.0
         return generator.choice([None, drawn(members[0], generator)])
     if kind is tuple:
         return tuple(drawn(members[0], generator) for _ in range(generator.randint(1, 3)))
-    if hint is CustomKind:
-        return CustomKind("Stem", 1, 1.0, 1, 1.0)
-    if hint is CustomChecks:
-        return CustomChecks()
+    if hint in PARTS:
+        return generator.choice(PARTS[hint])
     sizes = [size for size in (0, *SIZES) if least <= size <= most]
     return generator.choice(members if kind is Literal else {bool: (False, True), str: TEXTS}.get(hint, sizes))
 
@@ -51,7 +55,7 @@ def drawn_sizes(noun: type[Any], generator: random.Random) -> dict[str, Any]:
 def in_resource(value: Any) -> Any:
     if isinstance(value, tuple):
         return [in_resource(member) for member in value]
-    if isinstance(value, CustomKind | CustomChecks):
+    if is_dataclass(value) and not isinstance(value, type):
         return in_resource(asdict(value))
     if isinstance(value, dict):
         return {to_camel(name): in_resource(member) for name, member in value.items() if member is not None}

@@ -13,14 +13,14 @@ from pydantic.alias_generators import to_camel
 
 from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
 from trainwright.families import FAMILIES, CustomChecks, CustomKind, Family
-from trainwright.families.fields import Bounds, Doc, Length, field_types
+from trainwright.families.fields import Bounds, Doc, Length, RotaryScaling, field_types
 from trainwright.families.resource_names import resource_name, spec_field
 from trainwright_operator.api.base import PLAIN_LINE, VALIDATIONS, ApiModel, rules, without_default
 
 _CAMEL_CASE: Final = {
     name: resource_name(name)
     for name in (
-        *(name for noun in (*FAMILIES.values(), CustomKind, CustomChecks) for name in field_types(noun)),
+        *(name for noun in (*FAMILIES.values(), CustomKind, CustomChecks, RotaryScaling) for name in field_types(noun)),
         *FAMILIES,
     )
 }
@@ -51,8 +51,13 @@ def _to_noun(value: Any) -> Any:
     return value.to_noun() if isinstance(value, DerivedModel) else value
 
 
+_DERIVED: Final[dict[type[Any], type[DerivedModel]]] = {}
+
+
 def _derived(noun: type[Any]) -> type[DerivedModel]:
-    """Return the model of a family or of a part of one."""
+    """Return the model of a family or of a part of one, the same for every family that has the part."""
+    if noun in _DERIVED:
+        return _DERIVED[noun]
     types = field_types(noun)
     definitions: dict[str, Any] = {}
     for field in fields(noun):
@@ -62,6 +67,7 @@ def _derived(noun: type[Any]) -> type[DerivedModel]:
             definitions[field.name] = (_constrained(types[field.name]), default)
     model: type[DerivedModel] = create_model(f"{noun.__name__}Spec", __base__=DerivedModel, **definitions)
     model.noun = noun
+    _DERIVED[noun] = model
     globals()[model.__name__] = model  # pickle looks classes up by name
     return model
 
@@ -78,9 +84,12 @@ def _constrained(hint: Any) -> Any:
     kind, members = get_origin(hint), get_args(hint)
     if kind is Annotated:
         plain = (Field(json_schema_extra=PLAIN_LINE),) if members[0] is str else ()
-        unset = (
-            (Field(json_schema_extra=without_default),) if OMITTED_DEFAULT in members or OMITTED_ONE in members else ()
+        is_unset = (
+            OMITTED_DEFAULT in members
+            or OMITTED_ONE in members
+            or not all(note.stores_default for note in members if isinstance(note, Doc))
         )
+        unset = (Field(json_schema_extra=without_default),) if is_unset else ()
         notes = (note for note in members[1:] if isinstance(note, Bounds | Doc))
         return Annotated[_constrained(members[0]), *map(_constraint, notes), *plain, *unset]
     if kind in (Union, UnionType):

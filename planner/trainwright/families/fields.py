@@ -81,10 +81,12 @@ class Doc:
 
     Attributes:
         is_offered: a TrainingPlan has the field.
+        stores_default: the API server writes a default into the TrainingPlans that leave the field out.
     """
 
     text: str
     is_offered: bool = True
+    stores_default: bool = True
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {**handler(schema), "description": self.text}
@@ -163,56 +165,60 @@ ROTARY_BASE: Final = 10_000.0
 NORM_EPSILON: Final = 1e-6
 """Epsilon of RMSNorms where a model does not state it."""
 RotaryBase = Annotated[
-    Annotated[float, Bounds(1, LARGEST_SIZE)] | None,
-    Doc(
-        f"Base of the rotary angles (rope_theta), which changes neither time nor memory. Absent: {ROTARY_BASE:,.0f}.",
-        is_offered=False,
-    ),
+    Annotated[float, Bounds(1, 1e12)] | None,
+    Doc(f"Base of the rotary angles (rope_theta), which changes neither time nor memory. Absent: {ROTARY_BASE:,.0f}."),
     OMITTED_NONE,
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """Scaling of rotary angles for sequences longer than those of the first training, as transformers defines its kinds.
+    """Scaling of rotary angles for sequences longer than those of the first training, as transformers defines its kinds."""
 
-    Attributes:
-        kind: `linear` divides all frequencies by the factor; `llama3` the low ones, with a blend up to the high ones.
-        factor: by which frequencies are divided.
-        low_frequency_factor: turns over the original positions below which a frequency is low.
-        high_frequency_factor: turns above which it is high.
-        original_positions: of the first training.
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: Annotated[float, Bounds(1, LARGEST_SIZE)]
-    low_frequency_factor: Annotated[float, Bounds(0, LARGEST_SIZE)] = 1.0
-    high_frequency_factor: Annotated[float, Bounds(0, LARGEST_SIZE)] = 4.0
-    original_positions: Annotated[int, Bounds(1, LARGEST_SIZE)] = 8192
+    kind: Annotated[
+        Literal["linear", "llama3"],
+        Doc("linear divides all frequencies by the factor; llama3 the low ones, with a blend up to the high ones."),
+    ]
+    factor: Annotated[float, Bounds(1, 1e6), Doc("Divisor of frequencies.")]
+    low_frequency_factor: Annotated[
+        float,
+        Bounds(0, 1e6),
+        Doc("Turns over the original positions below which a frequency is low. Absent: 1.", stores_default=False),
+    ] = 1.0
+    high_frequency_factor: Annotated[
+        float, Bounds(0, 1e6), Doc("Turns above which a frequency is high. Absent: 4.", stores_default=False)
+    ] = 4.0
+    original_positions: Annotated[
+        int, Bounds(1, 2**30), Doc("Positions of the first training. Absent: 8192.", stores_default=False)
+    ] = 8192
 
     def __post_init__(self) -> None:
         check(self, "rotary_scaling.{}".format)
-        if self.high_frequency_factor <= self.low_frequency_factor:
-            raise ValueError(
-                f"rotary_scaling.high_frequency_factor must be above low_frequency_factor {self.low_frequency_factor:g}, got "
-                f"{self.high_frequency_factor:g}"
-            )
 
 
 RotaryScale = Annotated[
     RotaryScaling | None,
-    Doc(
-        "Scaling of the rotary angles (rope_scaling), which changes neither time nor memory. Absent: none.",
-        is_offered=False,
-    ),
+    Doc("Scaling of the rotary angles (rope_scaling), which changes neither time nor memory. Absent: none."),
     OMITTED_NONE,
 ]
+ROTARY_BLEND: Final[FieldRule[Any]] = FieldRule(
+    "!has(self.rotary_scaling) || "
+    "(has(self.rotary_scaling.high_frequency_factor) ? self.rotary_scaling.high_frequency_factor : 4.0) > "
+    "(has(self.rotary_scaling.low_frequency_factor) ? self.rotary_scaling.low_frequency_factor : 1.0)",
+    lambda noun: (
+        noun.rotary_scaling is None
+        or noun.rotary_scaling.high_frequency_factor > noun.rotary_scaling.low_frequency_factor
+    ),
+    "high_frequency_factor of rotary_scaling must be above its low_frequency_factor, since frequencies between are blended; "
+    "change one of the two",
+    lambda noun: (
+        f"rotary_scaling.high_frequency_factor must be above low_frequency_factor "
+        f"{noun.rotary_scaling.low_frequency_factor:g}, got {noun.rotary_scaling.high_frequency_factor:g}"
+    ),
+)
 NormEpsilon = Annotated[
     Annotated[float, Bounds(0, 1)] | None,
-    Doc(
-        f"Epsilon of the RMSNorms (rms_norm_eps), which changes neither time nor memory. Absent: {NORM_EPSILON:g}.",
-        is_offered=False,
-    ),
+    Doc(f"Epsilon of the RMSNorms (rms_norm_eps), which changes neither time nor memory. Absent: {NORM_EPSILON:g}."),
     OMITTED_NONE,
 ]
 TiedEmbeddings = Annotated[bool, Doc("Whether the projection onto the vocabulary is the token embedding.")]

@@ -20,6 +20,7 @@ from trainwright.families.blocks import (
 from trainwright.families.fields import (
     EQUAL_GROUPS,
     HEADS_OF_OWN_SIZE,
+    ROTARY_BLEND,
     Doc,
     Entries,
     FieldRule,
@@ -66,7 +67,7 @@ class Llama:
     rotary_scaling: RotaryScale = None
     norm_epsilon: NormEpsilon = None
     family: Annotated[Literal["llama"], Doc("A Llama, a Mistral or one of their like.")] = "llama"
-    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (HEADS_OF_OWN_SIZE, EQUAL_GROUPS)
+    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (HEADS_OF_OWN_SIZE, EQUAL_GROUPS, ROTARY_BLEND)
 
     def __post_init__(self) -> None:
         check(self)

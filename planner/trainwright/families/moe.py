@@ -20,6 +20,7 @@ from trainwright.families.blocks import (
 from trainwright.families.fields import (
     EQUAL_GROUPS,
     HEADS_OF_OWN_SIZE,
+    ROTARY_BLEND,
     Bounds,
     Doc,
     Entries,
@@ -48,8 +49,7 @@ BalanceLossWeight = Annotated[
     Annotated[float, Bounds(0, 1e6)] | None,
     Doc(
         "Weight of the loss that spreads tokens over the experts (router_aux_loss_coef), which changes neither time nor memory. "
-        f"Absent: {BALANCE_LOSS_WEIGHT}.",
-        is_offered=False,
+        f"Absent: {BALANCE_LOSS_WEIGHT}."
     ),
     OMITTED_NONE,
 ]
@@ -91,6 +91,7 @@ class Moe:
     rules: ClassVar[tuple[FieldRule[Moe], ...]] = (
         HEADS_OF_OWN_SIZE,
         EQUAL_GROUPS,
+        ROTARY_BLEND,
         FieldRule(
             "self.experts_per_token <= self.experts",
             lambda moe: moe.experts_per_token <= moe.experts,

@@ -19,6 +19,18 @@ ENCODER = TrainingPlanSpec.model_validate(
     yaml.safe_load((EXAMPLES / "custom" / "encoder" / "plan.yaml").read_text())["spec"]
 )
 RESNET = b"wide_resnet: {depth: 101, width_factor: 2, classes: 10}\nglobal_batch_size: 4\n"
+MIXTRAL = b"""
+moe:
+  layers: 2
+  hidden_size: 64
+  heads: 4
+  sequence_length: 16
+  rotary_base: 500000.0
+  rotary_scaling: {kind: llama3, factor: 8.0, high_frequency_factor: 2.5}
+  norm_epsilon: 0.00001
+  balance_loss_weight: 0.0
+global_batch_size: 4
+"""
 
 
 @pytest.mark.parametrize(
@@ -27,8 +39,9 @@ RESNET = b"wide_resnet: {depth: 101, width_factor: 2, classes: 10}\nglobal_batch
         (EXAMPLES / "planner" / "gpt2-medium.yaml").read_bytes(),
         documents.dumps(training_of(ENCODER.model.family, {"global_batch_size": 4})).encode(),
         RESNET,
+        MIXTRAL,
     ],
-    ids=["gpt", "custom", "wide_resnet"],
+    ids=["gpt", "custom", "wide_resnet", "moe"],
 )
 @pytest.mark.parametrize("is_piped", [False, True])
 def test_manifest_is_the_same_model(content: bytes, is_piped: bool, tmp_path: Path) -> None:
@@ -44,3 +57,4 @@ def test_manifest_is_the_same_model(content: bytes, is_piped: bool, tmp_path: Pa
     digest = hashlib.sha256(content).hexdigest()[:12]
     assert manifest["metadata"]["annotations"]["trainwright.dev/model-source"].endswith(f" sha256:{digest}")
     assert manifest["metadata"]["name"] == ("model" if is_piped else "my-model")
+    assert "left out" not in done.stderr

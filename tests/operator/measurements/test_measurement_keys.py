@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Accelerator
-from trainwright.families import Gpt
+from trainwright.families import Gpt, Llama
+from trainwright.families.fields import RotaryScaling
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, LayerTooLarge
@@ -24,7 +25,7 @@ GPT = Gpt(4, 64, 4, 16, 512)
 ROWS = st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1)
 
 
-def digests(family: Gpt) -> list[str]:
+def digests(family: Gpt | Llama) -> list[str]:
     model = Model.of(family)
     return [layer_digest(model, model.kind(name)) for name in ("embedding", "block", "head")]
 
@@ -42,6 +43,12 @@ def digests(family: Gpt) -> list[str]:
 def test_a_layer_is_the_same_whatever_the_number_of_layers(change: dict[str, int], same: list[bool]) -> None:
     pairs = zip(digests(GPT), digests(replace(GPT, **change)), strict=True)
     assert [one == other for one, other in pairs] == same
+
+
+def test_a_layer_is_the_same_whatever_the_angles_and_the_epsilon() -> None:
+    plain = Llama(2, 64, 4, 16)
+    stated = replace(plain, rotary_base=5e5, rotary_scaling=RotaryScaling("linear", 2.0), norm_epsilon=1e-5)
+    assert digests(plain) == digests(stated)
 
 
 @given(ROWS, ROWS, st.one_of(st.none(), st.sampled_from([1, 2, 4, 8, 16])))

@@ -30,7 +30,7 @@ from trainwright_worker import validation
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512},
-    "llama": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "keyValueHeads": 2},
+    "llama": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "rotaryBase": 5e5, "normEpsilon": 1e-5},
     "bert": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "nextSentence": False},
     "vit": {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10},
     "swin": {"layers": [1, 1], "hiddenSize": 32, "heads": [2, 4], "imageSize": 32, "patchSize": 2, "windowSize": 4},
@@ -107,9 +107,8 @@ def test_crd_offers_every_family_with_its_fields_and_defaults() -> None:
         part = get_args(offered.annotation)[0]
         assert part.noun is noun
         fields = {one.name: one for one in dataclasses.fields(part.noun)}
-        # The worker's layers have no dropout, and PyTorch's own GELU; the others change no time.
-        left_out = {"dropout", "fused_gelu", "rotary_base", "rotary_scaling", "norm_epsilon", "balance_loss_weight"}
-        assert set(fields) - {"family", *left_out} == set(part.model_fields)
+        # The worker's layers have no dropout, and PyTorch's own GELU.
+        assert set(fields) - {"family", "dropout", "fused_gelu"} == set(part.model_fields)
         for name, one in part.model_fields.items():
             expected = fields[name].default
             assert one.is_required() == (expected is dataclasses.MISSING), f"{part.__name__}.{name}"

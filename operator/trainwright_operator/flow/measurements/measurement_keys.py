@@ -23,14 +23,15 @@ from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import LinkTask, ProfilingReport, ProfilingTask
 
 _DIGEST_LENGTH: Final = 12
-_COUNTS: Final = frozenset(
+_WITHOUT_EFFECT: Final = frozenset(
     {
         *("layers", "decoder_layers", "depth", "expert_every", "kinds", "vocabulary_size", "classes"),
         *("checks", "min_rows", "whole_batch"),
+        *("rotary_base", "rotary_scaling", "norm_epsilon", "balance_loss_weight"),
     }
 )
-"""Fields of families that say how many layers of which kinds there are, or that show in the weights of a kind; and those of
-a user's model that change no layer.
+"""Fields of families that say how many layers of which kinds there are, or that show in the weights of a kind; those of
+a user's model that change no layer; and those that change values alone, neither time nor memory.
 """
 
 
@@ -162,7 +163,7 @@ def _plain(part: Any) -> Any:
 def layer_digest(model: Model, kind: LayerKind) -> str:
     """Return a digest of a layer kind: of its operators, and of its family's fields, of which operators may not tell."""
     fields = _plain(model.family)
-    return digest({name: value for name, value in fields.items() if name not in _COUNTS}, kind)
+    return digest({name: value for name, value in fields.items() if name not in _WITHOUT_EFFECT}, kind)
 
 
 def known_layers(
