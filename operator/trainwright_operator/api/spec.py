@@ -95,6 +95,8 @@ class Trainer(StrEnum):
     TORCHTITAN = "Torchtitan"
     DEEPSPEED = "DeepSpeed"
     ACCELERATE = "Accelerate"
+    TRANSFORMERS = "Transformers"
+    FSDP2 = "Fsdp2"
 
     @property
     def target(self) -> str:

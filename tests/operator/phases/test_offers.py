@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from trainwright import documents, families
 from trainwright.cluster import Cluster, PricedBy
+from trainwright.exports import TARGETS
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, Candidate, Objective, Problem, SearchControl, run
@@ -81,6 +82,11 @@ def test_crd_offers_every_search_by_name() -> None:
     assert {planner.search for planner in api.Planner} == set(SEARCHES)
     assert api.SearchSpec().planner.search == "auto"
     assert {objective.search for objective in api.Objective} < {objective.value for objective in Objective}
+
+
+def test_crd_offers_every_trainer_that_plans_can_be_exported_to() -> None:
+    trainers = {name for name, target in TARGETS.items() if not target.capabilities.every_plan}
+    assert {trainer.target for trainer in api.Trainer} == trainers
 
 
 @pytest.mark.parametrize("planner", api.Planner)
