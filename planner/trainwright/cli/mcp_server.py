@@ -101,6 +101,31 @@ async def explain(  # noqa: PLR0913 - options of the command
     return await _answer("explain", documents, {"budget-seconds": budget_seconds} if plan is None else {})
 
 
+async def size(  # noqa: PLR0913 - options of the command
+    *,
+    model: Model,
+    accelerators: Annotated[list[str], Field(min_length=1, description="Data sheets, such as A100-80 and H100.")],
+    runtime: Runtime = None,
+    global_batch_size: Annotated[int | None, Field(ge=1, description="Rows of an iteration.")] = None,
+    sequence_length: Annotated[
+        int | None, Field(ge=1, description="Tokens in a row, where the model is a config.json of Hugging Face.")
+    ] = None,
+    tokens: Annotated[float | None, Field(description="Tokens of a whole run, for its time and price.")] = None,
+    within: Annotated[float | None, Field(description="Days that the run of these tokens may take.")] = None,
+    budget_seconds: Budget = _BUDGET_SECONDS,
+) -> dict[str, Any]:
+    """Find how many accelerators of each kind a model needs, what decides the number, and the time and price of a run."""
+    options = {
+        "accelerators": ",".join(accelerators),
+        "global-batch-size": global_batch_size,
+        "sequence-length": sequence_length,
+        "tokens": tokens,
+        "within": within,
+        "budget-seconds": budget_seconds,
+    }
+    return await _answer("size", {"model": model, "runtime": runtime}, options)
+
+
 async def export(  # noqa: PLR0913 - options of the command
     *,
     plan: Plan,
@@ -208,7 +233,7 @@ def make_server() -> Any:
 
     server = MCPServer("trainwright", instructions=_INSTRUCTIONS, version=version("trainwright"), log_level="WARNING")
     reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
-    for tool in (plan, estimate, explain, export, plan_status):
+    for tool in (plan, estimate, explain, size, export, plan_status):
         server.add_tool(refusing(tool), annotations=reads)
     return server
 

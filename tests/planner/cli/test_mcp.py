@@ -70,13 +70,15 @@ def ask(tmp_path: Path):
 @pytest.mark.timeout(300)
 def test_answers_are_those_of_the_command_line_and_nothing_is_written(ask, tmp_path: Path) -> None:
     plan = {"planner": "amp", "top": 2, "budget_seconds": 600}
-    tools, (found, estimated, explained, exported) = ask(
+    run = {"tokens": 1e9, "within": 30.0}
+    tools, (found, estimated, explained, sized, exported) = ask(
         ("plan", {**FILES, **plan}),
         ("estimate", {**DOCUMENTS, "plan": WORDS}),
         ("explain", {**FILES, "plan": WORDS, "against": "pp1 dp4 tp1 mb1"}),
+        ("size", {"model": DOCUMENTS["model"], "accelerators": ["T4", "V100-16"], **run}),
         ("export", {**DOCUMENTS, "plan": WORDS, "to": "megatron"}),
     )
-    assert {tool.name for tool in tools} == {"plan", "estimate", "explain", "export", "plan_status"}
+    assert {tool.name for tool in tools} == {"plan", "estimate", "explain", "size", "export", "plan_status"}
     assert all(tool.annotations.read_only_hint and tool.description for tool in tools)
     inputs = ["--cluster", CLUSTER, "--model", MODEL]
     listed = command_line("plan", *inputs, "--planner", "amp", "--top", "2")
@@ -84,6 +86,8 @@ def test_answers_are_those_of_the_command_line_and_nothing_is_written(ask, tmp_p
     assert estimated.structured_content == command_line("estimate", *inputs, "--plan", WORDS)
     against = ["--against", "pp1 dp4 tp1 mb1"]
     assert explained.structured_content == command_line("explain", *inputs, "--plan", WORDS, *against)
+    needed = command_line("size", "--model", MODEL, "--accelerators", "T4,V100-16", "--tokens=1e9", "--within=30")
+    assert sized.structured_content == needed
     written = command_line("export", WORDS, "--to", "megatron", *inputs)
     assert exported.structured_content["files"].keys() == written["files"].keys()
     assert exported.structured_content["plan"] == written["plan"]
@@ -96,6 +100,7 @@ def test_refusals_are_the_commands_sentences_and_values_are_no_options(ask, tmp_
     _, answers = ask(
         ("plan", {**FILES, "planner": "swift"}),
         ("estimate", {**FILES, "plan": {"pipelines": 3}}),
+        ("size", {"model": MODEL, "accelerators": ["T4", "Z9"]}),
         ("plan", {**FILES, "planner": f"amp --write-plan={tmp_path}/plan.json"}),
         ("export", {"plan": f"--into={tmp_path}", "to": "megatron", **FILES}),
         ("plan_status", {"name": "--raw=/api/v1/secrets"}),
@@ -107,7 +112,8 @@ def test_refusals_are_the_commands_sentences_and_values_are_no_options(ask, tmp_
     assert "swift" in sentences[0]
     assert "plan.json: " in sentences[1]
     assert "/tmp" not in sentences[1]
-    assert "lower-case letters" in sentences[4]
+    assert "Z9" in sentences[2]
+    assert "lower-case letters" in sentences[5]
     assert not infeasible.is_error
     assert infeasible.structured_content["feasible"] is False
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
