@@ -33,6 +33,7 @@ from trainwright.worker_api import (
     TrialSeriesTask,
     TrialTask,
 )
+from trainwright_operator import device_resource
 from trainwright_operator.api.spec import LauncherKind  # noqa: F401 - for the scenarios
 from trainwright_operator.flow import actions
 from trainwright_operator.flow.decide import decide
@@ -41,20 +42,17 @@ from trainwright_operator.flow.documents.outcome import GangOutcome
 from trainwright_operator.flow.documents.planned_trials import PlannedTrials
 from trainwright_operator.flow.gangs.retries import LostAttempt
 from trainwright_operator.flow.gangs.worker_image import WorkerImage
-from trainwright_operator.flow.nodes.device_classes import classes_by_resource
-from trainwright_operator.flow.nodes.published_devices import PublishedDevices
+from trainwright_operator.flow.nodes.published_devices import NodeInventory, PublishedDevices
 from trainwright_operator.flow.phases.discovery import inspect_nodes
-from trainwright_operator.kube.nodes import published_objects
-from trainwright_operator.kube.nodes.node_cache import NodeInventory
 from trainwright_operator.node_resource import node_facts
 
 
 def read_nodes(node: Any, slices: Iterable[Any], device_classes: Iterable[Any]) -> NodeInventory:
     """Return the inventory of a cluster of one node."""
-    found = map(published_objects.device_class, device_classes)
-    classes = classes_by_resource(one for one in found if one is not None)
-    parts = [published_objects.pool_part(one, classes) for one in slices]
-    return NodeInventory.of((node_facts(node),), PublishedDevices.of(parts, classes))
+    classes = device_resource.device_classes(device_classes)
+    return NodeInventory.of(
+        (node_facts(node),), PublishedDevices.of(device_resource.pool_parts(slices, classes), classes)
+    )
 
 
 amp_seconds = amp_model.estimate_seconds

@@ -14,6 +14,7 @@ from trainwright.accelerators.described_machines import (
     pcie_port,
 )
 from trainwright_operator.described_nodes import RESOURCES, NodeDescriptions, describe_nodes
+from trainwright_operator.flow.nodes.published_devices import NodeInventory
 from trainwright_operator.local.machine import QUERY_SECONDS, Gpu, machine_of_gpus, read_gpus
 
 _DEVICE: Final = re.compile(r"GPU([0-9]+)")
@@ -40,12 +41,12 @@ def described(gpus: Sequence[Gpu], nvlinks: Mapping[tuple[int, int], int]) -> No
     if not machine.nodes:
         raise ValueError(f"no GPU of this machine can be used: {'; '.join(machine.left_out)}")
     index_of = {gpu.uuid: gpu.index for gpu in gpus}
-    nodes, left_out = describe_nodes(machine.nodes)
+    nodes, remarks = describe_nodes(NodeInventory(machine.nodes))
     if len(nodes) > 1:  # of one machine
         nodes = tuple(replace(node, network=pcie_port(node.accelerator)) for node in nodes)
     return NodeDescriptions(
         tuple(_linked(node, [index_of[uuid] for uuid in machine.uuids[node.name]], nvlinks) for node in nodes),
-        (*(f"left out: {sentence}" for sentence in machine.left_out), *left_out),
+        (*(f"left out: {sentence}" for sentence in machine.left_out), *remarks),
     )
 
 

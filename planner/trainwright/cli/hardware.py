@@ -104,7 +104,8 @@ def cluster(
         typer.Option(
             "--from",
             metavar="NODES.json",
-            help="Nodes that `kubectl get nodes --output json` prints; - for standard input.",
+            help="Nodes that `kubectl get nodes --output json` prints, or with nodes,resourceslices,deviceclasses what drivers "
+            "publish of them; - for standard input.",
         ),
     ] = None,
     discover: Annotated[
@@ -129,9 +130,9 @@ def cluster(
     if machine:
         placed = _listed_or_described(machine, port)
     else:
-        described, left_out = _discovered(nodes)
+        described, remarks = _discovered(nodes)
         placed = priced_nodes(described, port)
-        for sentence in left_out:
+        for sentence in remarks:
             note(sentence)
     document = cluster_of_nodes(placed)
     _note_missing(placed)
@@ -155,7 +156,7 @@ def _listed_or_described(given: Sequence[str], network: Port | None) -> list[Pri
 
 
 def _discovered(nodes: Path | None) -> tuple[Sequence[DescribedNode], Sequence[str]]:
-    """Return the nodes of a list, or of this machine, and a sentence on each that is left out."""
+    """Return the nodes of a list, or of this machine, and sentences on what is left out or assumed."""
     described: tuple[Sequence[DescribedNode], Sequence[str]]
     if nodes is None:
         described = load_module(f"{PACKAGE}.local.described_machine", (PACKAGE,), REMEDY).describe_machine()

@@ -21,7 +21,7 @@ from property_tests import examples
 
 from trainwright.outside.plain_text import find_control, plain_line, plain_text, without_controls
 from trainwright.worker_api import PROGRESS_MARKER, REPORT_MARKER, LinkTask
-from trainwright_operator import plan_resource
+from trainwright_operator import device_resource, plan_resource
 from trainwright_operator.api.installation import InstallationRules, PodTemplateRule
 from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
@@ -30,7 +30,6 @@ from trainwright_operator.flow.snapshot import JobFacts, Snapshot
 from trainwright_operator.kube import object_facts, queue_reader
 from trainwright_operator.kube.client import ApiError
 from trainwright_operator.kube.main import PlainFormatter
-from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.kube.requests import pod_refusals
 from trainwright_operator.node_resource import node_facts
 
@@ -116,14 +115,14 @@ OBJECTS: dict[str, tuple[dict[str, Any], Any]] = {
                 ],
             }
         },
-        lambda one: PublishedDevices.of([published_objects.pool_part(one, {})], {}).slice_devices(),
+        lambda one: PublishedDevices.of([device_resource.pool_part(one, {})], {}).slice_devices(),
     ),
     "device class": (
         {
             "metadata": META,
             "spec": {"extendedResourceName": RESOURCE, "selectors": [{"cel": {"expression": "?"}}]},
         },
-        published_objects.device_class,
+        device_resource.device_class,
     ),
     "job": (
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright_operator import plan_resource
+from trainwright_operator import device_resource, plan_resource
 from trainwright_operator.api.installation import (
     Handover,
     HandoverRule,
@@ -17,7 +17,6 @@ from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.nodes.published_devices import PublishedDevices, used_devices
 from trainwright_operator.flow.snapshot import PodFacts, SliceDevice
 from trainwright_operator.kube import object_facts
-from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.node_resource import node_facts
 from trainwright_operator.settings import Settings
 
@@ -39,7 +38,7 @@ def pod(
 
 
 def slice_devices(resource_slice: dict) -> tuple[SliceDevice, ...]:
-    return PublishedDevices.of([published_objects.pool_part(resource_slice, {})], {}).slice_devices()
+    return PublishedDevices.of([device_resource.pool_part(resource_slice, {})], {}).slice_devices()
 
 
 def test_bound_and_pinned_pods_hold_devices_until_they_end() -> None:

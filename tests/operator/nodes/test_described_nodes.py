@@ -53,6 +53,51 @@ def test_a_taint_of_the_devices_leaves_no_node_out() -> None:
     assert only.devices == 4
 
 
+def device_slice(node_name: str, product: str, count: int, kind: str = "gpu", **spec: Any) -> dict[str, Any]:
+    attributes = {"productName": {"string": product}, "type": {"string": kind}}
+    devices = [
+        {"name": f"{kind}-{number}", "attributes": attributes, "capacity": {"memory": {"value": "143771Mi"}}}
+        for number in range(count)
+    ]
+    pool = {"name": node_name, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": node_name, "pool": pool, "devices": devices, **spec}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    return {**head, "metadata": {"name": f"{node_name}-{kind}"}, "spec": spec}
+
+
+def device_class(*conditions: str) -> dict[str, Any]:
+    expression = " && ".join(("device.driver == 'gpu.nvidia.com'", *conditions))
+    spec = {"extendedResourceName": "nvidia.com/gpu", "selectors": [{"cel": {"expression": expression}}]}
+    return {"kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": spec}
+
+
+def test_devices_that_drivers_publish_are_described_by_the_operators_rules() -> None:
+    whole = device_class("device.attributes['gpu.nvidia.com'].type == 'gpu'")
+    cut = device_slice("h200", "NVIDIA H200", 1, "mig")
+    machine = node("h200", {"node.kubernetes.io/instance-type": "p5en.48xlarge"}, {"cpu": "8"})
+    published = device_slice("h200", "NVIDIA H200", 8)
+    (only,), remarks = describe_list(listed(machine, published, cut, whole))
+    assert (only.accelerator, only.devices, only.machine_type) == ("NVIDIA-H200", 8, "p5en.48xlarge")
+    assert only.reported is not None
+    assert only.reported.memory_bytes == 143771 * 2**20
+    assert remarks == ()
+    with pytest.raises(ValueError, match="selects its whole devices and those of type mig alike"):
+        describe_list(listed(machine, published, cut, device_class()))
+
+
+def test_slices_alone_are_nodes_with_the_classes_that_drivers_install() -> None:
+    nodes, remarks = describe_list(
+        listed(device_slice("b", "NVIDIA H200", 8), device_slice("a", "NVIDIA H200", 4), device_slice("nic", "", 0))
+    )
+    assert [(each.name, each.devices) for each in nodes] == [("a", 4), ("b", 8)]
+    assert [sentence.partition(" is among")[0] for sentence in remarks] == ["no DeviceClass with an extended resource"]
+
+
+def test_slices_of_a_former_version_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be of resource.k8s.io/v1, got resource.k8s.io/v1beta1"):
+        describe_list(device_slice("a", "NVIDIA H200", 1) | {"apiVersion": "resource.k8s.io/v1beta1"})
+
+
 def test_no_device_is_refused_with_the_reasons() -> None:
     with pytest.raises(ValueError, match="no node has devices that a plan can use: strange: unknown device type"):
         describe_list(listed(node("strange", {}, {"nvidia.com/gpu": "2"})))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from trainwright_operator.flow.nodes.device_classes import DeviceClass
 from trainwright_operator.flow.nodes.device_shares import MIG_UNUSABLE, PARTITION_UNUSABLE
-from trainwright_operator.flow.snapshot import DeviceHolder, PublishedCount, SliceDevice
+from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, PublishedCount, SliceDevice
 
 _WHOLE: Final = ("", "gpu", "amdgpu")
 """Types of whole GPUs; drivers that know nothing else publish none."""
@@ -195,6 +195,21 @@ def _misfit(device_class: DeviceClass, devices: Sequence[PublishedDevice], offer
     if selected and not offered:
         return "its drivers have tainted its devices in their ResourceSlices, or cut all into partitions"
     return ""
+
+
+class NodeInventory(NamedTuple):
+    """All nodes, with what tells their devices' types, and the devices of all ResourceSlices."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    slice_devices: tuple[SliceDevice, ...] = ()
+    published: PublishedDevices = PublishedDevices()
+
+    @classmethod
+    def of(cls, nodes: tuple[NodeFacts, ...], published: PublishedDevices) -> NodeInventory:
+        counts = published.counts()
+        if counts:
+            nodes = tuple(replace(node, published=counts[node.name]) if node.name in counts else node for node in nodes)
+        return cls(nodes, published.slice_devices(), published)
 
 
 class DeviceRequest(NamedTuple):

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from trainwright_operator import device_resource
 from trainwright_operator.flow.gangs.competitors import holders_by_node
-from trainwright_operator.flow.nodes.device_classes import DeviceClass, classes_by_resource
+from trainwright_operator.flow.nodes.device_classes import DeviceClass
 from trainwright_operator.flow.nodes.published_devices import (
     Allocation,
     DeviceRequest,
+    NodeInventory,
     PoolPart,
     PublishedDevices,
     used_devices,
     used_network,
 )
-from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts, SliceDevice
+from trainwright_operator.flow.snapshot import DeviceHolder, NodeFacts
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.nodes import published_objects
 from trainwright_operator.node_resource import node_facts
 
 SHARED_SECONDS: Final = 2.0
@@ -38,21 +38,6 @@ WATCH_SECONDS: Final = 30.0
 _REFUSED_SECONDS: Final = 300.0
 """Time for which lists of dynamic allocation that were refused are not asked for again."""
 Part = TypeVar("Part")
-
-
-class NodeInventory(NamedTuple):
-    """All nodes, with what tells their devices' types, and the devices of all ResourceSlices."""
-
-    nodes: tuple[NodeFacts, ...] = ()
-    slice_devices: tuple[SliceDevice, ...] = ()
-    published: PublishedDevices = PublishedDevices()
-
-    @classmethod
-    def of(cls, nodes: tuple[NodeFacts, ...], published: PublishedDevices) -> NodeInventory:
-        counts = published.counts()
-        if counts:
-            nodes = tuple(replace(node, published=counts[node.name]) if node.name in counts else node for node in nodes)
-        return cls(nodes, published.slice_devices(), published)
 
 
 class NodeUsage(NamedTuple):
@@ -123,11 +108,11 @@ class NodeCache:
         is_asked = False
         try:
             async for page in self._api.pages(client.device_path("resourceslices")):
-                slices = [item for item in page if published_objects.has_accelerators(item)]
+                slices = [item for item in page if device_resource.has_accelerators(item)]
                 if slices and not is_asked:
                     classes, is_asked = await self._classes(), True
                 if slices:
-                    parts += await asyncio.to_thread(published_objects.pool_parts, slices, classes or {})
+                    parts += await asyncio.to_thread(device_resource.pool_parts, slices, classes or {})
         except ApiError as error:
             if not _is_unreadable(error):
                 raise
@@ -141,8 +126,7 @@ class NodeCache:
             if not _is_unreadable(error):
                 raise
             return None
-        classes = (published_objects.device_class(item) for page in pages for item in page)
-        return classes_by_resource(device_class for device_class in classes if device_class is not None)
+        return device_resource.device_classes(item for page in pages for item in page)
 
     async def usage(self, resource_name: str, age_seconds: float = SHARED_SECONDS) -> NodeUsage:
         """Return the current node usage, or a recent one if no pod was pinned since; the nodes as of at most that long ago."""
@@ -208,7 +192,7 @@ class NodeCache:
         allocations: list[Allocation] = []
         try:
             async for claims in self._pages(client.device_path("resourceclaims", namespace)):
-                allocations += published_objects.allocations(claims)
+                allocations += device_resource.allocations(claims)
         except ApiError as error:
             if namespace and _is_unreadable(error):
                 return allocations

@@ -1,4 +1,4 @@
-"""Conversion of ResourceSlices, DeviceClasses and ResourceClaims (resource.k8s.io/v1)."""
+"""Conversion of ResourceSlices, DeviceClasses and ResourceClaims as the API server shows them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from trainwright.outside.plain_text import plain_line
 from trainwright_operator.api.quantities import parse_quantity
-from trainwright_operator.flow.nodes.device_classes import DeviceClass, Value
+from trainwright_operator.flow.nodes.device_classes import DeviceClass, Value, classes_by_resource
 from trainwright_operator.flow.nodes.published_devices import Allocation, DeviceName, PoolPart, PublishedDevice
 
+API_VERSION: Final = "resource.k8s.io/v1"
 _PCI_ADDRESS: Final = "resource.kubernetes.io/pciBusID"
 _REFUSING_TAINTS: Final = ("NoSchedule", "NoExecute")
 _FOR_A_POD: Final = "resource.kubernetes.io/extended-resource-claim"
@@ -122,6 +123,12 @@ def device_class(resource: dict[str, Any]) -> DeviceClass | None:
     expressions = [(selector.get("cel") or {}).get("expression", "") for selector in spec.get("selectors") or []]
     read_class = DeviceClass.of(meta["name"], resource_name, meta.get("creationTimestamp") or "", expressions)
     return replace(read_class, problem=plain_line(read_class.problem))
+
+
+def device_classes(resources: Iterable[dict[str, Any]]) -> dict[str, DeviceClass]:
+    """Convert DeviceClasses, and return the one that counts for each resource."""
+    classes = map(device_class, resources)
+    return classes_by_resource(each for each in classes if each is not None)
 
 
 def allocations(claims: list[dict[str, Any]]) -> Iterator[Allocation]:
