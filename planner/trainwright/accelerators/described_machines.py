@@ -184,18 +184,27 @@ def _inside(described: DescribedNode, sheet: DataSheet | None, machine: Machine 
     return Port(_INSIDE_SECONDS, _NVLINK_SHARE * sheet.bridge_bytes_per_second.value)
 
 
-def pcie_port(accelerator: str) -> Port:
-    """Return what joins the devices of one machine by PCIe."""
-    return Port(_INSIDE_SECONDS, pcie_ring_bytes_per_second(accelerator))
+def pcie_port(accelerator: str, link_bytes_per_second: float | None = None) -> Port:
+    """Return what joins the devices of one machine by PCIe; `link_bytes_per_second` as for its ring."""
+    return Port(_INSIDE_SECONDS, pcie_ring_bytes_per_second(accelerator, link_bytes_per_second))
 
 
-def pcie_ring_bytes_per_second(accelerator: str) -> float:
-    """Return what a ring over devices that PCIe joins reaches in one direction."""
+def pcie_ring_bytes_per_second(accelerator: str, link_bytes_per_second: float | None = None) -> float:
+    """Return what a ring over devices that PCIe joins reaches in one direction.
+
+    `link_bytes_per_second`: of the slowest device's link, where it is below the data sheet's.
+    """
+    own = pcie_bytes_per_second(accelerator)
+    return _PCIE_SHARE * (own if link_bytes_per_second is None else min(own, link_bytes_per_second))
+
+
+def pcie_bytes_per_second(accelerator: str) -> float:
+    """Return the rate of a device's PCIe link in one direction by its data sheet."""
     if not has_data_sheet(accelerator):
-        return _PCIE_SHARE * _UNKNOWN_PCIE_BYTES_PER_SECOND
+        return _UNKNOWN_PCIE_BYTES_PER_SECOND
     sheet = data_sheet(accelerator)
     own = sheet.link_bytes_per_second if sheet.link == "PCIe" else sheet.generation_sheet.pcie_bytes_per_second
-    return _PCIE_SHARE * own.value
+    return own.value
 
 
 def nvlink_ring_bytes_per_second(accelerator: str, nvlinks: Sequence[Sequence[int]]) -> float | None:

@@ -282,6 +282,12 @@ def estimate_kind(  # noqa: PLR0913 - what profiles depend on
     return _kind_profiles(model.divided_kind(kind) or kind, model.dtype, accelerator, roof, [degree], rows, optimizer)
 
 
+def product_slowdown(sheet: DataSheet, dtype: Dtype, power_watts: float) -> float:
+    """Return how many times as long large matrix products are estimated to take under another power limit."""
+    full, limited = (Roof.of(each, dtype, tensor_float32=False) for each in (sheet, sheet.limited_to(power_watts)))
+    return full.flops_per_second / limited.flops_per_second
+
+
 def kinds_on(accelerator: str, model: Model, runtime: Runtime | None) -> tuple[LayerKind, ...]:
     """Return the model's kinds with the attention that the runtime has for its number format on an accelerator."""
     attention = data_sheet(accelerator).attention((runtime or Runtime()).attention_library, model.dtype)

@@ -7,7 +7,7 @@ import pytest
 from trainwright.accelerators.described_machines import priced_nodes
 from trainwright.accelerators.machines import cluster_of_nodes
 from trainwright_operator.local import described_machine
-from trainwright_operator.local.described_machine import described, parse_topology
+from trainwright_operator.local.described_machine import described, parse_limits, parse_topology
 from trainwright_operator.local.machine import Gpu, parse_gpus
 
 DGX_1 = """\
@@ -97,6 +97,35 @@ def test_two_types_in_one_machine_are_joined_by_pcie() -> None:
     assert both.link(*(node.name for node in both.nodes)).bandwidth_bytes_per_second == pytest.approx(0.39 * 16e9)
 
 
+def test_a_power_limit_below_the_data_sheets_is_the_clusters_and_a_remark() -> None:
+    limits = parse_limits("0, 250.00, 4, 16\n1, 300.00, 4, 16\n")
+    nodes, remarks = described(parse_gpus(gpus("NVIDIA A100-SXM4-80GB", 2, 81920)), {}, limits)
+    (accelerator,) = cluster_of_nodes(priced_nodes(nodes)).accelerators
+    assert accelerator.power_watts == 250
+    assert [sentence.partition(": ")[0] for sentence in remarks] == [
+        "NVIDIA-A100-SXM4-80GB runs at 250 W of the 400 W of its data sheet"
+    ]
+    assert "estimated to take 1.38 times as long" in remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "share", "words"), [("16", 1.0, []), ("8", 0.5, ["has 8 lanes of generation 4, 0.50 of"])]
+)
+def test_a_ring_over_pcie_is_as_slow_as_its_narrowest_link(lanes: str, share: float, words: list[str]) -> None:
+    limits = parse_limits(f"0, 300.00, 4, 16\n1, 300.00, 4, {lanes}\n2, 300.00, 4, 16\n3, [N/A], [N/A], [N/A]\n")
+    nodes, remarks = described(parse_gpus(gpus("NVIDIA A40", 4, 46068)), parse_topology(PAIRS), limits)
+    assert nodes[0].inside_bytes_per_second == pytest.approx(0.39 * 32e9 * share)
+    assert len(remarks) == len(words)
+    assert all(each in remark for each, remark in zip(words, remarks, strict=True))
+
+
+def test_a_narrow_pcie_link_is_no_remark_where_nvlinks_join_all() -> None:
+    limits = parse_limits("0, 300.00, 4, 8\n1, 300.00, 4, 8\n")
+    nodes, remarks = described(parse_gpus(gpus("NVIDIA A40", 2, 46068)), parse_topology(PAIRS), limits)
+    assert nodes[0].inside_bytes_per_second == pytest.approx(0.77 * 56.25e9)
+    assert remarks == ()
+
+
 def test_no_gpu_is_refused_with_what_to_write() -> None:
     with pytest.raises(ValueError, match=r"nvidia-smi shows no GPU.*gpus=8xA100-80"):
         described((), {})
@@ -104,6 +133,7 @@ def test_no_gpu_is_refused_with_what_to_write() -> None:
         described((Gpu("NVIDIA-H100-PCIe", 81559, "570", "GPU-0", "MIG mode is enabled"),), {})
 
 
-def test_a_machine_without_nvidia_smi_has_no_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvidia_smi_has_neither_topology_nor_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert described_machine.read_topology() == {}
+    assert described_machine.read_limits() == {}
