@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from trainwright.answer.formats import in_format
 from trainwright.cluster import Cluster, Link, Node, Port, stream_bytes_per_second
 from trainwright.cost.estimate import iteration_seconds
-from trainwright.exports.uniform_shape import UniformShape, shape_of
+from trainwright.exports.uniform_shape import UniformShape, even_ends, shape_of
 from trainwright.layer import Dtype
 from trainwright.plan import Plan, Stage, divisors
 from trainwright.search import Candidate, Problem
@@ -346,15 +346,14 @@ def _other_tensor_degrees(shape: UniformShape) -> Iterator[tuple[str, str, Plan]
         deeper = stages * factor
         if deeper <= shape.layers:
             strategy = shape.strategy.replace(tensor=smaller).effective
-            yield name, f"tp{smaller} pp{deeper}", replace(shape, strategy=strategy, ends=_even(shape, deeper)).plan()
+            yield (
+                name,
+                f"tp{smaller} pp{deeper}",
+                replace(shape, strategy=strategy, ends=even_ends(shape.layers, deeper)).plan(),
+            )
         if batch % factor == 0:
             strategy = shape.strategy.replace(tensor=smaller, data=data * factor).effective
             for rows in divisors(batch // factor):
                 if rows <= shape.rows:
                     changed = replace(shape, strategy=strategy, rows=rows, micro_batches=batch // factor // rows)
                     yield name, f"tp{smaller} dp{data * factor} mb{rows}", changed.plan()
-
-
-def _even(shape: UniformShape, stages: int) -> tuple[int, ...]:
-    """Return the ends of stages of about as many layers each."""
-    return tuple(round(shape.layers * number / stages) for number in range(1, stages + 1))

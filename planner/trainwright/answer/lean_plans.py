@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, product
+from itertools import chain, product
 from typing import Final
 
 from trainwright.cluster import Cluster, Node, Port
 from trainwright.cost.estimate import memory_by_device, rows_refusal
 from trainwright.exports import UniformShape, is_expressible
 from trainwright.exports.capabilities import EVERY_SHARDING
-from trainwright.plan import Plan, Schedule, divisors, split_rows
+from trainwright.exports.uniform_shape import even_ends
+from trainwright.plan import Plan, Schedule, divisors
 from trainwright.search import Problem
 from trainwright.search.auto.memory_first_starts import least_memory_plans
 from trainwright.search.degrees import is_open
@@ -137,7 +138,7 @@ def _ends(problem: Problem, stages: int) -> tuple[int, ...] | None:
     capabilities, layers = problem.capabilities, len(problem.model.layers)
     if capabilities is None or capabilities.uneven_stages:
         return even_split(problem.model, stages)
-    return tuple(accumulate(split_rows(layers, stages))) if stages <= layers else None
+    return even_ends(layers, stages) if stages <= layers else None
 
 
 def _batches(batch: int, most: int, least_rows: int) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,8 @@ from math import exp, log, log2
 
 from trainwright.cluster import Device
 from trainwright.exports.capabilities import Capabilities, is_expressible
-from trainwright.exports.uniform_shape import UniformShape, ranks
-from trainwright.plan import Plan, Schedule, divisors, split_rows
+from trainwright.exports.uniform_shape import UniformShape, even_ends, ranks
+from trainwright.plan import Plan, Schedule, divisors
 from trainwright.strategy import Sharding, Strategy
 
 IDLE_WEIGHT = 8.0
@@ -154,7 +154,7 @@ def _device_counts(devices: int) -> list[int]:
 def _ends(layers: int, stages: int, powers: Sequence[float], *, uneven: bool) -> tuple[int, ...]:
     """Return the ends of the stages: even, or by the share of their devices, each with at least one layer."""
     if not uneven:
-        return tuple(accumulate(split_rows(layers, stages)))
+        return even_ends(layers, stages)
     width, total = len(powers) // stages, sum(powers)
     shares = [sum(powers[number * width : (number + 1) * width]) / total * layers for number in range(stages)]
     counts = [max(int(share), 1) for share in shares]

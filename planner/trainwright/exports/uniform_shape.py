@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from trainwright.cluster import Device
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage, split_rows
 from trainwright.strategy import RankOrder, Strategy
 
 
@@ -112,6 +112,11 @@ def recomputed_blocks(plan: Plan) -> int | None:
         for recomputed_here, blocks in zip(recomputed, blocks_by_stage(plan), strict=True)
     )
     return count if is_common else None
+
+
+def even_ends(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the ends of stages whose numbers of layers differ by one at most, as trainers without uneven stages divide them."""
+    return tuple(accumulate(split_rows(layers, stages)))
 
 
 def shape_of(plan: Plan) -> UniformShape | None:

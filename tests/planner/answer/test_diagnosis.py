@@ -153,6 +153,16 @@ def nodes(count: int, devices: int, accelerator: str, memory: float, *, inside: 
     return Cluster((Accelerator(accelerator, int(memory * 2**30)),), machines)
 
 
+def test_a_deeper_plan_divides_its_layers_as_exports_do() -> None:
+    cluster = nodes(1, 8, "NVIDIA-A100-SXM4-80GB", 79, inside=1e10, between=1e10)
+    odd = problem_of(replace(LLAMA_7B, layers=24), cluster, 63)  # rows that replicas do not divide
+    plan = plan_of(odd, "pp2 dp1 tp4 mb1")
+    found = diagnose(odd, plan, seconds_of(odd, plan))
+    (choice,) = (choice for choice in found.choices if choice.name == diagnosis.TENSOR_DEGREE)
+    assert choice.what == "tp1 pp8"
+    assert choice.plan.pipelines[0].layer_counts == (4, 4, 3, 3, 3, 3, 3, 3)
+
+
 def test_b4_zero3_over_ten_gigabit_is_slower_on_two_nodes_and_sharding_less_helps() -> None:
     """QwenLM/Qwen3#773: Qwen2-1.5B with ZeRO-3: 2.46 s on a node of 2 A10, 8.68 s on two nodes."""
     qwen = Llama(28, 1536, 12, 1024, 151936, intermediate_size=8960, key_value_heads=2, tied_embeddings=True)
