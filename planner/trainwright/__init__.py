@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from trainwright.library import (
         ask,
         calibrate,
+        cluster_of,
         estimate,
+        explain,
+        export,
         find_plans,
         plan_in_words,
         problem,
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from trainwright.plan import Plan
     from trainwright.profiles import Profiles
     from trainwright.runtime import Runtime
-    from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem
+    from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem
     from trainwright.training import Training
 
     __version__: str
@@ -42,7 +45,10 @@ _PLACES: Final = {
     "library": (
         "ask",
         "calibrate",
+        "cluster_of",
         "estimate",
+        "explain",
+        "export",
         "find_plans",
         "plan_in_words",
         "problem",
@@ -53,7 +59,7 @@ _PLACES: Final = {
     "plan": ("Plan",),
     "profiles": ("Profiles",),
     "runtime": ("Runtime",),
-    "search": ("Candidate", "Limits", "NoFeasiblePlan", "Problem"),
+    "search": ("Candidate", "Limits", "NoFeasiblePlan", "Objective", "Problem"),
     "training": ("Training",),
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
@@ -65,6 +71,7 @@ __all__ = [
     "Fit",
     "Limits",
     "NoFeasiblePlan",
+    "Objective",
     "Plan",
     "Problem",
     "Profiles",
@@ -76,7 +83,10 @@ __all__ = [
     "__version__",
     "ask",
     "calibrate",
+    "cluster_of",
     "estimate",
+    "explain",
+    "export",
     "find_plans",
     "plan_in_words",
     "problem",
@@ -93,3 +103,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'trainwright' has no attribute {name!r}")
     return getattr(import_module(f"trainwright.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names of the surface."""
+    return __all__

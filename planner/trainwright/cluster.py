@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -207,6 +207,27 @@ class PricedBy(StrEnum):
     DEVICE = "device"
 
 
+def _check_names(accelerators: Sequence[Accelerator], nodes: Sequence[Node]) -> None:
+    """Raise ValueError for a name that is given twice, and for an accelerator that is not listed."""
+    for what, names in (
+        ("accelerator", [a.name for a in accelerators]),
+        ("node", [n.name for n in nodes]),
+    ):
+        twice = [name for name, uses in Counter(names).items() if uses > 1]
+        if twice:
+            raise ValueError(f"{what} {twice[0]} is given twice; name each {what} once")
+    accelerator_names = {accelerator.name for accelerator in accelerators}
+    for node in nodes:
+        if node.accelerator not in accelerator_names:
+            holding = [name for name in sorted(accelerator_names) if node.accelerator.lower() in name.lower()]
+            near = holding or get_close_matches(node.accelerator, accelerator_names, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "add it there, with its memory_bytes"
+            raise ValueError(
+                f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
+                f"({', '.join(sorted(accelerator_names)) or 'none'}); {remedy}"
+            )
+
+
 @document("Cluster")
 @dataclass(frozen=True)
 class Cluster:
@@ -230,27 +251,14 @@ class Cluster:
         devices = sum(node.devices for node in self.nodes)
         if devices > MAX_DEVICES:
             raise ValueError(f"a cluster has at most {MAX_DEVICES} devices, this one has {devices}")
-        self._check_names()
+        _check_names(self.accelerators, self.nodes)
         self._check_links()
 
-    def _check_names(self) -> None:
-        for what, names in (
-            ("accelerator", [a.name for a in self.accelerators]),
-            ("node", [n.name for n in self.nodes]),
-        ):
-            twice = [name for name, uses in Counter(names).items() if uses > 1]
-            if twice:
-                raise ValueError(f"{what} {twice[0]} is given twice; name each {what} once")
-        accelerator_names = {accelerator.name for accelerator in self.accelerators}
+    def __repr__(self) -> str:
+        counts = Counter[str]()
         for node in self.nodes:
-            if node.accelerator not in accelerator_names:
-                holding = [name for name in sorted(accelerator_names) if node.accelerator.lower() in name.lower()]
-                near = holding or get_close_matches(node.accelerator, accelerator_names, n=1)
-                remedy = f"did you mean {near[0]}?" if near else "add it there, with its memory_bytes"
-                raise ValueError(
-                    f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
-                    f"({', '.join(sorted(accelerator_names)) or 'none'}); {remedy}"
-                )
+            counts[node.accelerator] += node.devices
+        return f"<Cluster {', '.join(f'{count} × {name}' for name, count in counts.items())}: {len(self.nodes)} nodes>"
 
     def _check_links(self) -> None:
         twice = [edge for edge, uses in Counter((k.source, k.target) for k in self.links).items() if uses > 1]

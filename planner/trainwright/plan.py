@@ -261,6 +261,9 @@ class Plan(ShownInNotebooks):
         """Return the slots used on a node, ascending: its local processes, in order."""
         return tuple(sorted(device.slot for device in self.devices if device.node == node))
 
+    def __repr__(self) -> str:
+        return f"<Plan {self.summary()}: {len(self.devices)} devices>"
+
     def summary(self) -> str:
         """Format degrees, micro-batch on one replica and layers by stage, for example `pp4 dp2 tp1 mb4×4 [4 3 3 4]`.
 

@@ -116,6 +116,10 @@ class Profiles:
                     "rows; keep one of them"
                 )
 
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(layer.accelerator for layer in self.layers))
+        return f"<Profiles of {names}: {len(self.layers)} layers, {self.origin}>"
+
     @cached_property
     def _series(self) -> dict[tuple[str, str, int], list[LayerProfile]]:
         series: dict[tuple[str, str, int], list[LayerProfile]] = {}

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet, has_data_sheet
-from trainwright.accelerators.machines import Machine, PricedNode, machine_file, machines
+from trainwright.accelerators.machines import Machine, PricedNode, machine_file, machines, nodes_of
 from trainwright.cluster import Accelerator, Node, Port
 from trainwright.quantity import rate_of
 
@@ -108,6 +108,32 @@ def network_port(words: str) -> Port:
     cards = int(match[1] or 1)
     reached = machine_file().networks["tcp"].reached_ratio if kind == "ethernet" and rate > _FULL_RATE else 1.0
     return Port(_NETWORK_SECONDS[kind], cards * rate, None if cards == 1 else rate, reached)
+
+
+def nodes_in_words(given: Sequence[str], network: Port | None) -> list[PricedNode]:
+    """Return the nodes of machines by name and number (`p3.8xlarge=3`), then those in words.
+
+    Raises ValueError for words that are neither, and where a network between machines is not known.
+    """
+    counts: dict[str, int] = {}
+    described: list[DescribedNode] = []
+    for words in given:
+        if is_described(words):
+            described += described_nodes(words)
+        else:
+            name, number = _counted(words)
+            counts[name] = counts.get(name, 0) + number
+    placed = priced_nodes(described, network)
+    if len(placed) == 1 and counts and placed[0].node.network is None:
+        raise ValueError(f"--network is missing: the rate of what connects {placed[0].node.name} to the other machines")
+    return [*nodes_of(counts), *placed]
+
+
+def _counted(given: str) -> tuple[str, int]:
+    name, _, number = given.partition("=")
+    if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
+        raise ValueError(expected(given))
+    return name, int(number)
 
 
 def _shared_by(port: Port | None, devices: int) -> Port | None:

@@ -112,6 +112,9 @@ class Answer(ShownInNotebooks):
     search_seconds: float = 0.0
     stopped: Stop | None = None
 
+    def __repr__(self) -> str:
+        return f"<Answer {self.best!r} of {len(self.candidates)}>"
+
     @property
     def best(self) -> Candidate:
         """Return the first candidate."""

@@ -78,6 +78,13 @@ class Size:
     without_sharding: int | None = None
     refusal: str = ""
 
+    def __repr__(self) -> str:
+        return (
+            f"<Size {self.refusal}>"
+            if self.best is None
+            else f"<Size {self.devices} × {self.accelerator}: {self.best!r}>"
+        )
+
     @property
     def devices(self) -> int | None:
         """Smallest number; None if there is none."""

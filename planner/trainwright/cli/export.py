@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
-from trainwright.answer import Answer, answer_of_plan
-from trainwright.answer.formats import in_format
 from trainwright.cli.estimate import plan_of
 from trainwright.cli.framework import command
 from trainwright.cli.inputs.document_files import read
@@ -23,24 +19,19 @@ from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.documents import DocumentError
 from trainwright.exports import (
     TARGETS,
-    Capabilities,
     ExportFile,
-    ExportRequest,
     Target,
-    format_loss,
-    losses,
     nearest_plan,
 )
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.report.error_range import expected_range
-from trainwright.report.export_price import ExportPrice, export_table, exported
+from trainwright.report.export_price import export_table
 from trainwright.report.format_sentences import number_format, slow_format
-from trainwright.report.plan_summary import idle_devices, short_names
-from trainwright.report.remark import Remark, sentences
-from trainwright.search import Candidate, Problem
-from trainwright.search.expressible import nearest_candidate
+from trainwright.report.plan_export import PlanExport, check_training
+from trainwright.report.plan_summary import idle_devices
+from trainwright.report.remark import sentences
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
@@ -100,96 +91,6 @@ class PriceInputs:
         return read_training(self.model, self.sequence_length, self.decoder_sequence_length, absent=ANY_BATCH)
 
 
-@dataclass(frozen=True)
-class _Export:
-    """Plan that is written for a target.
-
-    Attributes:
-        model: in the number format that is written; None if it was not given.
-        price: of the given plan and of the one that is written; None if there is none.
-        given_dtype: number format of the given plan; None where it is not known.
-        dtype_reason: why the format that is written is this one; empty if the plan states it.
-        formats: answer on the plan's format, if that is written and priced.
-    """
-
-    target: Target
-    given: Plan
-    plan: Plan
-    model: Model | None
-    optimizer: Optimizer
-    price: ExportPrice | None
-    given_dtype: Dtype | None = None
-    dtype_reason: str = ""
-    states_format: bool = True
-    formats: Answer | None = None
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        capabilities = self.target.capabilities
-        if self.model is not None:
-            capabilities = capabilities.of(self.model, self.optimizer)
-        dtype = None if self.given_dtype is None else format_loss(self.given_dtype, capabilities)
-        return (*losses(self.given, capabilities), *([] if dtype is None else [dtype]))
-
-    @property
-    def remark(self) -> Remark:
-        """Loss of the export, and its cost."""
-        return exported(self.target.software, self.lost, self.price)
-
-    @property
-    def format_sentences(self) -> list[str]:
-        """Sentence on the number format of a plan that states none; empty for one that states it."""
-        if self.states_format:
-            return []
-        written = self.plan.dtype
-        if written is None:
-            return ["The plan states no number format; neither does a model (--model), so it is yours."]
-        return [f"The plan states no number format; it is written in {written}: {self.dtype_reason}."]
-
-    @property
-    def missing_kernels(self) -> list[str]:
-        """Sentence on GPUs that the trainer's own PyTorch does not know; empty if there are none, or without a cluster."""
-        if self.price is None:
-            return []
-        cluster, missing = self.price.problem.cluster, self.target.capabilities.missing_generations
-        used = cluster.accelerators_of(self.plan.nodes)
-        older = [name for name in used if has_data_sheet(name) and data_sheet(name).generation in missing]
-        if not older:
-            return []
-        named = " and ".join(short_names(cluster)[name] for name in older)
-        sentence = f"The PyTorch that {self.target.software} is tested with has no kernels for {named}"
-        others = (
-            f", or leave {named} out" if {accelerator.name for accelerator in cluster.accelerators} - {*older} else ""
-        )
-        return [f"{sentence}: build it against PyTorch 2.10, which is not tested{others}."]
-
-    def files(self, file: Path) -> tuple[ExportFile, ...]:
-        price = (
-            ["No price: give --cluster and --model."]
-            if self.price is None
-            else [self.price.sentence(), *self.price.origin_sentences()]
-        )
-        lost = f"Not expressible there: {'; '.join(self.lost)}." if self.lost else "Nothing of the plan is lost."
-        remarks = (
-            f"{self.plan.summary()} for {self.target.software}, by Trainwright {version('trainwright')} from {file.name}.",
-            lost,
-            " ".join(price),
-            *self.format_sentences,
-            *self.missing_kernels,
-            self.target.remark,
-        )
-        request = ExportRequest(
-            self.plan,
-            self.model,
-            self.optimizer,
-            remarks,
-            runtime=None if self.price is None else self.price.problem.runtime,
-        )
-        if self.dtype_reason:
-            request = replace(request, dtype_reason=self.dtype_reason)
-        return self.target.files(request)
-
-
 @app.command()
 @command
 def export(
@@ -208,7 +109,7 @@ def export(
     target = target_of("--to", to)
     priced = inputs.inputs(to)
     plan_export = _unpriced(file, target, inputs) if priced is None else _priced(file, target, priced)
-    files = plan_export.files(file)
+    files = plan_export.files(file.name)
     if into is not None:
         _write(files, into, (file, inputs.cluster, inputs.model, inputs.profiles, inputs.runtime))
     if output is Output.JSON:
@@ -236,7 +137,7 @@ def export(
         note(f"wrote {', '.join(str(into / written.name) for written in files)}")
 
 
-def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
+def _unpriced(file: Path, target: Target, given: PriceInputs) -> PlanExport:
     """Return the export of a plan alone, in bfloat16 where its format is not known or the target lacks it."""
     if Inputs.is_shorthand_of_plan(file):
         raise ValueError(
@@ -246,7 +147,7 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     training, states = given.training(), plan.dtype is not None
     if training is None and not states:
         near = nearest_plan(plan, target.capabilities)
-        return _Export(target, plan, near, None, _ASSUMED_OPTIMIZER, None, states_format=False)
+        return PlanExport(target, plan, near, None, _ASSUMED_OPTIMIZER, None, states_format=False)
     named = plan.dtype if training is None or training.dtype is RequestedDtype.AUTO else Dtype(training.dtype)
     if plan.dtype not in (None, named):
         raise DocumentError(
@@ -260,75 +161,21 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> _Export:
     optimizer, capabilities = _ASSUMED_OPTIMIZER, target.capabilities
     if training is not None:
         model, optimizer = training.in_format(dtype).model, training.optimizer
-        _check_training(target, model, optimizer)
+        check_training(target, model, optimizer)
         capabilities = capabilities.of(model, optimizer)
     near = replace(nearest_plan(plan, capabilities), dtype=dtype)
-    return _Export(target, plan, near, model, optimizer, None, named, reason, states)
+    return PlanExport(target, plan, near, model, optimizer, None, named, reason, states)
 
 
-def _priced(file: Path, target: Target, inputs: Inputs) -> _Export:
+def _priced(file: Path, target: Target, inputs: Inputs) -> PlanExport:
     """Return the export with its price, in a format that the target has."""
     problem = inputs.problem()
     plan = plan_of(file, problem, inputs)
-    states, is_open = plan.dtype is not None, problem.chooses_format
-    problem = inputs.in_format_of([plan], problem, file)
-    if states or not is_open:  # a slow format is compared with those of the target
-        own_formats = Capabilities(every_plan=True, dtypes=target.capabilities.dtypes)
-        problem = replace(problem, limits=replace(problem.limits, expressible_by=own_formats))
-    answer = answer_of_plan(problem, plan)
-    original, requested = answer.best, answer.problem
-    _check_training(target, requested.model, requested.optimizer)
-    problem = replace(requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster))
-    formats: Answer | None = answer
-    dtype = problem.model.dtype
+    is_open = problem.chooses_format
     named_by = "model file" if inputs.profiles is None else "profiles"
-    reason = "" if states else "the one that a search would choose" if is_open else f"number format of the {named_by}"
-    if dtype in target.capabilities.dtypes:
-        nearest = nearest_candidate(problem, original.plan, target.capabilities)
-    else:
-        problem, nearest = _nearest_in_own_format(target, problem, original.plan)
-        given = "is" if states or not is_open else "is taken to be"
-        reason = f"the fastest that these GPUs compute natively and {target.software} has; the plan {given} in {dtype}"
-        formats = None
-    written = problem.model.dtype
-    nearest = replace(nearest, dtype=written, plan=replace(nearest.plan, dtype=written))
-    price = ExportPrice(requested, original, nearest)
-    return _Export(
-        target, original.plan, nearest.plan, problem.model, problem.optimizer, price, dtype, reason, states, formats
+    return PlanExport.priced(
+        target, inputs.in_format_of([plan], problem, file), plan, is_open=is_open, named_by=named_by
     )
-
-
-def _check_training(target: Target, model: Model, optimizer: Optimizer) -> None:
-    if (refusal := target.capabilities.refusal(model, optimizer)) is not None:
-        raise ValueError(refusal)
-
-
-def _nearest_in_own_format(target: Target, problem: Problem, plan: Plan) -> tuple[Problem, Candidate]:
-    """Return the fastest of the nearest plans in each of a target's formats that all its devices compute natively."""
-    priced_plans: list[tuple[Problem, Candidate]] = []
-    own = best_format(problem.cluster.accelerators_of(plan.nodes), target.capabilities.dtypes)
-    for dtype in sorted(
-        target.capabilities.dtypes, key=lambda other: other is not own
-    ):  # the first one is named in errors
-        in_dtype = _in_format_of(target, problem, dtype)
-        nearest = nearest_candidate(in_dtype, plan, target.capabilities)
-        if all(is_native(name, dtype) for name in problem.cluster.accelerators_of(nearest.plan.nodes)):
-            priced_plans.append((in_dtype, nearest))
-
-    def order(pair: tuple[Problem, Candidate]) -> tuple[bool, float]:
-        return not pair[1].estimate.feasible, pair[1].estimate.iteration_seconds
-
-    return min(priced_plans, key=order)
-
-
-def _in_format_of(target: Target, problem: Problem, dtype: Dtype) -> Problem:
-    try:
-        return in_format(problem, dtype)
-    except ValueError as error:
-        raise ValueError(
-            f"{target.software} has no {problem.model.dtype}, and the profiles cannot be converted: {error}; measure them in "
-            f"{dtype}, or leave --cluster out to export without a price"
-        ) from None
 
 
 def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path | None, ...]) -> None:
@@ -343,7 +190,7 @@ def _write(files: tuple[ExportFile, ...], folder: Path, read_files: tuple[Path |
         (folder / export_file.name).write_text(export_file.text, encoding="utf-8")
 
 
-def _fields(plan_export: _Export, files: tuple[ExportFile, ...]) -> dict[str, Any]:
+def _fields(plan_export: PlanExport, files: tuple[ExportFile, ...]) -> dict[str, Any]:
     dtype = {} if plan_export.plan.dtype is None else {"dtype": plan_export.plan.dtype}
     return {
         **plan_export.remark.fields,

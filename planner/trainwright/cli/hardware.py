@@ -17,18 +17,15 @@ from trainwright.accelerators.described_machines import (
     EXAMPLE,
     NETWORK_EXAMPLE,
     DescribedNode,
-    described_nodes,
-    expected,
-    is_described,
     network_port,
+    nodes_in_words,
     priced_nodes,
 )
-from trainwright.accelerators.machines import PricedNode, cluster_of_nodes, nodes_of
+from trainwright.accelerators.machines import PricedNode, cluster_of_nodes
 from trainwright.cli.framework import command, load_module
 from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.output import Format, FormatOption, Output, OutputOption, note, show, show_document, show_json
 from trainwright.cli.watch import PACKAGE, REMEDY
-from trainwright.cluster import Port
 from trainwright.report.listings.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.listings.preset_tables import preset_lines, preset_table
 from trainwright.runtime_presets import runtime_preset, runtime_presets
@@ -128,7 +125,7 @@ def cluster(
         raise ValueError("give machines, for example p3.8xlarge=3, or --from, or --discover")
     port = None if network is None else network_port(network)
     if machine:
-        placed = _listed_or_described(machine, port)
+        placed = nodes_in_words(machine, port)
     else:
         described, remarks = _discovered(nodes)
         placed = priced_nodes(described, port)
@@ -137,22 +134,6 @@ def cluster(
     document = cluster_of_nodes(placed)
     _note_missing(placed)
     show_document(document, output, comment="Links and prices are from data sheets, not measured.")
-
-
-def _listed_or_described(given: Sequence[str], network: Port | None) -> list[PricedNode]:
-    """Return the nodes of machines by name and number, then those in words."""
-    counts: dict[str, int] = {}
-    described: list[DescribedNode] = []
-    for words in given:
-        if is_described(words):
-            described += described_nodes(words)
-        else:
-            name, number = _counted(words)
-            counts[name] = counts.get(name, 0) + number
-    placed = priced_nodes(described, network)
-    if len(placed) == 1 and counts and placed[0].node.network is None:
-        raise ValueError(f"--network is missing: the rate of what connects {placed[0].node.name} to the other machines")
-    return [*nodes_of(counts), *placed]
 
 
 def _discovered(nodes: Path | None) -> tuple[Sequence[DescribedNode], Sequence[str]]:
@@ -184,13 +165,6 @@ def _note_missing(nodes: Sequence[PricedNode]) -> None:
             note(
                 f"{accelerator} has no data sheet: its links are taken for PCIe 3.0, and plans need its measured profiles"
             )
-
-
-def _counted(given: str) -> tuple[str, int]:
-    name, _, number = given.partition("=")
-    if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
-        raise ValueError(expected(given))
-    return name, int(number)
 
 
 def known_machine_names(incomplete: str) -> list[str]:

@@ -121,6 +121,15 @@ class Estimate(ShownInNotebooks):
     memory_by_device: tuple[tuple[Device, int], ...]
     memory_parts: tuple[MemoryParts, ...]
 
+    def __repr__(self) -> str:
+        return f"<Estimate {self.words}>"
+
+    @property
+    def words(self) -> str:
+        """Return `0.123 s, 3.2 GiB`, with the reason why it does not fit, if it does not."""
+        fits = "" if self.feasible else f", {self.reason}"
+        return f"{self.iteration_seconds:.4g} s, {self.peak_memory_bytes / 2**30:.1f} GiB{fits}"
+
 
 def estimate(  # noqa: PLR0913 - what a cost depends on
     plan: Plan,

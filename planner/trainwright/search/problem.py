@@ -246,6 +246,10 @@ class Problem:
         if not self.devices:
             raise ValueError("every device is excluded; exclude fewer nodes or accelerators")
 
+    def __repr__(self) -> str:
+        dtype = "an open number format" if self.chooses_format else self.model.dtype
+        return f"<Problem {self.model.family.family} in {dtype}: {self.global_batch_size} rows on {self.cluster!r}>"
+
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes that plans may use, in the cluster's order."""
@@ -351,6 +355,9 @@ class Candidate(ShownInNotebooks):
     operators: tuple[SpanSpecs | None, ...] = ()
     dtype: Dtype | None = None
     unlimited_seconds: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Candidate {self.plan.summary()}: {self.estimate.words}>"
 
     @property
     def price_per_row(self) -> float | None:
