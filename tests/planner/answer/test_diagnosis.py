@@ -14,7 +14,7 @@ from trainwright.answer.diagnosis import Diagnosis, diagnose
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.estimate import iteration_seconds
 from trainwright.exports.plan_shorthand import plan_of_shorthand
-from trainwright.families import Bert, Family, Gpt, Llama
+from trainwright.families import Bert, Family, Gpt, Llama, Moe
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.runtime_presets import runtime_preset
 from trainwright.search import Problem
@@ -161,6 +161,21 @@ def test_a_deeper_plan_divides_its_layers_as_exports_do() -> None:
     (choice,) = (choice for choice in found.choices if choice.name == diagnosis.TENSOR_DEGREE)
     assert choice.what == "tp1 pp8"
     assert choice.plan.pipelines[0].layer_counts == (4, 4, 3, 3, 3, 3, 3, 3)
+
+
+def test_b2_mixtral_at_half_its_rate_is_slow_and_tensor_groups_of_eight_are_a_choice() -> None:
+    """Megatron-LM#756: Mixtral on 16 H100, 130 TFLOP/s a GPU; with EP8 and TP2, grouped GEMM and the alltoall dispatcher 236 to 241.
+
+    128 rows of 2,048 tokens have 2.09e16 FLOPs by Megatron's formula: 10.0 s and 5.45 s. Plans have no expert parallelism, so stages
+    take its place.
+    """
+    mixtral = Moe(32, 4096, 32, 2048, 32000, experts=8, intermediate_size=14336, key_value_heads=8)
+    problem = problem_of(mixtral, {"p5.48xlarge": 2}, 128)
+    plan = plan_of(problem, "pp8 dp1 tp2 mb1")
+    assert not diagnose(problem, plan, 5.45).is_slow
+    assert diagnose(problem, plan, 10.0).is_slow
+    wide = diagnose(problem, plan_of(problem, "pp2 dp1 tp8 mb1"), 10.0)
+    assert choices(wide)[diagnosis.TENSOR_DEGREE] == "tp2 pp8"
 
 
 def test_b4_zero3_over_ten_gigabit_is_slower_on_two_nodes_and_sharding_less_helps() -> None:

@@ -9,12 +9,14 @@ import pytest
 import trainwright as tw
 from trainwright.accelerators import data_sheet
 from trainwright.accelerators.machines import cluster_of
+from trainwright.answer import answer_of_plan
 from trainwright.answer.lean_plans import Savings, enough_words, first_that, fits
 from trainwright.answer.sizing import Decider
 from trainwright.families import Gpt, Llama
 from trainwright.runtime_presets import runtime_preset
 from trainwright.search import NoPlanFits
 from trainwright.training import RequestedDtype, Training
+from trainwright.trial_selection import fit_probability
 
 LLAMA_7B = Llama(32, 4096, 32, 1024, 32000, intermediate_size=11008)
 QWEN_72B = Llama(80, 8192, 64, 2560, 152064, intermediate_size=29568, key_value_heads=8)
@@ -58,6 +60,15 @@ def test_32b_on_long_rows_needs_two_machines_of_h100() -> None:
     assert size.decider is Decider.ACTIVATIONS
     assert size.without_recompute is not None
     assert size.without_recompute > 16
+
+
+@pytest.mark.parametrize(("devices", "most"), [(7, 0.4), (8, 0.7)])
+def test_32b_on_short_rows_is_refused_on_seven_gpus_and_not_sure_on_eight(devices: int, most: float) -> None:
+    """LlamaFactory#6999: 7 and 8 A800-80 ran out of memory under ZeRO-3 with 1,024 tokens and one row each."""
+    problem = tw.problem(tw.cluster_of(f"lab={devices}xA100-80"), Training(devices, llama=QWEN_32B), runtime=DEEPSPEED)
+    answer = answer_of_plan(problem, tw.plan_in_words(f"dp{devices} mb1 zero3 recompute", problem))
+    assert fit_probability(answer.best.estimate, answer.problem.cost_context) < most
+    assert answer.best.estimate.feasible == (devices == 8)
 
 
 def test_one_device_is_enough_for_a_small_model() -> None:
