@@ -29,7 +29,14 @@ _NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 _Document = str | dict[str, Any]
 Cluster = Annotated[_Document, Field(description="Accelerators, nodes and links (`trainwright cluster` writes one).")]
-Model = Annotated[_Document, Field(description="Model family with sizes, global_batch_size, dtype, optimizer.")]
+Model = Annotated[
+    _Document,
+    Field(description="Model family with sizes, global_batch_size, dtype, optimizer; or Hugging Face's config.json."),
+]
+SequenceLength = Annotated[
+    int | None, Field(ge=1, description="Tokens in a row, which a config.json of Hugging Face does not say.")
+]
+Rows = Annotated[int | None, Field(ge=1, description="Rows of an iteration, in place of the model's.")]
 Profiles = Annotated[
     _Document | None, Field(description="Measured layer profiles; without them they are estimated from data sheets.")
 ]
@@ -49,6 +56,7 @@ async def plan(  # noqa: PLR0913 - options of the command
     planner: Annotated[str, Field(description="auto, or a published search: amp, galvatron, alpa, megatron.")] = "auto",
     top: Annotated[int, Field(ge=1, le=50, description="Number of plans.")] = 3,
     expressible_by: Annotated[str | None, Field(description="Only plans that this trainer can run.")] = None,
+    sequence_length: SequenceLength = None,
     global_batch_size: Annotated[str | None, Field(description="Rows of an iteration, or `search`.")] = None,
     node_worth: Annotated[bool, Field(description="Also search without each type of node.")] = False,
     budget_seconds: Budget = _BUDGET_SECONDS,
@@ -58,6 +66,7 @@ async def plan(  # noqa: PLR0913 - options of the command
         "planner": planner,
         "top": top,
         "expressible-by": expressible_by,
+        "sequence-length": sequence_length,
         "global-batch-size": global_batch_size,
         "node-worth": node_worth,
         "budget-seconds": budget_seconds,
@@ -67,12 +76,20 @@ async def plan(  # noqa: PLR0913 - options of the command
     )
 
 
-async def estimate(
-    cluster: Cluster, model: Model, plan: Plan, profiles: Profiles = None, runtime: Runtime = None
+async def estimate(  # noqa: PLR0913 - options of the command
+    *,
+    cluster: Cluster,
+    model: Model,
+    plan: Plan,
+    profiles: Profiles = None,
+    runtime: Runtime = None,
+    sequence_length: SequenceLength = None,
+    global_batch_size: Rows = None,
 ) -> dict[str, Any]:
     """Predict the iteration seconds and the memory of a given plan, and say whether it fits."""
     documents = {"cluster": cluster, "model": model, "plan": plan, "profiles": profiles, "runtime": runtime}
-    return await _answer("estimate", documents)
+    options = {"sequence-length": sequence_length, "global-batch-size": global_batch_size}
+    return await _answer("estimate", documents, options)
 
 
 async def explain(  # noqa: PLR0913 - options of the command
@@ -87,6 +104,8 @@ async def explain(  # noqa: PLR0913 - options of the command
     ] = None,
     profiles: Profiles = None,
     runtime: Runtime = None,
+    sequence_length: SequenceLength = None,
+    global_batch_size: Rows = None,
     budget_seconds: Budget = _BUDGET_SECONDS,
 ) -> dict[str, Any]:
     """Say where the time of a plan goes (bottleneck, bubbles, communication, memory), and why it is faster than another one."""
@@ -98,7 +117,12 @@ async def explain(  # noqa: PLR0913 - options of the command
         "profiles": profiles,
         "runtime": runtime,
     }
-    return await _answer("explain", documents, {"budget-seconds": budget_seconds} if plan is None else {})
+    options = {
+        "sequence-length": sequence_length,
+        "global-batch-size": global_batch_size,
+        "budget-seconds": budget_seconds if plan is None else None,
+    }
+    return await _answer("explain", documents, options)
 
 
 async def size(  # noqa: PLR0913 - options of the command
@@ -106,10 +130,8 @@ async def size(  # noqa: PLR0913 - options of the command
     model: Model,
     accelerators: Annotated[list[str], Field(min_length=1, description="Data sheets, such as A100-80 and H100.")],
     runtime: Runtime = None,
-    global_batch_size: Annotated[int | None, Field(ge=1, description="Rows of an iteration.")] = None,
-    sequence_length: Annotated[
-        int | None, Field(ge=1, description="Tokens in a row, where the model is a config.json of Hugging Face.")
-    ] = None,
+    sequence_length: SequenceLength = None,
+    global_batch_size: Rows = None,
     tokens: Annotated[float | None, Field(description="Tokens of a whole run, for its time and price.")] = None,
     within: Annotated[float | None, Field(description="Days that the run of these tokens may take.")] = None,
     budget_seconds: Budget = _BUDGET_SECONDS,
@@ -117,8 +139,8 @@ async def size(  # noqa: PLR0913 - options of the command
     """Find how many accelerators of each kind a model needs, what decides the number, and the time and price of a run."""
     options = {
         "accelerators": ",".join(accelerators),
-        "global-batch-size": global_batch_size,
         "sequence-length": sequence_length,
+        "global-batch-size": global_batch_size,
         "tokens": tokens,
         "within": within,
         "budget-seconds": budget_seconds,
@@ -134,10 +156,13 @@ async def export(  # noqa: PLR0913 - options of the command
     model: Annotated[_Document | None, Field(description="Model, whose sizes the export names.")] = None,
     profiles: Profiles = None,
     runtime: Runtime = None,
+    sequence_length: SequenceLength = None,
+    global_batch_size: Rows = None,
 ) -> dict[str, Any]:
     """Return a plan as the configuration files of another trainer, with what that cannot express and what it costs."""
     documents = {"cluster": cluster, "model": model, "profiles": profiles, "runtime": runtime}
-    return await _answer("export", documents, {"to": to}, argument=plan)
+    options = {"to": to, "sequence-length": sequence_length, "global-batch-size": global_batch_size}
+    return await _answer("export", documents, options, argument=plan)
 
 
 async def plan_status(

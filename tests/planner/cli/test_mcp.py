@@ -19,6 +19,7 @@ from trainwright.cli import app
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy" / "examples" / "planner"
 CLUSTER, MODEL = str(EXAMPLES / "mixed-cluster.yaml"), str(EXAMPLES / "model.yaml")
+CONFIG, ROWS = str(EXAMPLES / "config.json"), {"sequence_length": 256, "global_batch_size": 8}
 FILES = {"cluster": CLUSTER, "model": MODEL}
 DOCUMENTS = {name: yaml.safe_load(Path(file).read_text(encoding="utf-8")) for name, file in FILES.items()}
 WORDS = "pp2 dp2 tp1 mb1"
@@ -73,7 +74,7 @@ def test_answers_are_those_of_the_command_line_and_nothing_is_written(ask, tmp_p
     run = {"tokens": 1e9, "within": 30.0}
     tools, (found, estimated, explained, sized, exported) = ask(
         ("plan", {**FILES, **plan}),
-        ("estimate", {**DOCUMENTS, "plan": WORDS}),
+        ("estimate", {"cluster": CLUSTER, "model": CONFIG, "plan": WORDS, **ROWS}),
         ("explain", {**FILES, "plan": WORDS, "against": "pp1 dp4 tp1 mb1"}),
         ("size", {"model": DOCUMENTS["model"], "accelerators": ["T4", "V100-16"], **run}),
         ("export", {**DOCUMENTS, "plan": WORDS, "to": "megatron"}),
@@ -83,7 +84,9 @@ def test_answers_are_those_of_the_command_line_and_nothing_is_written(ask, tmp_p
     inputs = ["--cluster", CLUSTER, "--model", MODEL]
     listed = command_line("plan", *inputs, "--planner", "amp", "--top", "2")
     assert without_seconds(found.structured_content) == without_seconds(listed)
-    assert estimated.structured_content == command_line("estimate", *inputs, "--plan", WORDS)
+    rows = ["--sequence-length", "256", "--global-batch-size", "8"]
+    of_config = ["--cluster", CLUSTER, "--model", CONFIG, *rows, "--plan", WORDS]
+    assert estimated.structured_content == command_line("estimate", *of_config)
     against = ["--against", "pp1 dp4 tp1 mb1"]
     assert explained.structured_content == command_line("explain", *inputs, "--plan", WORDS, *against)
     needed = command_line("size", "--model", MODEL, "--accelerators", "T4,V100-16", "--tokens=1e9", "--within=30")
