@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from trainwright.quantity import format_bytes
+from trainwright.report.progress import progress_bar
 from trainwright_worker.layers.custom import CustomModel
 from trainwright_worker.layers.custom_makers import LayerMakers, host_bytes
-from trainwright_worker.module_cut.equality import differences
+from trainwright_worker.module_cut.equality import ROWS, differences
 from trainwright_worker.module_cut.layer_source import LayerSource
 from trainwright_worker.module_cut.whole_module import WholeModule
 
@@ -52,7 +53,12 @@ def _compare(whole: WholeModule, model: CustomModel, note: Callable[[str], objec
             f"{format_bytes(host_bytes())}"
         )
         return
-    computed = list(differences(whole.build, whole.losses, model))
+    computed = []
+    with progress_bar("comparing with the whole module", sys.stderr) as report:
+        report(0, len(ROWS))
+        for difference in differences(whole.build, whole.losses, model):
+            computed.append(difference)
+            report(len(computed), len(ROWS))
     if all(difference.refusal for difference in computed):
         raise whole.error(f"it does not train: {computed[-1].refusal}")
     for difference in computed:
