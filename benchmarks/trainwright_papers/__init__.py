@@ -1,1 +1,1 @@
-"""Tables of the AMP and Galvatron-BMW papers, rebuilt from data sheets and compared with the published figures."""
+"""Tables of the AMP, Galvatron-BMW and Alpa papers, rebuilt from data sheets and compared with what is published."""

@@ -129,6 +129,46 @@ class GalvatronFigures:
     balance: dict[int, dict[str, dict[str, PartitionFigures]]]
 
 
+@dataclass(frozen=True, slots=True)
+class GptSizes:
+    """Model of Alpa, table 6, and the devices that it was trained on."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSizes:
+    """Model of Alpa, table 7, and the devices that it was trained on."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    experts: int
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class WideResnetSizes:
+    """Model of Alpa, table 8, and the devices that it was trained on."""
+
+    depth: Literal[50, 101, 152]
+    base_channels: int
+    width_factor: int
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlpaFigures:
+    """Content of `alpa.yaml`: models by their parameters."""
+
+    gpt: dict[str, GptSizes]
+    moe: dict[str, MoeSizes]
+    wide_resnet: dict[str, WideResnetSizes]
+
+
 @cache
 def amp_figures() -> AmpFigures:
     """Read tables 2–11 of AMP."""
@@ -140,6 +180,13 @@ def amp_figures() -> AmpFigures:
 def galvatron_figures() -> GalvatronFigures:
     """Read tables I–V of Galvatron-BMW."""
     figures: GalvatronFigures = _read("galvatron.yaml", GalvatronFigures)
+    return figures
+
+
+@cache
+def alpa_figures() -> AlpaFigures:
+    """Read tables 6–8 of Alpa."""
+    figures: AlpaFigures = _read("alpa.yaml", AlpaFigures)
     return figures
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from trainwright_papers.alpa_scaling import scaling_table
 from trainwright_papers.amp_methods import methods_table
 from trainwright_papers.amp_search_seconds import search_seconds_table
 from trainwright_papers.amp_trials import trials_table
@@ -39,6 +40,9 @@ def _galvatron_5(*, report_progress: ReportProgress) -> Comparison:
 
 
 TABLES: Mapping[str, TableBuilder] = {
+    "alpa-6": partial(scaling_table, "alpa-6"),
+    "alpa-7": partial(scaling_table, "alpa-7"),
+    "alpa-8": partial(scaling_table, "alpa-8"),
     "amp-2": search_seconds_table,
     "amp-3": partial(methods_table, "homogeneous", "3"),
     "amp-4": partial(methods_table, "mixed_cluster", "4"),

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.plan import Schedule
 from trainwright.search import run
 from trainwright.strategy import Sharding
-from trainwright_papers import amp_settings, galvatron_throughput, tables
+from trainwright_papers import alpa_scaling, amp_settings, galvatron_throughput, tables
 from trainwright_papers.amp_methods import with_stage_ends
 from trainwright_papers.amp_settings import split_blocks_evenly, split_parameters_evenly
 from trainwright_papers.galvatron_balance import blocks_per_stage
@@ -43,6 +45,15 @@ def test_measured_plans_fit_and_use_all_sixteen_devices(measured):
     # They ran. Megatron divides the logits over the tensor group, the estimate does not: one plan lies 17 % too high.
     memory = problem.cost_context.memory_of_node
     assert all(held <= 1.18 * memory[device.node] for device, held in estimate.memory_by_device)
+
+
+@pytest.mark.parametrize("table", alpa_scaling.EXPERIMENTS)
+def test_models_of_alpa_have_the_parameters_of_their_names(table):
+    units = {"M": 1e6, "B": 1e9}
+    for scaled in alpa_scaling.EXPERIMENTS[table].models():
+        printed = float(scaled.name[:-1]) * units[scaled.name[-1]]
+        parameters = Model.of(scaled.family, Dtype.FLOAT16).parameters
+        assert parameters == pytest.approx(printed, rel=0.08), scaled.name
 
 
 def test_amp_plan_cuts_between_the_same_blocks_as_amps_list():

@@ -57,7 +57,10 @@ def papers(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Rebuild the tables of AMP and Galvatron-BMW from data sheets, next to the published figures. All tables take minutes."""
+    """Rebuild the tables of AMP and Galvatron-BMW from data sheets, next to the published figures, and plan the models of Alpa's.
+
+    All tables take minutes, Wide-ResNet's the most.
+    """
     _load("report").print_tables(table or (), output)
 
 
