@@ -15,6 +15,7 @@ from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.plan import Plan
 from trainwright.strategy import Strategy
 from trainwright.worker_api import FailureReason, Gang, LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
+from trainwright.worker_api.operator_support import operators_refusal
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.gang.rank_assignment import gang_devices
 from trainwright_worker.layers.registry import supported_families
@@ -175,11 +176,13 @@ def plan_problems(plan: Plan, model: Model) -> Iterator[str]:
         yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
     if plan.dtype not in (None, model.dtype):
         yield f"the plan is in {plan.dtype}, but the model is in {model.dtype}"
+    if (refusal := operators_refusal(plan, model)) is not None:
+        yield refusal
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
                 where = f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}"
-                if problem := _degree_problem(model, run.strategy):
+                if stage.operators is None and (problem := _degree_problem(model, run.strategy)):
                     yield f"{where}: {problem}"
                 if min(run.rows) < least_rows(model, plan.global_batch_size):
                     why = least_rows_words(model, plan.global_batch_size)

@@ -1,0 +1,137 @@
+"""The worker runs shardings of operators whose names it knows, and refuses others in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainwright.cluster import Device
+from trainwright.families import Bert, Family, Gpt, Llama, Moe
+from trainwright.model import Model
+from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.strategy import Strategy
+from trainwright.worker_api.operator_support import operators_refusal, runs_operators
+
+BLOCK = (
+    OperatorSpecs("attention_normalisation", "batch→0", "S0 R R R", ("S0 R R R",), "R R"),
+    OperatorSpecs("query_key_value", "batch→0 out→1", "S0 R S1", ("S0 R R",), "R S1"),
+    OperatorSpecs("rotary", "batch→0 width→1", "S0 R S1 R", ("S0 R S1 R",)),
+    OperatorSpecs("attention", "batch→0 heads→1", "S0 R S1", ("S0 R S1", "S0 S1")),
+    OperatorSpecs("attention_output", "batch→0 in→1", "S0 R R", ("S0 R S1",), "S1 R"),
+    OperatorSpecs("attention_residual", "batch→0", "S0 R R R", ("S0 R R R", "S0 R R R")),
+    OperatorSpecs("feed_forward_normalisation", "batch→0", "S0 R R R", ("S0 R R R",), "R R"),
+    OperatorSpecs("gate_and_up", "batch→0 out→1", "S0 R S1", ("S0 R R",), "R S1"),
+    OperatorSpecs("gate", "batch→0 width→1", "S0 R S1 R", ("S0 R S1 R",)),
+    OperatorSpecs("down", "batch→0 in→1", "S0 R R", ("S0 R S1",), "S1 R"),
+    OperatorSpecs("feed_forward_residual", "batch→0", "S0 R R R", ("S0 R R R", "S0 R R R")),
+)
+FAMILY = Llama(1, 32, 4, 8, 64, intermediate_size=64, key_value_heads=2)
+
+
+def plan_of(operators: tuple[OperatorSpecs, ...] = BLOCK, **fields: Any) -> Plan:
+    """Return a plan of a Llama with one block, whose stage has these operators."""
+    devices = tuple(Device("node", slot) for slot in range(6))
+    stages = (
+        Stage(devices[:1], (LayerRun(0, 1, Strategy(1, 1), (2,)),)),
+        Stage(
+            devices[1:5],
+            (LayerRun(1, 1, Strategy(2, 2, **fields), (1, 1)),),
+            SpanSpecs((2, 2), (LayerSpecs(1, "block", operators),)),
+        ),
+        Stage(devices[5:], (LayerRun(2, 1, Strategy(1, 1), (2,)),)),
+    )
+    return Plan(3, 2, (Pipeline(1, 2, stages),))
+
+
+def changed(name: str, **fields: Any) -> Plan:
+    return plan_of(tuple(replace(one, **fields) if one.name == name else one for one in BLOCK))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [FAMILY, replace(FAMILY, tied_embeddings=True), Gpt(1, 64, 4, 32, 128), Gpt(1, 64, 4, 32, 128, activation="relu")],
+)
+def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
+    assert runs_operators(Model.of(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (Bert(1, 64, 4, 32, 128), "gpt and llama one by one, got bert"),
+        (Moe(2, 64, 4, 32, experts=4, expert_every=2), "got moe"),
+        (Gpt(1, 64, 4, 32, 128, parallel_residual=True), "of gpt with parallel_residual False, got True"),
+        (Gpt(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
+        (replace(FAMILY, query_key_norm=True), "does not shard query_normalisation of block by itself"),
+    ],
+)
+def test_other_models_are_refused_by_name(family: Family, message: str) -> None:
+    model = Model.of(family)
+    assert not runs_operators(model)
+    refusal = operators_refusal(plan_of(), model)
+    assert refusal is not None
+    assert message in refusal
+    without = plan_of().map_stages(lambda stage: replace(stage, operators=None))
+    assert operators_refusal(without, model) is None
+
+
+def test_shardings_that_follow_from_their_algorithms_run() -> None:
+    assert operators_refusal(plan_of(), Model.of(FAMILY)) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            plan_of(BLOCK[1:]),
+            "layer 1: expected a block of operators attention_normalisation, query_key_value, rotary, ",
+        ),
+        (plan_of(sequence_parallel=True), "layers 1…1: tensor groups divide the sequence, but operators say how"),
+        (
+            changed("down", sum_scattered=True),
+            "layer 1, operator down: sum_scattered: the worker all-reduces sums of outputs, got true; make it false",
+        ),
+        (
+            changed("down", output="S0 S1 R"),
+            "layer 1, operator down: output: expected S0 R R, as batch→0 in→1 shards it, got S0 S1 R",
+        ),
+        (changed("down", operands=()), "operator down: operands: expected 1, got 0"),
+        (
+            changed("gate", algorithm="batch→0 heads→1"),
+            "operator gate: algorithm: expected loops of batch, sequence, width, got batch→0 heads→1",
+        ),
+        (
+            changed("gate", weight_held=WeightHeld.GATHERED),
+            "operator gate: weight_held, update_sharded: it has no weight",
+        ),
+        (
+            changed("rotary", algorithm="width→01", output="R R S01 R", operands=("R R S01 R",)),
+            "operator rotary: algorithm: width→01 divides width by 4, which does not divide 2, the heads of keys and values",
+        ),
+    ],
+)
+def test_shardings_that_do_not_run_are_refused_by_layer_and_operator(plan: Plan, words: str) -> None:
+    refusal = operators_refusal(plan, Model.of(FAMILY))
+    assert refusal is not None
+    assert words in refusal
+
+
+def test_positions_are_divided_evenly() -> None:
+    plan = changed("attention_normalisation", algorithm="sequence→0", output="R S0 R R", operands=("R S0 R R",))
+    refusal = operators_refusal(plan, Model.of(replace(FAMILY, sequence_length=7)))
+    assert refusal is not None
+    assert "sequence→0 divides sequence by 2, which does not divide 7, the positions" in refusal
+
+
+def test_plans_of_several_pipelines_are_refused() -> None:
+    pipeline = plan_of().pipelines[0]
+    others = tuple(
+        replace(stage, devices=tuple(replace(device, node="other") for device in stage.devices))
+        for stage in pipeline.stages
+    )
+    plan = Plan(3, 4, (pipeline, replace(pipeline, stages=others)))
+    refusal = operators_refusal(plan, Model.of(FAMILY))
+    assert refusal == "operators: stages with shardings of operators run in one pipeline, got 2"
