@@ -43,6 +43,9 @@ class Collectives(Protocol):
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """Sum (size, count) over the ranks and return this rank's row, (count,)."""
 
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """Send row i of (size, count) to rank i; return what each rank sent to this one, (size, count)."""
+
 
 SEQUENCE_DIMENSION = 1
 """Dimension of (rows, sequence, …) that is scattered."""

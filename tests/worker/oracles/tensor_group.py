@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from trainwright_worker.layers.layer import Boundary, Data, Layer
+from trainwright_worker.layers.operators.resharding import Mesh
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
+T = TypeVar("T")
 SECONDS = 30
 
 
@@ -49,6 +52,34 @@ class Thread:
 
     def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
         return self.meeting.exchange(self.index, parts).sum(0)[self.index].clone()
+
+    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
+        return self.meeting.exchange(self.index, parts)[:, self.index].clone()
+
+
+def run_mesh(shape: tuple[int, int], run: Callable[[Mesh], T]) -> list[T]:
+    """Return what `run` gives on every rank of a mesh of threads."""
+    places = [(first, second) for first in range(shape[0]) for second in range(shape[1])]
+    rows, columns = ([Meeting(shape[1 - d]) for _ in range(shape[d])] for d in (0, 1))
+    everyone = Meeting(len(places))
+
+    def rank(place: tuple[int, int]) -> T:
+        torch.set_num_threads(1)
+        first, second = place
+        groups = (
+            Thread(columns[second], first, shape[0]),
+            Thread(rows[first], second, shape[1]),
+            Thread(everyone, first * shape[1] + second, len(places)),
+        )
+        try:
+            return run(Mesh(shape, place, groups))
+        except BaseException:
+            for meeting in (*rows, *columns, everyone):
+                meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(rank, places))
 
 
 def passes(layer: Layer, boundary: Boundary, data: Data, gradients: Boundary) -> tuple[Boundary, Boundary, dict]:
