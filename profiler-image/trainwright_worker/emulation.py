@@ -80,7 +80,8 @@ class Pacer:
         self.active = active
         self.paced = 0
         self.late = 0
-        self._segment_seconds: Sequence[float] = ()
+        self._segment_seconds: Sequence[float] | None = ()
+        self._stated_seconds = 0.0
         self._segment_index = 0
         self._segment_start = 0.0
         self._actual_start = 0.0
@@ -89,12 +90,16 @@ class Pacer:
     def reset_counts(self) -> None:
         self.paced = self.late = 0
 
-    def start(self, segment_seconds: Sequence[float], *, waited_seconds: float) -> None:
-        """Start a pass of these segments, after a wait of `waited_seconds`."""
+    def start(self, segment_seconds: Sequence[float] | None, *, waited_seconds: float) -> None:
+        """Start a pass of these segments, after a wait of `waited_seconds`; None: `add` states their seconds."""
         if self.active:
-            self._segment_seconds, self._segment_index = segment_seconds, 0
+            self._segment_seconds, self._segment_index, self._stated_seconds = segment_seconds, 0, 0.0
             self._actual_start = time.perf_counter()
             self._segment_start = self._actual_start if waited_seconds > BLOCKED_SECONDS else self._due
+
+    def add(self, seconds: float) -> None:
+        """Add to the current segment of a pass whose segments are not known when it starts."""
+        self._stated_seconds += seconds
 
     def pause(self) -> None:
         """End the current segment, before a communication."""
@@ -109,6 +114,9 @@ class Pacer:
     def end(self) -> None:
         """End the pass. Its last segment is empty if the pass ended in a communication."""
         if not self.active:
+            return
+        if self._segment_seconds is None:
+            self._end_segment()
             return
         if self._segment_index != len(self._segment_seconds) - 1:
             raise RuntimeError(
@@ -126,7 +134,10 @@ class Pacer:
             self._due = time.perf_counter()
 
     def _end_segment(self) -> None:
-        planned_seconds = self._segment_seconds[self._segment_index]
+        if self._segment_seconds is None:
+            planned_seconds, self._stated_seconds = self._stated_seconds, 0.0
+        else:
+            planned_seconds = self._segment_seconds[self._segment_index]
         due = self._segment_start + planned_seconds
         self._segment_index += 1
         if planned_seconds == 0:  # one communication directly follows another

@@ -136,6 +136,33 @@ class NormalWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class NormalBox:
+    """Part of normal initial values whose last dimension is split, too.
+
+    Attributes:
+        rows: values with all columns.
+        first, stop: columns of the part.
+    """
+
+    rows: NormalWeight
+    first: int
+    stop: int
+
+    def draw_into(self, target: Tensor, start: int) -> None:
+        """Write the values of the flattened part from `start` on to a flat tensor."""
+        columns = self.stop - self.first
+        top, bottom = start // columns, -(-(start + target.numel()) // columns)
+        full = target.new_empty((bottom - top) * self.rows.shape[-1], dtype=torch.float32)
+        self.rows.draw_into(full, top * self.rows.shape[-1])
+        part = full.view(bottom - top, -1)[:, self.first : self.stop].flatten()
+        target.copy_(part[start - top * columns :][: target.numel()])
+
+
+InitialValues = NormalWeight | NormalBox
+"""Initial values that are drawn where they are kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
     """Rectangle of a matrix to be drawn, and where it begins."""
 

@@ -94,6 +94,9 @@ def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) ->
     flat = torch.zeros(unit.shard_size * unit.shard_group.count)
     for weight, view in zip(unit.weights, unit.views(flat), strict=True):
         value = whole[weight.name]
+        if weight.box is not None:
+            starts = zip(weight.box.offsets, weight.parameter.shape, strict=True)
+            value = value[tuple(slice(start, start + size) for start, size in starts)]
         if weight.split_dimension is not None:
             value = TensorShard(place.tensor_rank, run.arrangement.tensor).slice_weight(value, weight.split_dimension)
         view.copy_(value)

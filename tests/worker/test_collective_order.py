@@ -24,6 +24,8 @@ from nccl_rules import (
     pairs_that_may_block,
 )
 from nightly import covering
+from operator_plans import MIXED, QUERIES, given
+from operator_plans import plan_of as mesh_plan
 from random_plans import feature_pairs, in_sequence_parallel, random_plan
 from recorded_calls import Close, Record, recording
 
@@ -31,7 +33,9 @@ from trainwright.cluster import Device
 from trainwright.families import T5, Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Plan
+from trainwright.operator_shardings import WeightHeld
+from trainwright.plan import LayerRun, Plan, Stage
+from trainwright.strategy import Strategy
 from trainwright.worker_api import Gang, GangNode, LinkTask, TrialTask
 from trainwright_worker import trial
 from trainwright_worker.device import barrier
@@ -121,12 +125,23 @@ def candidates() -> list[Plan]:
 
 @cache
 def quick() -> Series:
-    return Series.of(
+    by_degrees = Series.of(
         [
             *((GPT, plan) for plan in covering(candidates(), feature_pairs)),
             *((TWO_BOUNDARIES, plan_of(seed, TWO_BOUNDARIES)) for seed in range(8)),
         ]
     )
+    return Series((*by_degrees.trials, *on_meshes()))
+
+
+def on_meshes() -> list[TrialTask]:
+    """Return trials of stages with shardings of operators: on all devices, and before a stage with degrees."""
+    gathered = {"weight_held": WeightHeld.GATHERED, "update_sharded": True}
+    alone = given(GPT, (2, 4), 4, MIXED, (0, 6))
+    front = given(GPT, (2, 2), 4, QUERIES, (0, 3), **gathered)
+    behind = Stage(DEVICES[4:], (LayerRun(3, 3, Strategy(2, 2), (3, 1)),))
+    plans = [mesh_plan(stages, 4) for stages in ([alone], [front, behind])]
+    return [TrialTask(GANG, GPT, plan, warmup_iterations=1, iterations=1) for plan in plans]
 
 
 def many() -> Series:

@@ -141,11 +141,13 @@ class _RankState:
     def whole_states(self, intervals: Sequence[tuple[int, int]] | None = None) -> Iterator[StateTile]:
         """Yield states that belong to weights as a whole; with intervals, those of weights that begin in one of them.
 
-        A weight that the tensor degree splits begins on its first rank.
+        A weight that the tensor degree or a mesh splits begins on its first rank.
         """
         for part, states in self.states:
             begin = self.flat_parameter.shard_start + part.start - part.first
             is_first = part.weight.split_dimension is None or self.run.tensor_shard(self.rank)[0] == 0
+            if part.weight.box is not None:
+                is_first = not any(part.weight.box.offsets)
             if intervals is None or (is_first and any(low <= begin < high for low, high in intervals)):
                 for kind, state in states.items():
                     if state.shape != (part.stop - part.first,):
@@ -154,6 +156,10 @@ class _RankState:
 
     def _state_tile(self, kind: str, weight: Weight, tile: Tile, values: Tensor) -> StateTile:
         shape, name = list(weight.parameter.shape), f"{kind}/{weight.name}"
+        if weight.box is not None:
+            for dimension, offset in enumerate(weight.box.offsets):
+                tile = tile.shifted(dimension, offset)
+            return StateTile(name, weight.box.full_shape, tile, values)
         if weight.split_dimension is None:
             return StateTile(name, tuple(shape), tile, values)
         shape[weight.split_dimension] = size = weight.split_size or 0
@@ -172,6 +178,8 @@ class _RankState:
             min(flat_parameter.shard_stop, flat_parameter.size),
             flat_parameter.split_size,
         )
+        if flat_parameter.copies is not None:
+            return (_even_share(low, high, flat_parameter.copies.count, flat_parameter.copies.number),)
         count, number = self.run.replicas, self.run.position_of(self.rank).replica
         if flat_parameter.shard_group.sharding is not Sharding.NONE:
             count, number = 1, 0
@@ -206,10 +214,14 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
     tied_groups = {group.name: group for group in tied_parameter_groups(executor.plan_ranks, executor.model)}
     for holding in _rank_states(executor):
         tied_group = tied_groups.get(holding.flat_parameter.weights[0].name)
-        writing_run = holding.run if tied_group is None else tied_group.runs[0]
-        if executor.rank in writing_run.ranks and (
-            tied_group is None or tied_group.has_same_part(writing_run, holding.run)
-        ):
+        copies, writing_run = holding.flat_parameter.copies, holding.run if tied_group is None else tied_group.runs[0]
+        if copies is not None:
+            writes = copies.is_first
+        else:
+            writes = executor.rank in writing_run.ranks and (
+                tied_group is None or tied_group.has_same_part(writing_run, holding.run)
+            )
+        if writes:
             intervals = holding.write_intervals()
             for low, high in intervals:
                 yield from holding.tiles(low, high, max_values)

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 
 from trainwright.cluster import Emulation
 from trainwright.model import Model
-from trainwright_worker.emulation import ComputeSegment, backward_segments, forward_segments
+from trainwright_worker.emulation import ComputeSegment, Pacer, backward_segments, forward_segments
 from trainwright_worker.executor.stage_module import RankLayer, StageModule
+from trainwright_worker.layers.operators.operator_layer import OperatorLayer
+from trainwright_worker.layers.operators.operator_pace import OperatorPace
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStagePace:
     """Emulated seconds of a rank's passes, split at each communication; empty on a real device.
 
+    None for passes of a stage with shardings of operators, which state their seconds while they compute.
+
     Attributes:
         last_backward: backward of the last micro-batch, during which some gradients are reduced.
     """
 
-    forward: tuple[float, ...] = ()
-    backward: tuple[float, ...] = ()
-    last_backward: tuple[float, ...] = ()
+    forward: tuple[float, ...] | None = ()
+    backward: tuple[float, ...] | None = ()
+    last_backward: tuple[float, ...] | None = ()
     update: tuple[float, ...] = ()
 
     @classmethod
@@ -39,6 +43,28 @@ class EmulatedStagePace:
             _backward_seconds(stage, segments, backwards, is_last=True),
             (emulation.update_seconds(stage.updated_parameters),),
         )
+
+
+def pace_operators(
+    emulation: Emulation | None, model: Model, stage: StageModule, micro_batch_size: int, pacer: Pacer
+) -> EmulatedStagePace:
+    """Let the operators of a stage state their emulated seconds to a pacer.
+
+    An operator takes its share of the layer's FLOPs as long as the layer would take if it were divided as the operator is.
+    """
+    if emulation is None:
+        return EmulatedStagePace()
+    for layer in stage.layers:
+        if isinstance(layer.module, OperatorLayer):
+            kind = model.kind_of(layer.number)
+            whole = sum(operator.forward_flops_per_row for operator in kind.operators)
+            seconds = {}
+            for operator in kind.operators:
+                share = operator.forward_flops_per_row / whole if whole else 1 / len(kind.operators)
+                flops = whole * micro_batch_size / layer.module.operators.part_count(operator.name)
+                seconds[operator.name] = share * emulation.compute_seconds(flops)
+            layer.module.operators.pace = OperatorPace(seconds, pacer.add)
+    return EmulatedStagePace(None, None, None, (emulation.update_seconds(stage.updated_parameters),))
 
 
 class _PacedSegments:

@@ -19,9 +19,10 @@ from trainwright_worker.device import RunAheadLimit, read_value
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.batch_weight import BatchWeight
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
-from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
+from trainwright_worker.executor.emulated_pacing import EmulatedStagePace, pace_operators
 from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.layer_passes import LayerPasses, MicroBatchRows
+from trainwright_worker.executor.operator_stage import OperatorStageBuilder
 from trainwright_worker.executor.optimizer import (
     GradientNorm,
     GradientScaling,
@@ -29,7 +30,7 @@ from trainwright_worker.executor.optimizer import (
     Optimizer,
     make_optimizer,
 )
-from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks
 from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import TORCH_DTYPES, StageBuilder
@@ -111,22 +112,31 @@ class PlanExecutor:
         self.run_ahead = RunAheadLimit.of(self.device)
         self.stage_ranks = self.plan_ranks.stage_of(self.rank)
         self.pipeline = plan.pipelines[self.stage_ranks.pipeline]
-        self.stage = StageBuilder(
+        has_operators = self.stage_ranks.operators is not None
+        parts = (
             model,
             self.family_layers,
             self.plan_ranks,
             self.rank,
             self.groups,
             self.device,
-            self._tensor_group,
+            self._collectives,
             self.beat,
-        ).build(training.seed)
+        )
+        builder: OperatorStageBuilder | StageBuilder = (
+            OperatorStageBuilder(*parts) if has_operators else StageBuilder(*parts)
+        )
+        self.stage = builder.build(training.seed)
         self.optimizer: Optimizer = (
             make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)
             if isinstance(training.optimizer, str)
             else TorchOptimizer(self.stage.flat_parameters, training.optimizer, plan, self.device)
         )
-        self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
+        if has_operators:
+            rows = self.pipeline.micro_batch_size
+            self.pace = pace_operators(context.emulation, model, self.stage, rows, self.pacer)
+        else:
+            self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
         self.passes = LayerPasses(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
         self.skipped_updates = self.empty_batches = 0
@@ -149,9 +159,8 @@ class PlanExecutor:
         formats = None if is_own_model else (TORCH_DTYPES[self.model.dtype],) * len(shapes)
         return BoundarySpec(shapes, formats, self.device)
 
-    def _tensor_group(self, run: RunRanks) -> TensorGroup:
-        ranks = run.tensor_groups[run.position_of(self.rank).replica]
-        group = self.groups.group_of(run.tensor_group_ranks(self.rank))
+    def _collectives(self, ranks: Ranks) -> TensorGroup:
+        group = self.groups.group_of(tuple(sorted(ranks)))
         return TensorGroup(group, ranks, self.rank, self.pacer, self.recorder, self.beat)
 
     def make_batch(self, iteration: int, read_rows: ReadRows | None = None) -> Batch:
@@ -163,7 +172,7 @@ class PlanExecutor:
         rows_by_run = []
         for run in self.stage.runs:
             fields = tuple(dict.fromkeys(field for layer in run for field in layer.module.reads))
-            start, stop = run[0].run.row_interval_of(self.rank)
+            start, stop = self.stage_ranks.row_interval(run[0].run, self.rank)
             first = self.plan_ranks.first_row(self.stage_ranks.pipeline) + start
             rows_by_run.append(
                 tuple(

@@ -13,10 +13,23 @@ from torch import Tensor, nn
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.process_groups import all_gather_single
-from trainwright_worker.initial_weights import NormalWeight, part_start
+from trainwright_worker.initial_weights import InitialValues, part_start
 
 ALIGNED_VALUES = 8
 """Values to a multiple of which weights and shards are padded: 16 bytes in half precision, which tensor cores need."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBox:
+    """Rectangle of a full weight that a rank of a mesh has.
+
+    Attributes:
+        offsets: its first entry in each dimension.
+        full_shape: shape of the full weight.
+    """
+
+    offsets: tuple[int, ...]
+    full_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,7 @@ class Weight:
         split_size: full size of that dimension.
         has_partial_gradient: whether each rank of a tensor group computes only one summand of its gradient.
         initial: initial values, drawn where they are kept; None if the parameter holds them.
+        box: part of the weight that the parameter is, where a mesh and no tensor degree splits it.
     """
 
     name: str
@@ -36,7 +50,8 @@ class Weight:
     split_dimension: int | None = None
     split_size: int | None = None
     has_partial_gradient: bool = False
-    initial: NormalWeight | None = None
+    initial: InitialValues | None = None
+    box: WeightBox | None = None
 
     @property
     def aligned_size(self) -> int:
@@ -45,11 +60,18 @@ class Weight:
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """Shape of the weight that the tensor degree splits."""
+        """Shape of the weight that the tensor degree or a mesh splits."""
+        if self.box is not None:
+            return self.box.full_shape
         shape = list(self.parameter.shape)
         if self.split_dimension is not None and self.split_size is not None:
             shape[self.split_dimension] = self.split_size
         return tuple(shape)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First entry of the part that a mesh gives this rank, in each dimension."""
+        return (0,) * self.parameter.dim() if self.box is None else self.box.offsets
 
     def narrow(self, part: Tensor, number: int, count: int, first: int) -> Tensor:
         """Return slice `number` of the `count` finest slices from a part that begins with slice `first`."""
@@ -103,6 +125,25 @@ class ShardGroup:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class MeshCopies:
+    """Ranks of a mesh that keep the same values of a flat parameter.
+
+    Attributes:
+        number, count: this rank is the number-th of `count` of them.
+        is_first: whether no other part of the same weights comes before; a tied weight may have several parts.
+    """
+
+    number: int
+    count: int
+    is_first: bool = True
+
+    @property
+    def counts(self) -> bool:
+        """Return whether this rank stands for all of them."""
+        return self.is_first and self.number == 0
+
+
 class FlatParameter:
     """Flat parameter: weights that are reduced, updated and, if sharded, gathered together.
 
@@ -125,6 +166,7 @@ class FlatParameter:
         master_shard: this rank's shard of the weights in float32, which the optimizer updates; `shard` if none does.
         shard: this rank's shard of the weights in the model's dtype.
         is_unsharded: whether layers can compute with the weights now.
+        copies: ranks that keep the same values, if a mesh splits the weights.
     """
 
     def __init__(  # noqa: PLR0913 (what it holds, and where)
@@ -136,8 +178,10 @@ class FlatParameter:
         device: torch.device,
         is_shared: bool = False,
         is_trained: bool = True,
+        copies: MeshCopies | None = None,
         beat: Callable[[str], None] = lambda _doing: None,
     ) -> None:
+        self.copies = copies
         self.weights = tuple(sorted(weights, key=lambda weight: weight.split_dimension is None))
         self.shard_group, self.is_trained = shard_group, is_trained
         # Autograd must not accumulate a tied weight's gradient by itself, since a layer's gradient may not count.

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.rank_layout import slices_of
+from trainwright.strategy import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
 from trainwright_worker.executor.parameter_groups import ParameterGroup, TiedParameterGroup
@@ -70,6 +71,16 @@ def make_reduction(
         return _ReduceScatter(flat_parameter, partial, peer_group, overlaps_backward=parameter_group.overlaps_backward)
     group = groups.group_of(parameter_group.slice_ranks(run.position_of(rank).tensor_rank))
     return _AllReduction(flat_parameter, partial, group, overlaps_backward=parameter_group.overlaps_backward)
+
+
+def make_group_reduction(
+    flat_parameter: FlatParameter, group: dist.ProcessGroup | None, *, overlaps_backward: bool
+) -> Reduction:
+    """Return the reduction of gradients of which each rank of a group has a summand; None if this rank has all of it."""
+    partial, overlaps = _PartialReduction(flat_parameter, None), overlaps_backward and group is not None
+    if flat_parameter.shard_group.sharding is not Sharding.NONE:
+        return _ReduceScatter(flat_parameter, partial, None, overlaps_backward=overlaps)
+    return _AllReduction(flat_parameter, partial, group, overlaps_backward=overlaps)
 
 
 class _PartialReduction:
@@ -203,6 +214,11 @@ def make_tied_reduction(
     tied_group: TiedParameterGroup, parts: Sequence[TiedPart], rank: int, groups: ProcessGroups
 ) -> Reduction:
     """Return the reduction of a tied weight on a rank that holds parts of it: several if its runs divide it differently."""
+    if tied_group.meets_mesh:
+        shards = [(part, part.run.tensor_shard(rank), part.flat_parameter.weights[0]) for part in parts]
+        pairs = [(part.flat_parameter, (part_start(weight.full_shape[0], *shard), 0)) for part, shard, weight in shards]
+        group = groups.group_of(tied_group.reduction_group_of(rank))
+        return FullTiedReduction(pairs, shards[0][2].full_shape, group)
     if tied_group.reduces_by_slice:
         numbers = sorted({number for part in parts for number in slices_of(part.run, rank, tied_group.slice_count)})
         by_slice = {number: groups.group_of(tied_group.slice_ranks(number)) for number in numbers}
@@ -272,6 +288,50 @@ class _TiedSliceAllReduction(Reduction):
 
     def _piece(self, part: FlatParameter, number: int, first: int) -> Tensor:
         return part.weights[0].narrow(part.gradient_views[0], number, self._slice_count, first)
+
+
+class FullTiedReduction(Reduction):
+    """All-reduce of all of a tied weight over its owners, which have any rectangles of it, a few of its rows at a time.
+
+    Args:
+        parts: the flat parameters of this rank that hold a part, each with the first entry of its part in each dimension.
+        full_shape: shape of the weight, a matrix.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[FlatParameter, tuple[int, ...]]],
+        full_shape: tuple[int, ...],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__(parts[0][0])
+        self._parts, self._full_shape, self._group = parts, full_shape, group
+
+    def start(self) -> None:
+        for part, _ in self._parts:
+            part.ensure_gradients()
+        entries, width = self._full_shape
+        rows = max(MAX_MESSAGE_BYTES // (width * torch.float32.itemsize), 1)
+        device = self.flat_parameter.full_values.device
+        for first in range(0, entries, rows):
+            total = torch.zeros(min(rows, entries - first), width, device=device)
+            pairs = [(self._rows_of(*part, first, len(total)), part[1]) for part in self._parts]
+            for (own, start), offsets in pairs:
+                total[start : start + len(own), offsets[1] : offsets[1] + own.shape[1]] += own
+            if self._group is not None:
+                dist.all_reduce(total, group=self._group)
+            for (own, start), offsets in pairs:
+                own.copy_(total[start : start + len(own), offsets[1] : offsets[1] + own.shape[1]])
+        for part, _ in self._parts:
+            part.keep_gradient_shard()
+
+    @staticmethod
+    def _rows_of(part: FlatParameter, offsets: tuple[int, ...], first: int, count: int) -> tuple[Tensor, int]:
+        """Return a view of a part's gradients among `count` rows of the weight, and where among them it begins."""
+        view = part.gradient_views[0]
+        low = min(max(first - offsets[0], 0), len(view))
+        high = min(max(first + count - offsets[0], 0), len(view))
+        return view[low:high], max(offsets[0] + low - first, 0)
 
 
 @dataclass(frozen=True, slots=True)

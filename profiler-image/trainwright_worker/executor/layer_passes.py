@@ -155,13 +155,12 @@ class LayerPasses:
                 )
         else:
             output = self._compute(layer, _seed(layer, rows), inputs, _fields(layer, rows))
-        counts_loss = layer.run.position_of(self._rank).tensor_rank == 0
-        if output.loss is not None and counts_loss:
+        if output.loss is not None and layer.counts_loss:
             self.loss += output.loss.detach()
             if output.weight is not None:
                 self.weight += output.weight
         if self.observer is not None:
-            self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=counts_loss)
+            self.observer.observe(layer.number, layer.module, output, _seed(layer, rows), counts_loss=layer.counts_loss)
         if stored is not None:
             keeps_output = not (layer.is_recomputed or layer.without_backward)
             stored.append(_StoredForward(inputs, rows, output if keeps_output else None, buffers))

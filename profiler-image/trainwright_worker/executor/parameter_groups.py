@@ -93,6 +93,7 @@ class TiedParameterGroup:
         is_partial: whether each rank of a tensor group computes only one summand of the gradient.
         spans_stages: whether any pipeline holds the weight in several stages.
         is_divided: whether tensor groups divide the weight (a vocabulary); else each rank has all of it.
+        meets_mesh: whether a stage with a mesh holds the weight; then all owners reduce all of it together.
     """
 
     name: str
@@ -100,6 +101,7 @@ class TiedParameterGroup:
     is_partial: bool
     spans_stages: bool = False
     is_divided: bool = False
+    meets_mesh: bool = False
 
     @property
     def reduces_by_tensor_index(self) -> bool:
@@ -109,6 +111,8 @@ class TiedParameterGroup:
         contributes its summand if gradients are partial, else only the first rank of each tensor group contributes, since the
         others have the same gradient.
         """
+        if self.meets_mesh:
+            return False
         one_degree = len({len(run.data_groups) for run in self.runs}) == 1
         tensor_indices = {(rank, run.position_of(rank).tensor_rank) for run in self.runs for rank in run.members}
         return not self.is_partial and one_degree and len(tensor_indices) == len({rank for rank, _ in tensor_indices})
@@ -121,7 +125,7 @@ class TiedParameterGroup:
     @property
     def reduces_by_slice(self) -> bool:
         """Return whether the weight is divided in different ways, so that slices of it have different owners."""
-        return self.is_divided and not self.reduces_by_tensor_index
+        return self.is_divided and not self.reduces_by_tensor_index and not self.meets_mesh
 
     @property
     def slice_count(self) -> int:
@@ -191,5 +195,8 @@ def tied_parameter_groups(plan_ranks: PlanRanks, model: Model) -> tuple[TiedPara
         is_partial = any(model.kind_of(layer).is_tensor_parallel for layer in layers)
         spans_stages = len({run.ranks for run in holders.values()}) > len(plan_ranks.pipelines)
         is_divided = any(model.divided_kind(model.kind_of(layer)) for layer in layers)
-        tied_groups.append(TiedParameterGroup(name, tuple(holders.values()), is_partial, spans_stages, is_divided))
+        meets_mesh = any(plan_ranks.has_operators(layer) for layer in layers)
+        tied_groups.append(
+            TiedParameterGroup(name, tuple(holders.values()), is_partial, spans_stages, is_divided, meets_mesh)
+        )
     return tuple(tied_groups)

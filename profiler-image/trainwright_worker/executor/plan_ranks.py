@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
+from typing import Final
 
 from trainwright.cluster import Device
 from trainwright.model import Model
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import LayerRun, Pipeline, Plan
 from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers, divides_boundary
 from trainwright.strategy import Sharding
@@ -63,13 +65,52 @@ class RunRanks(RankLayout[int]):
         return tuple(tuple(sorted(group)) for group in self.data_groups)
 
 
+MESH_DIMENSIONS: Final = (0,), (1,), (0, 1)
+"""Sets of mesh dimensions along which ranks communicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRanks:
+    """Ranks of a stage as a rectangle of shape (n_0, n_1): the i-th one has the coordinates (i // n_1, i % n_1).
+
+    Attributes:
+        members: in the order of the stage's devices.
+    """
+
+    shape: tuple[int, int]
+    members: Ranks
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        return divmod(self.members.index(rank), self.shape[1])
+
+    def line(self, rank: int, dimensions: tuple[int, ...]) -> Ranks:
+        """Return the ranks whose coordinates differ from a rank's in these dimensions alone, in order of coordinates."""
+        own = self.coordinates(rank)
+        others = [dimension for dimension in (0, 1) if dimension not in dimensions]
+        return tuple(
+            member
+            for member in self.members
+            if all(self.coordinates(member)[dimension] == own[dimension] for dimension in others)
+        )
+
+    def lines(self) -> tuple[Ranks, ...]:
+        """Return the ranks that communicate along one dimension or both."""
+        lines = (self.line(rank, dimensions) for dimensions in MESH_DIMENSIONS for rank in self.members)
+        return tuple(dict.fromkeys(line for line in lines if len(line) > 1))
+
+
 @dataclass(frozen=True, slots=True)
 class StageRanks:
-    """Ranks of one stage of one pipeline, run by run."""
+    """Ranks of one stage of one pipeline, run by run.
+
+    Attributes:
+        operators: shardings of its operators; then its runs only say how its boundaries to other stages are divided.
+    """
 
     pipeline: int
     index: int
     runs: tuple[RunRanks, ...]
+    operators: SpanSpecs | None = None
 
     @property
     def first(self) -> int:
@@ -86,7 +127,19 @@ class StageRanks:
     @property
     def moves_rows(self) -> bool:
         """Return whether rows move between its runs."""
-        return any(not before.is_equivalent(behind) for before, behind in pairwise(self.runs))
+        return self.operators is None and any(
+            not before.is_equivalent(behind) for before, behind in pairwise(self.runs)
+        )
+
+    def row_interval(self, run: RunRanks, rank: int) -> tuple[int, int]:
+        """Return the rows of a micro-batch that a rank reads in a run: all on a mesh, where each operator takes its own part."""
+        return (0, sum(run.rows)) if self.operators is not None else run.row_interval_of(rank)
+
+    @property
+    def mesh(self) -> MeshRanks:
+        """Return the mesh of its operators; one line of ranks if it has none."""
+        members = self.runs[0].members
+        return MeshRanks((1, len(members)) if self.operators is None else self.operators.mesh_shape, members)
 
     def run_of(self, layer: int) -> RunRanks:
         return next(run for run in self.runs if run.first <= layer < run.end)
@@ -123,6 +176,11 @@ class PlanRanks:
         return tuple(
             stage.run_of(layer) for stages in self.pipelines for stage in stages if stage.first <= layer < stage.end
         )
+
+    def has_operators(self, layer: int) -> bool:
+        """Return whether any stage with that layer has shardings of its operators."""
+        stages = (stage for stages in self.pipelines for stage in stages if stage.operators is not None)
+        return any(stage.first <= layer < stage.end for stage in stages)
 
     @property
     def relayout_ranks(self) -> tuple[Ranks, ...]:
@@ -195,5 +253,5 @@ def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tupl
         ranks = tuple(rank_of[device] for device in stage.devices)
         node_of = {rank: device.node for rank, device in zip(ranks, stage.devices, strict=True)}
         runs = tuple(RunRanks(ranks, run.strategy.arrangement, run.rows, run, node_of) for run in stage.layers)
-        stages.append(StageRanks(number, stage_index, runs))
+        stages.append(StageRanks(number, stage_index, runs, stage.operators))
     return tuple(stages)

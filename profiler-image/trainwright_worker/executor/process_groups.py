@@ -129,6 +129,8 @@ def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]
         for run in (run for stage in stages for run in stage.runs):
             groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))
             groups.update(dict.fromkeys(run.all_data_group_ranks))
+    for stage in (stage for stages in plan_ranks.pipelines for stage in stages if stage.operators is not None):
+        groups.update(dict.fromkeys(tuple(sorted(line)) for line in stage.mesh.lines()))
     for parameter_group in parameter_groups(plan_ranks):
         groups.update(dict.fromkeys(_reduction_groups(parameter_group)))
     for tied_group in tied_parameter_groups(plan_ranks, model):
@@ -198,6 +200,17 @@ class TensorGroup:
         with self._communication("summing a sequence within the tensor group"):
             reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)
         return own
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        ascending = sorted(self.ranks)
+        if tuple(ascending) != self.ranks:
+            parts = torch.stack([parts[self.ranks.index(rank)] for rank in ascending])
+        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        with self._communication("exchanging parts of a tensor"):
+            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        if tuple(ascending) == self.ranks:
+            return received
+        return torch.stack([received[ascending.index(rank)] for rank in self.ranks])
 
     @contextmanager
     def _communication(self, doing: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from trainwright_worker.executor.parameter_groups import (
     parameter_groups,
     tied_parameter_groups,
 )
-from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.initial_weights import DeferredWeights, deferred_weights
 from trainwright_worker.layers import tensor_parallel
@@ -53,6 +53,7 @@ class RankLayer:
         gathers_boundary: whether the outgoing boundary must be gathered along the sequence.
         without_backward: whether it and all layers before it are frozen.
         needs_input_gradients: whether a layer before it is trained.
+        counts_loss: whether its loss on this rank counts, which other ranks may have, too.
     """
 
     number: int
@@ -63,6 +64,7 @@ class RankLayer:
     gathers_boundary: bool = False
     without_backward: bool = False
     needs_input_gradients: bool = True
+    counts_loss: bool = True
 
     @property
     def is_sequence_parallel(self) -> bool:
@@ -139,7 +141,7 @@ class StageBuilder:
     """Builder of a rank's stage.
 
     Attributes:
-        tensor_group: returns the collectives of this rank's tensor group in a run.
+        collectives: returns the collectives of some ranks, given in the order of their parts.
         beat: called with a description whenever a weight is drawn.
     """
 
@@ -149,7 +151,7 @@ class StageBuilder:
     rank: int
     groups: ProcessGroups
     device: torch.device
-    tensor_group: Callable[[RunRanks], Collectives]
+    collectives: Callable[[Ranks], Collectives]
     beat: Callable[[str], None]
 
     def build(self, seed: int) -> StageModule:
@@ -217,6 +219,7 @@ class StageBuilder:
                 run,
                 without_backward=self.model.kind_of(layer).without_backward,
                 needs_input_gradients=layer > 0 and not self.model.kind_of(layer - 1).without_backward,
+                counts_loss=run.position_of(self.rank).tensor_rank == 0,
             )
             for run in stage.runs
             for layer in range(run.first, run.end)
@@ -235,7 +238,8 @@ class StageBuilder:
 
         Layers share a divided weight if their runs divide it in the same way.
         """
-        shard = TensorShard(*run.tensor_shard(self.rank), self.tensor_group(run))
+        group = run.tensor_groups[run.position_of(self.rank).replica]
+        shard = TensorShard(*run.tensor_shard(self.rank), self.collectives(group))
         modules = {}
         for layer in range(parameter_group.first, parameter_group.end):
             self.beat(f"making layer {layer}")

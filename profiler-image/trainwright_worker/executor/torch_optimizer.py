@@ -199,7 +199,10 @@ class _UpdateCheck:
 
     def run(self, plan: Plan) -> None:
         """Raise ValueError if a rank of the plan cannot update its weights, or parts of them, without those of other ranks."""
-        divides = any(run.strategy.divides_weights for stage in plan.stages for run in stage.layers)
+        divides = any(
+            stage.operators is not None or any(run.strategy.divides_weights for run in stage.layers)
+            for stage in plan.stages
+        )
         what, way = "some weights", "take one whose update needs no other value, such as AdamW, SGD or Lion"
         whole: list[tuple[int, ...]] = [(32, 128)] * 2
         half: tuple[int, ...] = (32, 128)

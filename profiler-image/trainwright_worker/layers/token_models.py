@@ -86,7 +86,7 @@ class VocabularyLayer(Layer):
         """
         if self.shard.degree == 1:
             return functional.embedding(tokens, table)
-        return self.shard.reduce_from_tensor_group(_look_up(tokens, table, self.first_entry))
+        return self.shard.reduce_from_tensor_group(look_up_slice(tokens, table, self.first_entry))
 
     def position_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each position, (rows, positions), in float32; 0 where the target is UNMASKED.
@@ -99,7 +99,7 @@ class VocabularyLayer(Layer):
             flat = logits.flatten(0, 1).float()  # a half-precision sum over a vocabulary loses digits
             losses = functional.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=UNMASKED)
             return losses.view_as(targets)
-        return _cross_entropy(logits, targets, self.first_entry, self.shard.collectives)
+        return cross_entropy_of_slice(logits, targets, self.first_entry, self.shard.collectives)
 
     def summed_row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of this rank's logits: mean within each row, sum over rows."""
@@ -133,7 +133,8 @@ def _entries(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     return places.clamp(0, count - 1), (places < 0) | (places >= count)
 
 
-def _look_up(tokens: Tensor, table: Tensor, first: int) -> Tensor:
+def look_up_slice(tokens: Tensor, table: Tensor, first: int) -> Tensor:
+    """Return the embeddings of tokens by a slice of a table, whose first entry is `first`; 0 for tokens of other slices."""
     return _LookUp.apply(tokens, table, first)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -171,7 +172,8 @@ class _CrossEntropy(torch.autograd.Function):
         return scores.to(ctx.dtype), None, None, None
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Collectives | None) -> Tensor:
+def cross_entropy_of_slice(logits: Tensor, targets: Tensor, first: int, group: Collectives | None) -> Tensor:
+    """Return the cross-entropy of each position from the logits of a group's slices; this rank's begins at entry `first`."""
     return _CrossEntropy.apply(logits, targets, first, group)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -124,6 +124,11 @@ class _RecordingGroup(dist.ProcessGroup):
     def _reduce_scatter_base(self, output: torch.Tensor, whole: torch.Tensor, _options: Any = None) -> _Work:
         return self._collective("reduce_scatter", whole, output)
 
+    def alltoall_base(
+        self, output: torch.Tensor, parts: torch.Tensor, _sent: Any = None, _received: Any = None, _options: Any = None
+    ) -> _Work:
+        return self._collective("all_to_all", parts, output)
+
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names since torch 2.13
 
     def allgather(self, outputs: list[list[torch.Tensor]], parts: list[torch.Tensor], _options: Any = None) -> _Work:

@@ -63,6 +63,11 @@ class StagedGroup(dist.ProcessGroup):
         work = self._gloo._reduce_scatter_base(host, *_on_host([parts]), opts or dist.ReduceScatterOptions())
         return StagedWork(work, [(output, host)])
 
+    def alltoall_base(self, output, parts, sent, received, opts=None) -> StagedWork:
+        host = _empty(output)
+        work = self._gloo.alltoall_base(host, *_on_host([parts]), sent, received, opts or dist.AllToAllOptions())
+        return StagedWork(work, [(output, host)])
+
     # Names of releases after 2.11.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base

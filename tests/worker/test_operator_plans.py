@@ -1,0 +1,140 @@
+"""Equivalence of plans with shardings of operators with one process on the whole batch, and their checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from gang_answers import answers_of
+from operator_plans import BATCH, FAST, MEGATRON, MIXED, QUERIES, SLOW, TRANSPOSED, chosen, devices, given, plan_of
+from plan_cases import model_of
+
+from trainwright import documents
+from trainwright.operator_shardings import WeightHeld
+from trainwright.plan import LayerRun, Plan, Stage
+from trainwright.strategy import Sharding, Strategy
+
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
+
+EQUIVALENCE = Path(__file__).with_name("equivalence_gang.py")
+CHECKPOINT = Path(__file__).with_name("checkpoint_gang.py")
+GPT = {"gpt": {"layers": 2, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 40}}
+LLAMA = {
+    "llama": {
+        "layers": 2, "hidden_size": 32, "heads": 8, "key_value_heads": 4, "sequence_length": 8, "vocabulary_size": 40,
+        "intermediate_size": 64,
+    }
+}  # fmt: skip
+TIED_LLAMA = {"llama": {**LLAMA["llama"], "tied_embeddings": True}}
+OPT = {"gpt": {**GPT["gpt"], "activation": "relu", "tied_embeddings": False}}
+ROWS = 4
+GATHERED = {"weight_held": WeightHeld.GATHERED, "update_sharded": True}
+WITH_DEGREES = Stage(devices(4), (LayerRun(0, 4, Strategy(2, 2, sharding=Sharding.ZERO2), (2, 2)),))
+
+
+def document(plan: Plan) -> dict:
+    return json.loads(documents.dumps(plan))
+
+
+def case(stages: list[Stage], model: dict, **fields) -> dict:
+    return {"plan": document(plan_of(stages, ROWS)), "model": model, "steps": 3, **fields}
+
+
+def choice(model: dict, shape: tuple[int, int], links, price: int, *, sequences: bool, **fields) -> dict:
+    """Return the case of what the integer program chooses at the lowest memory price (0) or the highest (-1)."""
+    stages = chosen(model_of(model), shape, ROWS, links, divides_sequences=sequences)
+    return case([stages[price]], model, **fields)
+
+
+def mesh_of(model: dict, loops: dict[str, str], *, recompute: bool = False, **fields) -> Stage:
+    stage = given(model_of(model), (2, 2), ROWS, loops, (0, 4), **fields)
+    return replace(stage, layers=tuple(run.with_strategy(recompute=recompute) for run in stage.layers))
+
+
+def mesh_before_degrees() -> dict:
+    mesh = given(model_of(GPT), (1, 2), ROWS, MIXED, (0, 2))
+    degrees = Stage(devices(2, 2), (LayerRun(2, 2, Strategy(2, 1), (ROWS,)),))
+    return case([mesh, degrees], GPT, clip_norm=0.05)
+
+
+def degrees_before_mesh() -> dict:
+    degrees = Stage(devices(2), (LayerRun(0, 2, Strategy(1, 2, sharding=Sharding.ZERO3), (3, 1)),))
+    mesh = replace(given(model_of(GPT), (1, 2), ROWS, TRANSPOSED, (2, 4)), devices=devices(2, 2))
+    return case([degrees, mesh], GPT)
+
+
+CASES: dict[str, Callable[[], dict]] = {
+    **{
+        f"{name} {place}": partial(choice, model, shape, links, price, sequences=sequences, **fields)
+        for name, model, shape, links, sequences, fields in (
+            ("gpt 2×2", GPT, (2, 2), (SLOW, FAST), False, {}),
+            ("gpt 1×4", GPT, (1, 4), (FAST, FAST), True, {"clip_norm": 0.05}),
+            ("llama 2×2", LLAMA, (2, 2), (FAST, FAST), True, {}),
+            ("llama 1×4", TIED_LLAMA, (1, 4), (FAST, FAST), False, {}),
+        )
+        for place, price in (("fastest", 0), ("smallest", -1))
+    },
+    "megatron": lambda: case([mesh_of(GPT, MEGATRON)], GPT),
+    "batch": lambda: case([mesh_of(GPT, BATCH, **GATHERED)], GPT, clip_norm=0.05),
+    "mixed": lambda: case([mesh_of(OPT, MIXED, update_sharded=True)], OPT),
+    "transposed": lambda: case([mesh_of(GPT, TRANSPOSED, recompute=True)], GPT),
+    "queries": lambda: case([mesh_of(GPT, QUERIES, **GATHERED)], GPT, optimizer="adam", learning_rate=1e-3),
+    "mesh, degrees": mesh_before_degrees,
+    "degrees, mesh": degrees_before_mesh,
+}
+HALF: dict[str, Callable[[], dict]] = {
+    "bfloat16": lambda: case([mesh_of(GPT, MIXED)], {**GPT, "dtype": "bfloat16"}),
+    "float16": lambda: case([mesh_of(GPT, TRANSPOSED)], {**GPT, "dtype": "float16"}),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    asked = [{"name": name, **make()} for name, make in (CASES | HALF).items()]
+    return answers_of(EQUIVALENCE, tmp_path_factory.mktemp("plans"), asked, processes=4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_weights_equal_those_of_one_process(answers: dict[str, dict], name: str) -> None:
+    answer = answers[name]
+    assert answer["missing"] == []
+    bounds = {"loss_error": 1e-5, "gradient_error": 1e-5, "weight_error": 1e-5, "state_error": 1e-5}
+    if name == "queries":  # Adam's steps follow the sign of rounding where gradients are almost zero
+        bounds |= {"weight_error": 1e-3, "state_error": 1e-4}
+    assert {key: answer[key] for key, bound in bounds.items() if answer[key] > bound} == {}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_stays_close_to_one_process(answers: dict[str, dict], name: str) -> None:
+    answer = answers[name]
+    assert answer["missing"] == []
+    assert answer["loss_error"] < 0.01
+    assert answer["weight_error"] < 0.1
+
+
+CHANGES: dict[str, Callable[[], tuple[Stage, Stage]]] = {
+    "mesh to degrees": lambda: (mesh_of(GPT, MIXED, update_sharded=True), WITH_DEGREES),
+    "degrees to mesh": lambda: (WITH_DEGREES, mesh_of(GPT, QUERIES, **GATHERED)),
+}
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    folder, asked = tmp_path_factory.mktemp("checkpoints"), []
+    for name, make in CHANGES.items():
+        first, second = (document(plan_of([stage], ROWS)) for stage in make())
+        asked.append({"name": name, "model": GPT, "first": first, "second": second, "folder": str(folder / name)})
+    return answers_of(CHECKPOINT, folder, asked, processes=4)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_checkpoint_resumes_under_another_plan(resumed: dict[str, dict], name: str) -> None:
+    answer = resumed[name]
+    assert answer["missing"] == []
+    assert answer["difference"] == 0.0
+    assert answer["loss_error"] < 1e-5
+    assert max(answer["errors"].values()) < 1e-5
