@@ -227,8 +227,9 @@ def test_layers_of_one_rank_hold_a_shared_weight_once(family) -> None:
     model = Model.of(family)
     layers, shared = make_family_layers(model), {}
     made = [layers.make(index, seed=1, shard=TensorShard(), shared=shared) for index in range(len(model.layers))]
-    values = {id(parameter): parameter.numel() for layer in made for parameter in layer.parameters()}
-    assert sum(values.values()) == model.parameters
+    values = {id(parameter): parameter for layer in made for parameter in layer.parameters()}
+    assert sum(parameter.numel() for parameter in values.values()) == model.parameters
+    assert len({parameter.data_ptr() for parameter in values.values()}) == len(values)
     for layer in made:
         parameters = dict(layer.named_parameters())
         assert all(parameters[name] is shared[whole] for name, whole in layer.shared_weights.items())

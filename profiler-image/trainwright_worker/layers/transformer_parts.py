@@ -169,7 +169,7 @@ class RotaryAttentionLayer(Layer):
             "attention_weight": normal(source, hidden, family.heads * size),
         }
         if family.query_key_norm:
-            whole = {**whole, **dict.fromkeys(HEAD_NORMS, torch.ones(size))}
+            whole = {**whole, **{name: torch.ones(size) for name in HEAD_NORMS}}  # each has values of its own
         self.shard = shard
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
