@@ -26,6 +26,7 @@ FAMILIES = (
     Llama(2, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 12, 50, intermediate_size=24, tied_embeddings=True),
     Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),
+    Llama(1, 32, 4, 12, 50, intermediate_size=24, key_value_heads=2, query_key_value_bias=True),
     Bert(2, 32, 4, 12, 50),
     Bert(1, 32, 4, 12, 50, intermediate_size=40, token_types=3, next_sentence=False),
     T5(2, 32, 4, 12, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),

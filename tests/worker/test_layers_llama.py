@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 from hugging_face import Same, WholeModel, assert_same_training
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from trainwright.families import Llama
 from trainwright.families.fields import RotaryScaling
@@ -19,7 +28,14 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 ROWS = 3
 
 
-def pairs(ours: WholeModel, theirs: LlamaForCausalLM | Qwen3ForCausalLM) -> Iterator[Same]:
+def classes(llama: Llama) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
+    """Return transformers' model that has the fields, and its config."""
+    if llama.query_key_value_bias:
+        return Qwen2ForCausalLM, Qwen2Config
+    return (Qwen3ForCausalLM, Qwen3Config) if llama.query_key_norm else (LlamaForCausalLM, LlamaConfig)
+
+
+def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
     embedding, *blocks, head = ours.layers
     yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
     for block, layer in zip(blocks, theirs.model.layers, strict=True):
@@ -28,6 +44,10 @@ def pairs(ours: WholeModel, theirs: LlamaForCausalLM | Qwen3ForCausalLM) -> Iter
         yield Same(layer.self_attn.k_proj.weight, block.key_weight)
         yield Same(layer.self_attn.v_proj.weight, block.value_weight)
         yield Same(layer.self_attn.o_proj.weight, block.attention_weight)
+        if isinstance(theirs, Qwen2ForCausalLM):
+            yield Same(layer.self_attn.q_proj.bias, block.query_bias)
+            yield Same(layer.self_attn.k_proj.bias, block.key_bias)
+            yield Same(layer.self_attn.v_proj.bias, block.value_bias)
         if isinstance(theirs, Qwen3ForCausalLM):
             yield Same(layer.self_attn.q_norm.weight, block.query_norm_weight)
             yield Same(layer.self_attn.k_norm.weight, block.key_norm_weight)
@@ -60,17 +80,18 @@ def angles(llama: Llama) -> dict[str, Any]:
         Llama(2, 32, 4, 16, 64, intermediate_size=56, key_value_heads=2),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
         Llama(1, 20, 4, 16, 64, intermediate_size=40, key_value_heads=2, head_size=6, query_key_norm=True),
+        Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, query_key_value_bias=True),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_base=500.0, norm_epsilon=0.1),
         Llama(
             1, 64, 2, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)
         ),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("linear", 4.0)),
     ],
-    ids=["grouped", "tied", "qwen3", "base and epsilon", "llama 3.1", "linear"],
+    ids=["grouped", "tied", "qwen3", "qwen2", "base and epsilon", "llama 3.1", "linear"],
 )
 def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
     ours = WholeModel(llama)
-    model, config = (Qwen3ForCausalLM, Qwen3Config) if llama.query_key_norm else (LlamaForCausalLM, LlamaConfig)
+    model, config = classes(llama)
     theirs = model(
         config(
             vocab_size=llama.vocabulary_size,
@@ -79,7 +100,7 @@ def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
             num_hidden_layers=llama.layers,
             num_attention_heads=llama.heads,
             num_key_value_heads=llama.key_value_heads,
-            head_dim=llama.head_size,
+            head_dim=llama.head_size or llama.hidden_size // llama.heads,
             rms_norm_eps=llama.norm_epsilon or 1e-6,
             rope_parameters=angles(llama),
             tie_word_embeddings=llama.tied_embeddings,

@@ -259,6 +259,8 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
         yield f"--kv-channels {family.head_size}", "width of a head"
     if family.query_key_norm:
         yield "--qk-layernorm", "queries and keys are normalised by head"
+    if family.query_key_value_bias:
+        yield "--add-qkv-bias", "biases of queries, keys and values"
     base, why = stated_or_assumed(family, "rotary_base")
     yield f"--rotary-base {round(base)}", why
     yield from _scaling_arguments(family.rotary_scaling)

@@ -253,7 +253,9 @@ def _own_spec(model: Model | None) -> str:
     if model is None:
         reason = "The model was not given (--model)."
     else:
-        named = {Moe: "MoE of these sizes", Llama: "Llama with such heads"}.get(type(model.family), model.family.family)
+        named = {Moe: "MoE of these sizes", Llama: "Llama with such blocks"}.get(
+            type(model.family), model.family.family
+        )
         reason = f"torchtitan 0.3.0 has no {named}."
     return f"""
 {comment([f"{reason} Name a module of yours whose model_spec() returns the ModelSpec; its model has tok_embeddings, layers, norm, lm_head."])}from your_model import model_spec
@@ -261,7 +263,7 @@ def _own_spec(model: Model | None) -> str:
 
 
 def _is_llama3(family: Llama) -> bool:
-    return family.head_size is None and not family.query_key_norm
+    return family.head_size is None and not (family.query_key_norm or family.query_key_value_bias)
 
 
 def _rotary(family: Llama) -> list[tuple[str, str]]:

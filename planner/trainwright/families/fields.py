@@ -160,6 +160,9 @@ HeadSize = Annotated[
 QueryKeyNorm = Annotated[
     bool, Doc("Whether queries and keys are normalised in every head before they are rotated."), OMITTED_DEFAULT
 ]
+QueryKeyValueBias = Annotated[
+    bool, Doc("Whether the projections to queries, keys and values have biases."), OMITTED_DEFAULT
+]
 ROTARY_BASE: Final = 10_000.0
 """Base of rotary angles where a model does not state it."""
 NORM_EPSILON: Final = 1e-6

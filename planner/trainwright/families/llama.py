@@ -30,6 +30,7 @@ from trainwright.families.fields import (
     Layers,
     NormEpsilon,
     QueryKeyNorm,
+    QueryKeyValueBias,
     RotaryBase,
     RotaryScale,
     TiedEmbeddings,
@@ -62,6 +63,7 @@ class Llama:
     key_value_heads: KeyValueHeads = None
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
+    query_key_value_bias: QueryKeyValueBias = False
     tied_embeddings: TiedEmbeddings = False
     rotary_base: RotaryBase = None
     rotary_scaling: RotaryScale = None
@@ -116,7 +118,7 @@ def rotary_attention_segment(family: Llama | Moe, attention: Attention) -> Segme
     tokens, hidden, heads = family.sequence_length, family.hidden_size, family.heads
     size, groups = family.head_size or hidden // heads, family.key_value_heads or heads
     shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True)
-    projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=False)
+    projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=family.query_key_value_bias)
     return all_reduced_segment(
         rms_norm("attention_normalisation", tokens, hidden),
         projection,

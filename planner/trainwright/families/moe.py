@@ -31,6 +31,7 @@ from trainwright.families.fields import (
     Layers,
     NormEpsilon,
     QueryKeyNorm,
+    QueryKeyValueBias,
     RotaryBase,
     RotaryScale,
     TiedEmbeddings,
@@ -79,6 +80,7 @@ class Moe:
     key_value_heads: KeyValueHeads = None
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
+    query_key_value_bias: QueryKeyValueBias = False
     gated: Annotated[
         bool, Doc("Whether an expert is a SwiGLU of three products, or two products with a ReLU between them.")
     ] = True

@@ -165,6 +165,7 @@ class _Rotary:
         window: of attention, in tokens.
         window_needs_use: whether the window counts with `use_sliding_window` alone.
         has_head_norms: whether queries and keys are normalised by head.
+        has_biases: whether queries, keys and values have biases, whatever `attention_bias` says.
         base: of the rotary angles.
         epsilon: of the norms.
     """
@@ -174,6 +175,7 @@ class _Rotary:
     window: int | None = None
     window_needs_use: bool = False
     has_head_norms: bool = False
+    has_biases: bool = False
     base: float = 10_000.0
     epsilon: float = 1e-6
 
@@ -183,8 +185,11 @@ class _Rotary:
         config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
         _check_window(config, self.window, needs_use=self.window_needs_use)
         _note_positions(config)
+        layers, biases = config.number("num_hidden_layers"), config.value("attention_bias", default=None)
+        if biases:
+            config.remarks.append(f"biases of attention's outputs are not counted: {layers * hidden:,} parameters")
         return {
-            "layers": config.number("num_hidden_layers"),
+            "layers": layers,
             "hidden_size": hidden,
             "heads": heads,
             "sequence_length": config.sequence(),
@@ -192,6 +197,7 @@ class _Rotary:
             "key_value_heads": config.number("num_key_value_heads", default=self.key_value_heads or heads),
             "head_size": _head_size(config, hidden, heads, self.head_size),
             "query_key_norm": self.has_head_norms,
+            "query_key_value_bias": self.has_biases or bool(biases),
             "tied_embeddings": config.flag("tie_word_embeddings", default=False),
             **_angles(config, self.base),
             "norm_epsilon": config.share("rms_norm_eps", default=self.epsilon),
@@ -229,18 +235,11 @@ def _angles(config: Config, base: float) -> dict[str, Any]:
     return fields
 
 
-def _llama(
-    rotary: _Rotary = _Rotary(), *, has_biases: bool = False, multipliers: bool = False
-) -> Callable[[Config], Family]:
+def _llama(rotary: _Rotary = _Rotary(), *, multipliers: bool = False) -> Callable[[Config], Family]:
     def read(config: Config) -> Family:
-        fields = rotary.fields(config, "llama")
-        family = Llama(**fields, intermediate_size=config.number("intermediate_size"))
+        family = Llama(**rotary.fields(config, "llama"), intermediate_size=config.number("intermediate_size"))
         config.demand("hidden_activation", *SILU, lack="llama has SiLU")
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
-        if config.value("attention_bias", default=None) or has_biases:
-            size = family.head_size or family.hidden_size // family.heads
-            biases = family.layers * (family.heads + 2 * fields["key_value_heads"]) * size
-            config.remarks.append(f"biases of queries, keys and values are not counted: {biases:,} parameters")
         if multipliers:
             config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
             config.remarks.append("its multipliers are not counted: about 2.5 % of the time where they are not fused")
@@ -256,7 +255,6 @@ def _moe(rotary: _Rotary, *, experts: int, experts_per_token: int, width: str) -
     def read(config: Config) -> Family:
         config.demand("decoder_sparse_step", 1, lack="moe's plain blocks are as wide as one expert")
         config.demand("mlp_only_layers", [], lack="moe's plain blocks are as wide as one expert")
-        config.demand("attention_bias", False, lack="moe has no biases")
         if width != "intermediate_size":
             config.skip("intermediate_size")  # of plain blocks, which there are none of
         _note_dropout(config, "attention_dropout")
@@ -446,7 +444,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
         "qwen2": Architecture(
             ("Qwen2ForCausalLM",),
-            _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True), has_biases=True),
+            _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True, has_biases=True)),
         ),
         "phi3": Architecture(("Phi3ForCausalLM",), _llama(_Rotary(epsilon=1e-5))),
         "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),

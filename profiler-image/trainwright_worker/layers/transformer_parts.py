@@ -86,6 +86,7 @@ def norm_epsilon(family: Llama | Moe) -> float:
 
 
 QUERY_NORM, KEY_NORM = HEAD_NORMS = "query_norm_weight", "key_norm_weight"
+QUERY_BIAS, KEY_BIAS, VALUE_BIAS = "query_bias", "key_bias", "value_bias"
 
 
 MAX_DISTANCE = 128
@@ -140,7 +141,10 @@ class RotaryAttentionLayer(Layer):
     separately, so that queries and keys are freed once rotated.
     """
 
-    split_dimensions: ClassVar = {"query_weight": 0, "key_weight": 0, "value_weight": 0, "attention_weight": 1}
+    split_dimensions: ClassVar = {
+        **dict.fromkeys(("query_weight", "key_weight", "value_weight", QUERY_BIAS, KEY_BIAS, VALUE_BIAS), 0),
+        "attention_weight": 1,
+    }
     partial_gradients: ClassVar = frozenset(HEAD_NORMS)  # each rank normalises its own heads alone
     supports_sequence_parallel = True
 
@@ -170,13 +174,16 @@ class RotaryAttentionLayer(Layer):
         }
         if family.query_key_norm:
             whole = {**whole, **{name: torch.ones(size) for name in HEAD_NORMS}}  # each has values of its own
+        if family.query_key_value_bias:
+            sizes = {QUERY_BIAS: family.heads, KEY_BIAS: groups, VALUE_BIAS: groups}
+            whole = {**whole, **{name: torch.zeros(count * size) for name, count in sizes.items()}}
         self.shard = shard
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
         angles = rotary_angles(family.sequence_length, size, family.rotary_base or ROTARY_BASE, family.rotary_scaling)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
-        self.has_head_norms = family.query_key_norm
+        self.has_head_norms, self.has_biases = family.query_key_norm, family.query_key_value_bias
         self.epsilon = norm_epsilon(family)
 
     def attend(self, hidden: Tensor) -> Tensor:
@@ -185,14 +192,18 @@ class RotaryAttentionLayer(Layer):
     def _attention(self, hidden: Tensor) -> Tensor:
         normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight, self.epsilon))
         angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
-        query, key = functional.linear(normed, self.query_weight), functional.linear(normed, self.key_weight)
+        query = functional.linear(normed, self.query_weight, self._bias(QUERY_BIAS))
+        key = functional.linear(normed, self.key_weight, self._bias(KEY_BIAS))
         if self.has_head_norms:
             query = rms_norm_by_head(query, self.get_parameter(QUERY_NORM), self.epsilon)
             key = rms_norm_by_head(key, self.get_parameter(KEY_NORM), self.epsilon)
         query = by_head(rotate(query, self.heads, *angles), self.heads)
         key = by_head(rotate(key, self.groups, *angles), self.groups)
-        value = by_head(functional.linear(normed, self.value_weight), self.groups)
+        value = by_head(functional.linear(normed, self.value_weight, self._bias(VALUE_BIAS)), self.groups)
         return functional.linear(join_heads(causal_attention(query, key, value)), self.attention_weight)
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self.get_parameter(name) if self.has_biases else None
 
 
 def rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:

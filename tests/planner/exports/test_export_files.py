@@ -361,6 +361,21 @@ def test_megatron_gets_angles_norms_and_clipping_of_the_model(tmp_path: Path) ->
     assert "--use-rope-scaling" not in plain
 
 
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"head_size": 24, "query_key_norm": True}, ["--kv-channels 24", "--qk-layernorm"]),
+        ({"query_key_value_bias": True}, ["--disable-bias-linear", "--add-qkv-bias"]),
+    ],
+    ids=["qwen3", "qwen2"],
+)
+def test_blocks_beyond_llamas_are_arguments_of_megatron_and_not_of_torchtitan(fields, arguments) -> None:
+    model = Model.of(Llama(4, 64, 4, 32, key_value_heads=2, **fields), Dtype.BFLOAT16)
+    script = written("megatron", SHAPE.plan(), model)["launch.sh"]
+    assert [argument for argument in arguments if f"{argument} " not in script] == []
+    assert "no Llama with such blocks" in written("torchtitan", SHAPE.plan(), model)["trainwright_recipe.py"]
+
+
 @pytest.mark.parametrize("attention", Attention)
 def test_megatron_stores_the_scores_of_attention_where_the_model_does(attention: Attention) -> None:
     model = Model.of(LLAMA.family, Dtype.BFLOAT16, attention)

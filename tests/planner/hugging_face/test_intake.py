@@ -66,7 +66,7 @@ SWIN = {
     ("config", "tokens", "parameters"),
     [
         (LLAMA, 4096, 8_030_261_248),
-        (QWEN, 4096, 494_032_768 - 27_648),
+        (QWEN, 4096, 494_032_768),
         (MIXTRAL, 4096, 46_702_792_704),
         (QWEN3, 4096, 32_762_123_264),
         (QWEN3_MOE, 4096, 30_532_122_624),
@@ -82,7 +82,7 @@ SWIN = {
 def test_parameters_are_the_published_ones_less_what_a_remark_says(config, tokens, parameters) -> None:
     read = read_config(config, tokens=tokens)
     assert Model.of(read.family).parameters == parameters
-    missing = {"qwen2": "27,648", "roberta": "2,048"}.get(str(config["model_type"]))
+    missing = {"roberta": "2,048"}.get(str(config["model_type"]))
     assert [remark for remark in read.remarks if "parameters" in remark] == (
         [] if missing is None else list(read.remarks)
     )
@@ -126,6 +126,12 @@ def test_a_window_counts_only_where_it_is_used_and_shorter_than_the_sequence() -
     assert isinstance(read_config(QWEN | {"sliding_window": 1024}, tokens=4096).family, Llama)
     with pytest.raises(ValueError, match="sliding_window 1024"):
         read_config(QWEN | {"sliding_window": 1024, "use_sliding_window": True}, tokens=4096)
+
+
+def test_biases_of_attention_are_those_of_its_inputs_and_a_remark_names_the_others() -> None:
+    read = read_config(LLAMA | {"attention_bias": True}, tokens=4096)
+    assert Model.of(read.family).parameters == 8_030_261_248 + 32 * (4096 + 2 * 1024)
+    assert read.remarks == ("biases of attention's outputs are not counted: 131,072 parameters",)
 
 
 def test_sequences_come_from_the_user_and_learned_positions_bound_them() -> None:
