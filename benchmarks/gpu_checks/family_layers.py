@@ -41,6 +41,7 @@ def families(*, small: bool) -> tuple[Family, ...]:
     return (
         Gpt(2, width, 4, tokens, words),
         Llama(2, width, 4, tokens, words, intermediate_size=inner, key_value_heads=2),
+        Llama(2, width, 4, tokens, words, inner, 2, attention_window=tokens // 4, full_attention_every=2),
         Bert(2, width, 4, tokens, words, intermediate_size=inner),
         T5(2, width, 4, tokens, words, decoder_sequence_length=tokens // 2, intermediate_size=inner),
         Moe(2, width, 4, tokens, words, experts=4, expert_every=2, intermediate_size=inner, key_value_heads=2),
@@ -51,15 +52,20 @@ def families(*, small: bool) -> tuple[Family, ...]:
     )
 
 
+def _named(family: Family) -> str:
+    has_windows = isinstance(family, Llama) and family.attention_window is not None
+    return f"{family.family} with windows" if has_windows else family.family
+
+
 def subjects(hardware: Hardware) -> Iterator[Subject]:
     """Yield every family in each format that the device computes natively, then those of attention as on older GPUs."""
     for family in families(small=hardware.small):
         for dtype in dict.fromkeys((hardware.half, Dtype.FLOAT16, Dtype.FLOAT32)):
-            yield Subject(f"{family.family}, {dtype}", partial(findings_of_family, hardware, family, dtype))
+            yield Subject(f"{_named(family)}, {dtype}", partial(findings_of_family, hardware, family, dtype))
     if hardware.is_gpu:
         for family in families(small=hardware.small):
             if family.family in {"gpt", "llama", "moe", "t5"}:
-                name = f"{family.family}, float16 before Ampere"
+                name = f"{_named(family)}, float16 before Ampere"
                 yield Subject(name, partial(_findings_before_ampere, hardware, family, name))
 
 
@@ -73,7 +79,7 @@ def findings_of_family(hardware: Hardware, family: Family, dtype: Dtype, name: s
     model = Model.of(family, dtype)
     original, layers = made(Model.of(family)), make_family_layers(model)
     own = _copied(original, dtype, hardware.device)
-    subject = name or f"{family.family}, {dtype}"
+    subject = name or f"{_named(family)}, {dtype}"
     yield _gradients(f"{subject}: gradients", hardware, layers, model, original)
     yield from _kept_bytes(f"{subject}: kept bytes", hardware, layers, model, own)
     if kernels := attention_kernels(lambda: run(own, _rows(layers, own, ROWS, hardware.device, dtype))):

@@ -93,17 +93,18 @@ def efficient_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give CPUs the memory-efficient kernel's two operators, and attention the choice of them."""
     nothing = torch.zeros(())
 
-    def shares(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def shares(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf")).softmax(-1)
+        hidden = torch.ones_like(scores).triu(1).bool()
+        return (scores.masked_fill(hidden, float("-inf")) if mask is None else scores + mask).softmax(-1)
 
-    def forward(query, key, value, *others):
-        assert others == (None, True, 0.0, True)  # no bias, with sums, no dropout, causal
-        return shares(query, key) @ value, torch.zeros(query.shape[:3]), nothing.clone(), nothing.clone()
+    def forward(query, key, value, mask, *others):
+        assert others == ((True, 0.0, True) if mask is None else (True,))  # with sums, no dropout, causal
+        return shares(query, key, mask) @ value, torch.zeros(query.shape[:3]), nothing.clone(), nothing.clone()
 
-    def backward(gradient, query, key, value, *others):
-        assert others[-3:] == (0.0, [True, True, True, False], True)
-        probabilities, of_shares = shares(query, key), gradient @ value.mT
+    def backward(gradient, query, key, value, mask, *others):
+        assert others[4:] == (0.0, [True, True, True, False], *([True] if mask is None else []))
+        probabilities, of_shares = shares(query, key, mask), gradient @ value.mT
         of_scores = probabilities * (of_shares - (of_shares * probabilities).sum(-1, keepdim=True))
         of_scores = of_scores / query.shape[-1] ** 0.5
         return of_scores @ key, of_scores.mT @ query, probabilities.mT @ gradient, nothing.clone()
@@ -116,14 +117,18 @@ def efficient_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library._destroy()
 
 
-def test_expanded_attention_equals_grouped_attention(efficient_on_cpus: None) -> None:
+@pytest.mark.parametrize("window", [None, 2])
+def test_expanded_attention_equals_grouped_attention(window: int | None, efficient_on_cpus: None) -> None:
     ours = parts()
     theirs = [one.detach().clone().requires_grad_() for one in ours]
     gradient = torch.randn(3, 6, 5, 8)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
-        mixed = causal_attention(*ours)
-    expected = functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+        mixed = causal_attention(*ours, window)
+    places = torch.arange(5)
+    distance = places.unsqueeze(1) - places
+    shown = (distance >= 0) & (distance < (window or 5))
+    expected = functional.scaled_dot_product_attention(*theirs, attn_mask=shown, enable_gqa=True)
     torch.testing.assert_close(mixed, expected)
     mixed.backward(gradient)
     expected.backward(gradient)
@@ -137,13 +142,38 @@ def test_expanded_attention_calls_the_gpus_kernel_as_torch_declares_it() -> None
     with FakeTensorMode():
         query, key, value = (one.detach() for one in parts(device="cuda"))
         function = attention._ExpandedAttention
-        mixed = function.apply(query, key, value)
+        mixed = function.apply(query, key, value, None)
         context = type("Context", (), {})()
         context.save_for_backward = lambda *saved: setattr(context, "saved_tensors", saved)
-        function.forward(context, query, key, value)
-        gradients = function.backward(context, torch.empty_like(mixed))
+        function.forward(context, query, key, value, None)
+        *gradients, of_mask = function.backward(context, torch.empty_like(mixed))
+        assert of_mask is None
         assert [one.shape for one in gradients] == [query.shape, key.shape, value.shape]
         assert {one.device.type for one in (mixed, *gradients)} == {"cuda"}
+
+
+@pytest.mark.parametrize("size", [8, 6])
+def test_flash_attention_within_a_window_keeps_no_scores_as_torch_declares_it(size: int) -> None:
+    heads = [torch.empty(3, count, 5, size, device="meta", requires_grad=True) for count in (6, 2, 2)]
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        mixed = attention.windowed_flash_attention(*heads, 3)
+    assert mixed.shape == heads[0].shape
+    assert sum(one.numel() for one in kept if one.dim() == 4) == 3 * 5 * 8 * (6 + 2 + 2 + 6)
+    mixed.sum().backward()
+    assert [one.grad.shape for one in heads] == [one.shape for one in heads]
+
+
+def test_mask_of_a_window_has_rows_that_kernels_take() -> None:
+    mask = attention.window_mask(5, 2, HALF, torch.device("cpu"))
+    assert (mask == 0).int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    assert mask.stride() == (16, 1)
 
 
 @pytest.mark.parametrize(("is_biased", "kernels"), [(False, ("flash",)), (True, ("math",))])

@@ -26,6 +26,8 @@ FAMILIES = (
     Llama(1, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),
     Llama(1, 32, 4, 12, 50, intermediate_size=24, key_value_heads=2, query_key_value_bias=True),
+    Llama(2, 32, 4, 12, 50, 24, 2, attention_window=5, full_attention_every=2),
+    Moe(2, 32, 4, 12, 50, experts=3, expert_every=2, intermediate_size=48, attention_window=5),
     Bert(1, 32, 4, 12, 50, intermediate_size=40),
     Bert(1, 32, 4, 12, 50, next_sentence=False),
     T5(1, 32, 4, 12, 50, decoder_sequence_length=6, intermediate_size=48),

@@ -11,6 +11,8 @@ from hugging_face import Same, WholeModel, assert_same_training
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -30,6 +32,8 @@ ROWS = 3
 
 def classes(llama: Llama) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
     """Return transformers' model that has the fields, and its config."""
+    if llama.attention_window is not None and not llama.query_key_value_bias:
+        return MistralForCausalLM, MistralConfig
     if llama.query_key_value_bias:
         return Qwen2ForCausalLM, Qwen2Config
     return (Qwen3ForCausalLM, Qwen3Config) if llama.query_key_norm else (LlamaForCausalLM, LlamaConfig)
@@ -74,6 +78,15 @@ def angles(llama: Llama) -> dict[str, Any]:
     return parameters
 
 
+def windows(llama: Llama) -> dict[str, Any]:
+    """Return transformers' window, and the kinds of blocks where not all have it."""
+    if llama.full_attention_every is None:
+        return {"sliding_window": llama.attention_window}
+    numbers = range(1, llama.layers + 1)
+    kinds = ["sliding_attention" if number % llama.full_attention_every else "full_attention" for number in numbers]
+    return {"sliding_window": llama.attention_window, "use_sliding_window": True, "layer_types": kinds}
+
+
 @pytest.mark.parametrize(
     "llama",
     [
@@ -81,13 +94,15 @@ def angles(llama: Llama) -> dict[str, Any]:
         Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
         Llama(1, 20, 4, 16, 64, intermediate_size=40, key_value_heads=2, head_size=6, query_key_norm=True),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, query_key_value_bias=True),
+        Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, attention_window=5),
+        Llama(2, 32, 4, 16, 64, 40, 2, query_key_value_bias=True, attention_window=5, full_attention_every=2),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_base=500.0, norm_epsilon=0.1),
         Llama(
             1, 64, 2, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)
         ),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("linear", 4.0)),
     ],
-    ids=["grouped", "tied", "qwen3", "qwen2", "base and epsilon", "llama 3.1", "linear"],
+    ids=["grouped", "tied", "qwen3", "qwen2", "mistral", "window in turn", "base and epsilon", "llama 3.1", "linear"],
 )
 def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
     ours = WholeModel(llama)
@@ -104,6 +119,7 @@ def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
             rms_norm_eps=llama.norm_epsilon or 1e-6,
             rope_parameters=angles(llama),
             tie_word_embeddings=llama.tied_embeddings,
+            **windows(llama),
             attn_implementation="eager",
         )
     )

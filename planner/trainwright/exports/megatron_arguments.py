@@ -261,6 +261,7 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
         yield "--qk-layernorm", "queries and keys are normalised by head"
     if family.query_key_value_bias:
         yield "--add-qkv-bias", "biases of queries, keys and values"
+    yield from _window_arguments(family)
     base, why = stated_or_assumed(family, "rotary_base")
     yield f"--rotary-base {round(base)}", why
     yield from _scaling_arguments(family.rotary_scaling)
@@ -268,6 +269,15 @@ def _llama_arguments(family: Llama | Moe) -> Arguments:
     yield f"--norm-epsilon {epsilon:g}", why
     if not family.tied_embeddings:
         yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
+
+
+def _window_arguments(family: Llama | Moe) -> Arguments:
+    """Yield the window of attention, which Megatron states as tokens before and after a token."""
+    if family.attention_window is None:
+        return
+    yield f"--window-size {family.attention_window - 1},0", "tokens that attention reaches before and after a token"
+    if family.full_attention_every is not None:
+        yield f"--window-attn-skip-freq {family.full_attention_every}", "one block in so many reaches all tokens before"
 
 
 def _scaling_arguments(scaling: RotaryScaling | None) -> Arguments:

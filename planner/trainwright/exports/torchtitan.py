@@ -263,7 +263,8 @@ def _own_spec(model: Model | None) -> str:
 
 
 def _is_llama3(family: Llama) -> bool:
-    return family.head_size is None and not (family.query_key_norm or family.query_key_value_bias)
+    beyond = (family.head_size, family.query_key_norm, family.query_key_value_bias, family.attention_window)
+    return not any(beyond)
 
 
 def _rotary(family: Llama) -> list[tuple[str, str]]:

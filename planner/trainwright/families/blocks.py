@@ -32,6 +32,7 @@ class AttentionShape:
         width: heads × the size of a head.
         key_width: width of the keys, and of the values; smaller where several query heads share one.
         is_causal: whether a mask hides later positions.
+        window: positions that a causal mask shows to a query, itself included; None: all before it.
     """
 
     queries: int
@@ -41,6 +42,7 @@ class AttentionShape:
     width: int
     key_width: int
     is_causal: bool = False
+    window: int | None = None
 
     @classmethod
     def of_itself(
@@ -56,7 +58,7 @@ class AttentionShape:
         attention: the kernel draws the same numbers again.
 
         Args:
-            attention: implementation.
+            attention: implementation. Only the fused one skips what a window hides; others compute and store all scores.
             drops: whether the softmax has dropout.
             biases: learned biases of scores, equal for all rows. Fused attention saves them once per micro-batch, others
                 do not. Not counted: their gradient for each row, which the backward of one block at a time holds.
@@ -67,15 +69,21 @@ class AttentionShape:
         return tuple(map(_saved_in_float32, stored)) if attention is Attention.MATH else stored
 
     @property
-    def _flops(self) -> float:
-        return 4.0 * self.queries * self.span * self.width
+    def _pairs(self) -> int:
+        """Pairs of a query and a key that fused attention counts, twice those that a causal mask shows.
+
+        T² without a window; with one of W positions the shown pairs are T·W − W²/2, but for a half of the diagonal in both.
+        """
+        if self.window is None:
+            return self.queries * self.span
+        return self.window * (2 * self.queries - self.window)
 
     def _fused(self, biases: float) -> Operator:
         read = self.queries * self.width + 2 * self.keys * self.key_width
         return Operator(
             name="attention",
             kind=OperatorKind.ATTENTION,
-            forward_flops_per_row=self._flops,
+            forward_flops_per_row=4.0 * self._pairs * self.width,
             input_elements_per_row=read,
             output_elements_per_row=self.queries * self.width,
             positions_per_row=self.queries,
@@ -116,7 +124,7 @@ class AttentionShape:
         return Operator(
             name=name,
             kind=OperatorKind.BATCHED_MATMUL,
-            forward_flops_per_row=self._flops / 2,
+            forward_flops_per_row=2.0 * self.queries * self.span * self.width,
             input_elements_per_row=read,
             output_elements_per_row=written,
             positions_per_row=self.queries,

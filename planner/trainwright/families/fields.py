@@ -134,6 +134,15 @@ HEADS_OF_OWN_SIZE: Final[FieldRule[Any]] = FieldRule(
     ),
 )
 EQUAL_GROUPS: Final = multiple("heads", "key_value_heads", "each of these serves equally many heads", is_optional=True)
+WINDOW_BEFORE_EXCEPTIONS: Final[FieldRule[Any]] = FieldRule(
+    "!has(self.full_attention_every) || has(self.attention_window)",
+    lambda noun: noun.full_attention_every is None or noun.attention_window is not None,
+    "full_attention_every needs attention_window, which the other blocks have; give both or neither",
+    lambda noun: (
+        f"{noun.family}.full_attention_every needs {noun.family}.attention_window, got {noun.full_attention_every} without; give "
+        "both or neither"
+    ),
+)
 WHOLE_PATCHES: Final = multiple("image_size", "patch_size", "patches tile the image")
 
 Layers = Annotated[
@@ -162,6 +171,18 @@ QueryKeyNorm = Annotated[
 ]
 QueryKeyValueBias = Annotated[
     bool, Doc("Whether the projections to queries, keys and values have biases."), OMITTED_DEFAULT
+]
+AttentionWindow = Annotated[
+    Annotated[int, Bounds(1, 1_048_576)] | None,
+    Doc("Tokens that a token attends to: itself and those just before (sliding_window). Absent: all before."),
+    OMITTED_DEFAULT,
+]
+FullAttentionEvery = Annotated[
+    Annotated[int, Bounds(2, 1024)] | None,
+    Doc(
+        "One block in this many attends to all tokens before, the others within the window. Absent: every block has the window."
+    ),
+    OMITTED_DEFAULT,
 ]
 ROTARY_BASE: Final = 10_000.0
 """Base of rotary angles where a model does not state it."""

@@ -21,9 +21,12 @@ from trainwright.families.fields import (
     EQUAL_GROUPS,
     HEADS_OF_OWN_SIZE,
     ROTARY_BLEND,
+    WINDOW_BEFORE_EXCEPTIONS,
+    AttentionWindow,
     Doc,
     Entries,
     FieldRule,
+    FullAttentionEvery,
     Heads,
     HeadSize,
     KeyValueHeads,
@@ -64,12 +67,19 @@ class Llama:
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
     query_key_value_bias: QueryKeyValueBias = False
+    attention_window: AttentionWindow = None
+    full_attention_every: FullAttentionEvery = None
     tied_embeddings: TiedEmbeddings = False
     rotary_base: RotaryBase = None
     rotary_scaling: RotaryScale = None
     norm_epsilon: NormEpsilon = None
     family: Annotated[Literal["llama"], Doc("A Llama, a Mistral or one of their like.")] = "llama"
-    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (HEADS_OF_OWN_SIZE, EQUAL_GROUPS, ROTARY_BLEND)
+    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (
+        HEADS_OF_OWN_SIZE,
+        EQUAL_GROUPS,
+        ROTARY_BLEND,
+        WINDOW_BEFORE_EXCEPTIONS,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -79,29 +89,31 @@ class Llama:
         return self.intermediate_size or gated_size(self.hidden_size)
 
     def stack(self, attention: Attention) -> LayerList:
-        """Return `[embedding, block × layers, head]`."""
+        """Return `[embedding, block | window_block × layers, head]`."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         groups = self.key_value_heads or self.heads
-        block = LayerKind(
-            name=BLOCK,
-            segments=(
-                rotary_attention_segment(self, attention),
-                all_reduced_segment(
-                    rms_norm("feed_forward_normalisation", tokens, hidden),
-                    *gated_branch(tokens, hidden, self.feed_forward_size),
-                    residual("feed_forward_residual", tokens, hidden, bias=False),
-                    elements=tokens * hidden,
-                ),
-            ),
-            output_elements_per_row=tokens * hidden,
-        )
+        windows = [window_of(self, number) for number in range(1, self.layers + 1)]
+        blocks = (self._block(attention, window) for window in dict.fromkeys(windows))
         embedding = token_embedding_layer(tokens, hidden, vocabulary, tied=self.tied_embeddings)
         final = rms_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         largest = gcd(groups, self.feed_forward_size)
-        layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
+        layers = (EMBEDDING, *(windowed_name(BLOCK, window) for window in windows), HEAD)
         sequences = dict.fromkeys(layers, (tokens,))
-        return divide_vocabulary(LayerList((embedding, block, head), layers, largest, sequences=sequences), vocabulary)
+        return divide_vocabulary(
+            LayerList((embedding, *blocks, head), layers, largest, sequences=sequences), vocabulary
+        )
+
+    def _block(self, attention: Attention, window: int | None) -> LayerKind:
+        tokens, hidden = self.sequence_length, self.hidden_size
+        feed_forward = all_reduced_segment(
+            rms_norm("feed_forward_normalisation", tokens, hidden),
+            *gated_branch(tokens, hidden, self.feed_forward_size),
+            residual("feed_forward_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+        )
+        attend = rotary_attention_segment(self, attention, window)
+        return LayerKind(windowed_name(BLOCK, window), (attend, feed_forward), tokens * hidden)
 
 
 def gated_size(hidden: int) -> int:
@@ -109,15 +121,28 @@ def gated_size(hidden: int) -> int:
     return -(-(8 * hidden // 3) // INTERMEDIATE_MULTIPLE) * INTERMEDIATE_MULTIPLE
 
 
-def rotary_attention_segment(family: Llama | Moe, attention: Attention) -> Segment:
-    """Return RMSNorm, self-attention with rotated queries and keys, and the residual.
+def window_of(family: Llama | Moe, number: int) -> int | None:
+    """Return the window of a block, counted from 1; None if it attends to all tokens before."""
+    window, every = family.attention_window, family.full_attention_every
+    if window is None or window >= family.sequence_length or (every is not None and number % every == 0):
+        return None
+    return window
+
+
+def windowed_name(kind: str, window: int | None) -> str:
+    """Return the name of a kind of block with this window."""
+    return kind if window is None else f"window_{kind}"
+
+
+def rotary_attention_segment(family: Llama | Moe, attention: Attention, window: int | None = None) -> Segment:
+    """Return RMSNorm, self-attention with rotated queries and keys, within a window if there is one, and the residual.
 
     A rotation saves nothing: its gradient needs only the angles. Queries, keys and values are projected separately, so
     that queries and keys are freed once rotated, unless they are normalised before, which saves them.
     """
     tokens, hidden, heads = family.sequence_length, family.hidden_size, family.heads
     size, groups = family.head_size or hidden // heads, family.key_value_heads or heads
-    shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True)
+    shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True, window=window)
     projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=family.query_key_value_bias)
     return all_reduced_segment(
         rms_norm("attention_normalisation", tokens, hidden),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from operator import itemgetter
 from typing import Annotated, ClassVar, Final, Literal
 
 from trainwright.bounds import OMITTED_NONE
@@ -21,10 +22,13 @@ from trainwright.families.fields import (
     EQUAL_GROUPS,
     HEADS_OF_OWN_SIZE,
     ROTARY_BLEND,
+    WINDOW_BEFORE_EXCEPTIONS,
+    AttentionWindow,
     Bounds,
     Doc,
     Entries,
     FieldRule,
+    FullAttentionEvery,
     Heads,
     HeadSize,
     KeyValueHeads,
@@ -39,7 +43,7 @@ from trainwright.families.fields import (
     Width,
     check,
 )
-from trainwright.families.llama import gated_size, rotary_attention_segment
+from trainwright.families.llama import gated_size, rotary_attention_segment, window_of, windowed_name
 from trainwright.families.operators import INDEX_BYTES, all_reduced_segment, matmul, residual, rms_norm
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
@@ -81,6 +85,8 @@ class Moe:
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
     query_key_value_bias: QueryKeyValueBias = False
+    attention_window: AttentionWindow = None
+    full_attention_every: FullAttentionEvery = None
     gated: Annotated[
         bool, Doc("Whether an expert is a SwiGLU of three products, or two products with a ReLU between them.")
     ] = True
@@ -94,6 +100,7 @@ class Moe:
         HEADS_OF_OWN_SIZE,
         EQUAL_GROUPS,
         ROTARY_BLEND,
+        WINDOW_BEFORE_EXCEPTIONS,
         FieldRule(
             "self.experts_per_token <= self.experts",
             lambda moe: moe.experts_per_token <= moe.experts,
@@ -117,22 +124,27 @@ class Moe:
         return self.intermediate_size or gated_size(self.hidden_size)
 
     def stack(self, attention: Attention) -> LayerList:
-        """Return `[embedding, block | expert_block × layers, head]`."""
+        """Return `[embedding, block | expert_block × layers, head]`, where blocks with a window are window_block and so on."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         groups = self.key_value_heads or self.heads
-        attend = rotary_attention_segment(self, attention)
-        plain = LayerKind(BLOCK, (attend, self._feed_forward()), tokens * hidden)
-        expert = LayerKind(EXPERT_BLOCK, (attend, self._experts()), tokens * hidden)
         embedding = token_embedding_layer(tokens, hidden, vocabulary, tied=self.tied_embeddings)
         final = rms_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
-        names = [EXPERT_BLOCK if number % self.expert_every == 0 else BLOCK for number in range(1, self.layers + 1)]
-        kinds = (embedding, *([plain] if BLOCK in names else []), expert, head)
+        places = [(window_of(self, number), number % self.expert_every == 0) for number in range(1, self.layers + 1)]
+        blocks = {place: self._block(attention, *place) for place in sorted(dict.fromkeys(places), key=itemgetter(1))}
         # The loss of experts needs all of a row's choices.
-        sequences = dict.fromkeys((EMBEDDING, BLOCK, HEAD), (tokens,))
+        plain = [block.name for (_, has_experts), block in blocks.items() if not has_experts]
+        sequences = dict.fromkeys((EMBEDDING, *plain, HEAD), (tokens,))
         largest = gcd(groups, self.feed_forward_size)
-        layers = LayerList(kinds, (EMBEDDING, *names, HEAD), largest, sequences=sequences)
+        names = (EMBEDDING, *(blocks[place].name for place in places), HEAD)
+        layers = LayerList((embedding, *blocks.values(), head), names, largest, sequences=sequences)
         return divide_vocabulary(layers, vocabulary)
+
+    def _block(self, attention: Attention, window: int | None, has_experts: bool) -> LayerKind:
+        attend = rotary_attention_segment(self, attention, window)
+        rest = self._experts() if has_experts else self._feed_forward()
+        name = windowed_name(EXPERT_BLOCK if has_experts else BLOCK, window)
+        return LayerKind(name, (attend, rest), self.sequence_length * self.hidden_size)
 
     def _feed_forward(self) -> Segment:
         tokens, hidden = self.sequence_length, self.hidden_size

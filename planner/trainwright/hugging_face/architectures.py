@@ -17,6 +17,8 @@ from trainwright.layer import Attention
 
 SILU: Final = ("silu", "swish")
 _BERT_DROPOUTS: Final = "hidden_dropout_prob", "attention_probs_dropout_prob"
+WINDOWED, FULL = "sliding_attention", "full_attention"
+"""Kinds of blocks in `layer_types`."""
 GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 
 
@@ -164,6 +166,7 @@ class _Rotary:
         head_size: None: hidden size / heads.
         window: of attention, in tokens.
         window_needs_use: whether the window counts with `use_sliding_window` alone.
+        window_from: block from which on there is the window, where `max_window_layers` is absent; None: in all blocks.
         has_head_norms: whether queries and keys are normalised by head.
         has_biases: whether queries, keys and values have biases, whatever `attention_bias` says.
         base: of the rotary angles.
@@ -174,6 +177,7 @@ class _Rotary:
     head_size: int | None = None
     window: int | None = None
     window_needs_use: bool = False
+    window_from: int | None = None
     has_head_norms: bool = False
     has_biases: bool = False
     base: float = 10_000.0
@@ -183,7 +187,6 @@ class _Rotary:
         """Return the fields that `llama` and `moe` share."""
         hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
         config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
-        _check_window(config, self.window, needs_use=self.window_needs_use)
         _note_positions(config)
         layers, biases = config.number("num_hidden_layers"), config.value("attention_bias", default=None)
         if biases:
@@ -199,9 +202,40 @@ class _Rotary:
             "query_key_norm": self.has_head_norms,
             "query_key_value_bias": self.has_biases or bool(biases),
             "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+            **self._windows(config, layers),
             **_angles(config, self.base),
             "norm_epsilon": config.share("rms_norm_eps", default=self.epsilon),
         }
+
+    def _windows(self, config: Config, layers: int) -> dict[str, Any]:
+        """Return the window of attention and which blocks have none; nothing where no window is shorter than the sequence."""
+        absent = self.window if config.keys.get("sliding_window", self.window) is not None else None
+        is_used = config.value("use_sliding_window", default=None) or not self.window_needs_use
+        kinds = config.value("layer_types", default=None)
+        if kinds is None and self.window_from is not None:
+            first: Any = config.value("max_window_layers", default=self.window_from if is_used else None)
+            kinds = [WINDOWED if number >= first else FULL for number in range(layers)] if is_used else [FULL]
+        is_used = is_used and (kinds is None or WINDOWED in kinds)
+        window: Any = config.value("sliding_window", default=absent if is_used else None)
+        if not is_used or not isinstance(window, int) or window >= config.sequence():
+            return {}
+        return {
+            "attention_window": window,
+            "full_attention_every": None if kinds is None else _full_every(config, kinds),
+        }
+
+
+def _full_every(config: Config, kinds: Any) -> int | None:
+    """Return the n of which one block in n has full attention; None: no block has. Notes a lack where there is no such n."""
+    if FULL not in kinds:
+        return None
+    every = list(kinds).index(FULL) + 1
+    if every == 1 or list(kinds) != [WINDOWED if number % every else FULL for number in range(1, len(kinds) + 1)]:
+        config.lacks.append(
+            "layer_types, or max_window_layers, has full attention elsewhere than in one block of every n, the last of them"
+        )
+        return None
+    return every
 
 
 def _angles(config: Config, base: float) -> dict[str, Any]:
@@ -398,21 +432,6 @@ def _head_size(config: Config, hidden: int, heads: int, absent: int | None) -> i
     return None if size * heads == hidden else size
 
 
-def _check_window(config: Config, absent: int | None, *, needs_use: bool = False) -> None:
-    """Note a lack where a window of attention is shorter than the sequence."""
-    kinds = config.value("layer_types", default=None)
-    is_used = config.value("use_sliding_window", default=None) or not needs_use
-    if "sliding_window" in config.keys and config.keys["sliding_window"] is None:
-        absent = None
-    has_window = is_used and (kinds is None or "sliding_attention" in kinds)
-    window: Any = config.value("sliding_window", default=absent if has_window else None)
-    if has_window and isinstance(window, int) and window < config.sequence():
-        config.lacks.append(
-            f"sliding_window {window} is not modelled, and sequences of {config.sequence()} are longer; "
-            f"give a --sequence-length of at most {window}"
-        )
-
-
 def _drops(config: Config, *names: str, default: float = 0.1) -> bool:
     """Return whether any of a class's dropouts is above 0; `default`: of each that is absent."""
     return max(config.share(name, default=default) for name in names) > 0
@@ -444,13 +463,22 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "mistral": Architecture(("MistralForCausalLM",), _llama(_Rotary(key_value_heads=8, window=4096))),
         "qwen2": Architecture(
             ("Qwen2ForCausalLM",),
-            _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True, has_biases=True)),
+            _llama(_Rotary(key_value_heads=32, window=4096, window_needs_use=True, window_from=28, has_biases=True)),
         ),
         "phi3": Architecture(("Phi3ForCausalLM",), _llama(_Rotary(epsilon=1e-5))),
         "granite": Architecture(("GraniteForCausalLM",), _llama(multipliers=True)),
         "qwen3": Architecture(
             ("Qwen3ForCausalLM",),
-            _llama(_Rotary(key_value_heads=32, head_size=128, window=4096, window_needs_use=True, has_head_norms=True)),
+            _llama(
+                _Rotary(
+                    key_value_heads=32,
+                    head_size=128,
+                    window=4096,
+                    window_needs_use=True,
+                    window_from=28,
+                    has_head_norms=True,
+                )
+            ),
         ),
         "mixtral": Architecture(
             ("MixtralForCausalLM",),
@@ -485,7 +513,7 @@ WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
         "gemma2": "a block has four norms, and logits have a soft cap",
         "gemma3_text": "a block has four norms, and queries and keys are normalised by head",
         "olmo2": "queries and keys are normalised over their whole width",
-        "gpt_oss": "every second block attends to a window of 128 tokens, and experts have biases",
+        "gpt_oss": "experts and attention's outputs have biases, and every head has a sink, a score of no key",
         "deepseek_v2": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
         "deepseek_v3": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
         "llama4_text": "it has shared experts, and attention by chunks of 8,192 tokens",

@@ -8,11 +8,17 @@ T5's and Swin's biases therefore get the memory-efficient kernel on GPUs, if the
 leaves it out for a bias whose last stride is not 1. It stores the biases once per micro-batch, (heads, positions,
 positions), padded to strides of 8; all rows share them. But it computes their gradient for every row, (rows, heads,
 positions, positions), while a block's backward runs.
+
+`scaled_dot_product_attention` has no windows but as a mask. FlashAttention has them, and skips what they hide, in torch's operator
+that `scaled_dot_product_attention` itself calls. The other kernels get a mask, (positions, positions) in the format of the
+queries, which exists once per process and window, and compute all scores.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
+from math import inf
 from typing import Any
 
 import torch
@@ -31,6 +37,10 @@ class AttentionKernel(StrEnum):
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _LARGEST_FLASH_HEAD = 256
 _AMPERE = (8, 0)
+_FLASH_ALIGNMENT = 8
+"""Multiple to which `scaled_dot_product_attention` pads heads for FlashAttention."""
+_MASK_ALIGNMENT = 16
+"""Multiple of a mask's stride that the memory-efficient kernel takes in every format."""
 
 
 def attention_kernel(
@@ -62,42 +72,85 @@ def _has_flash(capability: tuple[int, int], dtype: torch.dtype, head_size: int) 
     return not ((8, 6) <= capability <= (8, 9) or capability >= (12, 0)) or not 192 < head_size <= 224
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
     """Return causal attention; each head of keys and values serves as many consecutive query heads.
 
     Args:
         query: (rows, heads, positions, size).
         key: (rows, groups, positions, size).
         value: likewise.
+        window: positions that a query attends to, its own included; None: all before.
     """
-    if key.shape[1] == query.shape[1]:
+    is_grouped = key.shape[1] != query.shape[1]
+    if window is None and not is_grouped:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0)
     kernel = attention_kernel(query.device.type, capability, query.dtype, query.shape[-1])
-    if kernel is AttentionKernel.MEMORY_EFFICIENT:
-        return _ExpandedAttention.apply(query, key, value)  # type: ignore[no-any-return, no-untyped-call]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    if window is not None and query.is_cuda and kernel is AttentionKernel.FLASH:
+        return windowed_flash_attention(query, key, value, window)
+    mask = None if window is None else window_mask(query.shape[2], window, query.dtype, query.device)
+    if is_grouped and kernel is AttentionKernel.MEMORY_EFFICIENT:
+        return _ExpandedAttention.apply(query, key, value, mask)  # type: ignore[no-any-return, no-untyped-call]
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+    )
+
+
+def windowed_flash_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    """Return causal attention within a window by FlashAttention; arguments as of `causal_attention`."""
+    positions, size = query.shape[2], query.shape[-1]
+    padding = -size % _FLASH_ALIGNMENT
+    by_position = (functional.pad(one, (0, padding)).transpose(1, 2) for one in (query, key, value))
+    mixed: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 (there is no public name)
+        *by_position,
+        None,
+        None,
+        positions,
+        positions,
+        0.0,
+        is_causal=True,
+        return_debug_mask=False,
+        scale=size**-0.5,
+        window_size_left=window - 1,
+        window_size_right=0,
+    )[0]
+    return mixed[..., :size].transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def window_mask(positions: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return what is added to scores, (positions, positions): 0 within the window, −∞ elsewhere; rows are padded as kernels need."""
+    padded = torch.full((positions, positions + -positions % _MASK_ALIGNMENT), -inf, dtype=dtype, device=device)
+    mask = padded[:, :positions]
+    shown = torch.ones(positions, positions, dtype=torch.bool, device=device).tril().triu(1 - window)
+    return mask.masked_fill_(shown, 0.0)
 
 
 class _ExpandedAttention(torch.autograd.Function):
-    """Memory-efficient causal attention, which `enable_gqa` excludes.
+    """Memory-efficient causal attention, within a window if its mask is given, which `enable_gqa` excludes.
 
     Keys and values are expanded for the kernel alone and again in the backward, so that as much is stored as
     FlashAttention stores, and the planner counts.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         copies = query.shape[1] // key.shape[1]
         mixed: Tensor
         mixed, *statistics = torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 (not public)
-            query, _expand(key, copies), _expand(value, copies), None, compute_log_sumexp=True, is_causal=True
+            query,
+            _expand(key, copies),
+            _expand(value, copies),
+            _by_head(mask, query),
+            compute_log_sumexp=True,
+            is_causal=mask is None,
         )
         ctx.save_for_backward(query, key, value, mixed, *statistics)
+        ctx.mask = mask
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, mixed, *statistics = ctx.saved_tensors
         copies = query.shape[1] // key.shape[1]
         of_query, of_keys, of_values, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
@@ -105,14 +158,18 @@ class _ExpandedAttention(torch.autograd.Function):
             query,
             _expand(key, copies),
             _expand(value, copies),
-            None,
+            _by_head(ctx.mask, query),
             mixed,
             *statistics,
             0.0,
             [True, True, True, False],
-            is_causal=True,
+            is_causal=ctx.mask is None,
         )
-        return of_query, _sum_copies(of_keys, copies), _sum_copies(of_values, copies)
+        return of_query, _sum_copies(of_keys, copies), _sum_copies(of_values, copies), None
+
+
+def _by_head(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    return None if mask is None else mask.expand(*query.shape[:2], *mask.shape)
 
 
 def _expand(shared: Tensor, copies: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainwright.families import Llama, Moe
+from trainwright.families.llama import window_of
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -30,7 +31,7 @@ class Block(RotaryAttentionLayer):
 
     def __init__(self, family: Llama | Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(family, source, shard)
+        super().__init__(family, source, shard, window_of(family, layer))
         hidden, inner = family.hidden_size, family.feed_forward_size
         whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
@@ -55,6 +56,5 @@ class LlamaLayers(RotaryLayers):
         super().__init__(llama)
         self.llama = llama
 
-    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
-        del kind
+    def block(self, layer: int, seed: int, shard: TensorShard) -> Layer:
         return Block(self.llama, seed, layer, shard)

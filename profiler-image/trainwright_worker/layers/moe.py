@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Moe
-from trainwright.families.moe import BALANCE_LOSS_WEIGHT, EXPERT_BLOCK
+from trainwright.families.llama import window_of
+from trainwright.families.moe import BALANCE_LOSS_WEIGHT
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
@@ -87,7 +88,7 @@ class RectifiedBlock(RotaryAttentionLayer):
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(moe, source, shard)
+        super().__init__(moe, source, shard, window_of(moe, layer))
         hidden, inner = moe.hidden_size, moe.feed_forward_size
         whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
@@ -133,7 +134,7 @@ class ExpertBlock(RotaryAttentionLayer):
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(moe, source, shard)
+        super().__init__(moe, source, shard, window_of(moe, layer))
         hidden, inner = moe.hidden_size, moe.feed_forward_size
         products = 2 if moe.gated else 1
         whole: InitialWeights = {
@@ -222,7 +223,7 @@ class MoeLayers(RotaryLayers):
         super().__init__(moe)
         self.moe = moe
 
-    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
-        if kind == EXPERT_BLOCK:
+    def block(self, layer: int, seed: int, shard: TensorShard) -> Layer:
+        if layer % self.moe.expert_every == 0:
             return ExpertBlock(self.moe, seed, layer, shard)
         return (Block if self.moe.gated else RectifiedBlock)(self.moe, seed, layer, shard)

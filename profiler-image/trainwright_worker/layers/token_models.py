@@ -314,7 +314,7 @@ class RotaryLayers(NextTokenLayers, ABC):
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         kind = self.kinds[layer]
         if kind not in {EMBEDDING, HEAD}:
-            return self.block(kind, layer, seed, shard)
+            return self.block(layer, seed, shard)
         vocabulary, hidden = VocabularySlice(shard, self.vocabulary), self.hidden[1]
         if self.has_tied_embeddings:
             table = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
@@ -327,5 +327,5 @@ class RotaryLayers(NextTokenLayers, ABC):
         return RmsHead(table, vocabulary, epsilon=self.epsilon)
 
     @abstractmethod
-    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
+    def block(self, layer: int, seed: int, shard: TensorShard) -> Layer:
         """Build a layer between embedding and head."""

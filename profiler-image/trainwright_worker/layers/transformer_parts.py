@@ -135,7 +135,7 @@ def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal
 
 
 class RotaryAttentionLayer(Layer):
-    """Attention half of a block: hidden states (rows, sequence, hidden) plus their rotary attention.
+    """Attention half of a block: hidden states (rows, sequence, hidden) plus their rotary attention, within a window if there is one.
 
     The tensor degree splits heads: query, key and value by output, the output projection by input. The three are projected
     separately, so that queries and keys are freed once rotated.
@@ -156,7 +156,9 @@ class RotaryAttentionLayer(Layer):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, family: Llama | Moe, source: WeightSource, shard: TensorShard) -> None:
+    def __init__(
+        self, family: Llama | Moe, source: WeightSource, shard: TensorShard, window: int | None = None
+    ) -> None:
         super().__init__()
         hidden, groups = family.hidden_size, family.key_value_heads or family.heads
         size = family.head_size or hidden // family.heads
@@ -177,7 +179,7 @@ class RotaryAttentionLayer(Layer):
         if family.query_key_value_bias:
             sizes = {QUERY_BIAS: family.heads, KEY_BIAS: groups, VALUE_BIAS: groups}
             whole = {**whole, **{name: torch.zeros(count * size) for name, count in sizes.items()}}
-        self.shard = shard
+        self.shard, self.window = shard, window
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
         angles = rotary_angles(family.sequence_length, size, family.rotary_base or ROTARY_BASE, family.rotary_scaling)
@@ -200,7 +202,8 @@ class RotaryAttentionLayer(Layer):
         query = by_head(rotate(query, self.heads, *angles), self.heads)
         key = by_head(rotate(key, self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight, self._bias(VALUE_BIAS)), self.groups)
-        return functional.linear(join_heads(causal_attention(query, key, value)), self.attention_weight)
+        mixed = causal_attention(query, key, value, self.window)
+        return functional.linear(join_heads(mixed), self.attention_weight)
 
     def _bias(self, name: str) -> Tensor | None:
         return self.get_parameter(name) if self.has_biases else None

@@ -366,8 +366,12 @@ def test_megatron_gets_angles_norms_and_clipping_of_the_model(tmp_path: Path) ->
     [
         ({"head_size": 24, "query_key_norm": True}, ["--kv-channels 24", "--qk-layernorm"]),
         ({"query_key_value_bias": True}, ["--disable-bias-linear", "--add-qkv-bias"]),
+        (
+            {"attention_window": 8, "full_attention_every": 2},
+            ["--window-size 7,0", "--window-attn-skip-freq 2"],
+        ),
     ],
-    ids=["qwen3", "qwen2"],
+    ids=["qwen3", "qwen2", "window"],
 )
 def test_blocks_beyond_llamas_are_arguments_of_megatron_and_not_of_torchtitan(fields, arguments) -> None:
     model = Model.of(Llama(4, 64, 4, 32, key_value_heads=2, **fields), Dtype.BFLOAT16)

@@ -28,6 +28,7 @@ from trainwright.families import (
     Vit,
     WideResnet,
 )
+from trainwright.families.blocks import AttentionShape
 from trainwright.layer import Attention, Dtype, Split
 from trainwright.model import Model
 from trainwright.training import Training
@@ -143,6 +144,25 @@ def test_decoder_block_has_the_size_of_the_torch_module() -> None:
     decoder = Model.of(t5).kind("decoder")
     assert decoder.parameters - decoder.shared_parameters == measured.parameters
     assert decoder.forward_flops_per_row == measured.flops
+
+
+@pytest.mark.parametrize("window", [1, 5, 23, 24])
+def test_fused_attention_counts_the_pairs_within_a_window_twice_as_those_before_a_position(window: int) -> None:
+    shown = sum(min(position + 1, window) for position in range(24))
+    (operator,) = AttentionShape(24, 24, 24, 4, 32, 32, is_causal=True, window=window).operators(Attention.FUSED)
+    assert operator.forward_flops_per_row == 4 * 32 * (2 * shown - window)  # without one T², and T(T + 1) / 2 are shown
+
+
+def test_blocks_have_windows_but_for_every_nth() -> None:
+    llama = Llama(6, 32, 4, 24, attention_window=8, full_attention_every=3)
+    assert Model.of(llama).layers[1:-1] == ("window_block", "window_block", "block") * 2
+    full, within = (Model.of(llama).kind(name).forward_flops_per_row for name in ("block", "window_block"))
+    assert full - within == 4 * 32 * (24**2 - 8 * (2 * 24 - 8))
+    assert Model.of(replace(llama, sequence_length=8)).layers[1:-1] == ("block",) * 6
+    stored = Model.of(llama, attention=Attention.STORED)
+    assert stored.kind("window_block").forward_flops_per_row == stored.kind("block").forward_flops_per_row
+    with pytest.raises(ValueError, match=r"full_attention_every needs moe\.attention_window, got 2 without; give both"):
+        Moe(6, 32, 4, 24, full_attention_every=2)
 
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: family.family)

@@ -99,8 +99,9 @@ def test_parameters_are_the_published_ones_less_what_a_remark_says(config, token
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification: llama is planned as LlamaForCausalLM"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number"),
-        ({"model_type": "mistral", "architectures": None, "sliding_window": 1024}, "sliding_window 1024 is not modelled"),
-        ({"model_type": "mistral", "architectures": None}, "sliding_window 4096 is not modelled, and sequences of 8192"),
+        (QWEN | {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 12}, "max_window_layers, has full attention"),
+        ({"model_type": "mistral", "architectures": None, "layer_types": ["full_attention", "sliding_attention"] * 16},
+         "layer_types, or max_window_layers, has full attention elsewhere"),
         ({"text_config": {}}, "write its text_config into a file"),
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM (mamba) is not known"),
     ],
@@ -119,13 +120,29 @@ def test_known_types_without_a_family_are_refused_by_what_they_have(model_type) 
     assert model_type not in ARCHITECTURES
 
 
-def test_a_window_counts_only_where_it_is_used_and_shorter_than_the_sequence() -> None:
-    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
-    assert isinstance(read_config(mistral, tokens=4096).family, Llama)
-    assert isinstance(read_config(mistral | {"sliding_window": None}, tokens=8192).family, Llama)
-    assert isinstance(read_config(QWEN | {"sliding_window": 1024}, tokens=4096).family, Llama)
-    with pytest.raises(ValueError, match="sliding_window 1024"):
-        read_config(QWEN | {"sliding_window": 1024, "use_sliding_window": True}, tokens=4096)
+MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+IN_TURN = ["sliding_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "windows"),
+    [
+        (MISTRAL, 8192, (4096, None)),
+        (MISTRAL, 4096, (None, None)),
+        (MISTRAL | {"sliding_window": None}, 8192, (None, None)),
+        (MISTRAL | {"sliding_window": 512, "num_hidden_layers": 6, "layer_types": IN_TURN * 2}, 4096, (512, 3)),
+        (LLAMA | {"model_type": "phi3", "architectures": None, "sliding_window": 2047}, 4096, (2047, None)),
+        (QWEN | {"sliding_window": 1024}, 4096, (None, None)),
+        (QWEN | {"sliding_window": 1024, "use_sliding_window": True}, 4096, (None, None)),
+        (QWEN | {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 0}, 4096, (1024, None)),
+        (QWEN3_MOE | {"sliding_window": 1024, "use_sliding_window": True}, 4096, (1024, None)),
+    ],
+    ids=["default", "longer", "null", "in turn", "phi", "unused", "from block 24 of 24", "from block 0", "experts"],
+)
+def test_a_window_counts_where_it_is_used_and_shorter_than_the_sequence(config, tokens, windows) -> None:
+    family = read_config(config, tokens=tokens).family
+    assert isinstance(family, Llama | Moe)
+    assert (family.attention_window, family.full_attention_every) == windows
 
 
 def test_biases_of_attention_are_those_of_its_inputs_and_a_remark_names_the_others() -> None:

@@ -13,7 +13,7 @@ def beside(family, name: str) -> int:
     """Return the bytes per row by which a layer knowingly differs from the planner's count."""
     if isinstance(family, Bert) and name == "head":
         return 8  # number of masked positions
-    if isinstance(family, Moe) and name == "expert_block":
+    if isinstance(family, Moe) and name.endswith("expert_block"):
         shares = 4 * family.experts  # for the balance loss
         unscaled = (
             8 * family.sequence_length if family.experts_per_token == 1 else 0
