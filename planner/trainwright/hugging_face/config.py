@@ -106,6 +106,20 @@ class Config:
         if given is not None and given not in (value, *others):
             self.lacks.append(f"{name} is {_word(given)}, but {lack}")
 
+    def note_dropout(self, *names: str) -> None:
+        """Note the dropouts that a family does not have."""
+        for name in names:
+            if self.value(name, default=None):
+                self.remarks.append(f"{name} {self.keys[name]} is not counted; its masks cost memory")
+
+    def note_positions(self) -> None:
+        """Note sequences that are longer than what the model was made for."""
+        longest = self.value("max_position_embeddings", default=None)
+        if isinstance(longest, int) and self.sequence() > longest:
+            self.remarks.append(
+                f"sequences of {self.sequence()} tokens are longer than max_position_embeddings {longest}"
+            )
+
     def sequence(self) -> int:
         """Return the tokens of a sequence. Raises ValueError where they are not given."""
         if self.tokens is None:

@@ -1,0 +1,174 @@
+"""Reader of decoders with rotary positions: the keys that Llama, Mistral, Qwen, Mixtral and others share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainwright.families import Family, Llama, Moe
+from trainwright.families.fields import RotaryScaling
+from trainwright.hugging_face.config import Config
+
+SILU: Final = ("silu", "swish")
+WINDOWED, FULL = "sliding_attention", "full_attention"
+"""Kinds of blocks in `layer_types`."""
+
+
+@dataclass(frozen=True)
+class RotaryDecoder:
+    """Defaults of a decoder with rotary positions, and what it has beside Llama's attention.
+
+    Attributes:
+        key_value_heads: None: as many as heads.
+        head_size: None: hidden size / heads.
+        window: of attention, in tokens.
+        window_needs_use: whether the window counts with `use_sliding_window` alone.
+        window_from: block from which on there is the window, where `max_window_layers` is absent; None: in all blocks.
+        has_head_norms: whether queries and keys are normalised by head.
+        has_biases: whether queries, keys and values have biases, whatever `attention_bias` says.
+        base: of the rotary angles.
+        epsilon: of the norms.
+    """
+
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    window: int | None = None
+    window_needs_use: bool = False
+    window_from: int | None = None
+    has_head_norms: bool = False
+    has_biases: bool = False
+    base: float = 10_000.0
+    epsilon: float = 1e-6
+
+    def fields(self, config: Config, family: str) -> dict[str, Any]:
+        """Return the fields that `llama` and `moe` share."""
+        hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+        config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
+        config.note_positions()
+        layers, biases = config.number("num_hidden_layers"), config.value("attention_bias", default=None)
+        if biases:
+            config.remarks.append(f"biases of attention's outputs are not counted: {layers * hidden:,} parameters")
+        return {
+            "layers": layers,
+            "hidden_size": hidden,
+            "heads": heads,
+            "sequence_length": config.sequence(),
+            "vocabulary_size": config.number("vocab_size"),
+            "key_value_heads": config.number("num_key_value_heads", default=self.key_value_heads or heads),
+            "head_size": _head_size(config, hidden, heads, self.head_size),
+            "query_key_norm": self.has_head_norms,
+            "query_key_value_bias": self.has_biases or bool(biases),
+            "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+            **self._windows(config, layers),
+            **_angles(config, self.base),
+            "norm_epsilon": config.share("rms_norm_eps", default=self.epsilon),
+        }
+
+    def _windows(self, config: Config, layers: int) -> dict[str, Any]:
+        """Return the window of attention and which blocks have none; nothing where no window is shorter than the sequence."""
+        absent = self.window if config.keys.get("sliding_window", self.window) is not None else None
+        is_used = config.value("use_sliding_window", default=None) or not self.window_needs_use
+        kinds = config.value("layer_types", default=None)
+        if kinds is None and self.window_from is not None:
+            first: Any = config.value("max_window_layers", default=self.window_from if is_used else None)
+            kinds = [WINDOWED if number >= first else FULL for number in range(layers)] if is_used else [FULL]
+        is_used = is_used and (kinds is None or WINDOWED in kinds)
+        window: Any = config.value("sliding_window", default=absent if is_used else None)
+        if not is_used or not isinstance(window, int) or window >= config.sequence():
+            return {}
+        return {
+            "attention_window": window,
+            "full_attention_every": None if kinds is None else _full_every(config, kinds),
+        }
+
+
+def _full_every(config: Config, kinds: Any) -> int | None:
+    """Return the n of which one block in n has full attention; None: no block has. Notes a lack where there is no such n."""
+    if FULL not in kinds:
+        return None
+    every = list(kinds).index(FULL) + 1
+    if every == 1 or list(kinds) != [WINDOWED if number % every else FULL for number in range(1, len(kinds) + 1)]:
+        config.lacks.append(
+            "layer_types, or max_window_layers, has full attention elsewhere than in one block of every n, the last of them"
+        )
+        return None
+    return every
+
+
+def _angles(config: Config, base: float) -> dict[str, Any]:
+    """Return base and scaling of the rotary angles, from `rope_parameters` or from `rope_theta` and `rope_scaling` as before 5.0."""
+    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
+    config.skip("rope_parameters", "rope_scaling", "partial_rotary_factor")
+    if not isinstance(scaled, Mapping):
+        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
+        return {}
+    given = Config(
+        {"rope_theta": config.keys.get("rope_theta"), **scaled}, config.model_type, config.head, config.tokens
+    )
+    fields: dict[str, Any] = {"rotary_base": given.share("rope_theta", default=base)}
+    config.defaults += given.defaults
+    kind = scaled.get("rope_type", scaled.get("type", "default"))
+    if kind == "linear":
+        fields["rotary_scaling"] = RotaryScaling("linear", given.share("factor", default=1.0))
+    elif kind == "llama3":
+        fields["rotary_scaling"] = RotaryScaling(
+            "llama3",
+            given.share("factor", default=8.0),
+            given.share("low_freq_factor", default=1.0),
+            given.share("high_freq_factor", default=4.0),
+            given.number("original_max_position_embeddings", default=8192),
+        )
+    elif kind != "default":
+        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
+    turned = given.share("partial_rotary_factor", default=0.0) or config.keys.get("partial_rotary_factor", 1.0)
+    if turned != 1.0:
+        config.remarks.append(f"partial_rotary_factor {turned} is left out: all values of a head are rotated")
+    return fields
+
+
+def llama_reader(rotary: RotaryDecoder = RotaryDecoder(), *, multipliers: bool = False) -> Callable[[Config], Family]:
+    """Return the reader of a Llama with these defaults; `multipliers`: it has Granite's."""
+
+    def read(config: Config) -> Family:
+        family = Llama(**rotary.fields(config, "llama"), intermediate_size=config.number("intermediate_size"))
+        config.demand("hidden_activation", *SILU, lack="llama has SiLU")
+        config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
+        if multipliers:
+            config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
+            config.remarks.append("its multipliers are not counted: about 2.5 % of the time where they are not fused")
+        config.note_dropout("attention_dropout", "resid_pdrop", "embd_pdrop")
+        return family
+
+    return read
+
+
+def moe_reader(
+    rotary: RotaryDecoder, *, experts: int, experts_per_token: int, width: str
+) -> Callable[[Config], Family]:
+    """Return the reader of a mixture of experts; `width`: key of an expert's width."""
+
+    def read(config: Config) -> Family:
+        config.demand("decoder_sparse_step", 1, lack="moe's plain blocks are as wide as one expert")
+        config.demand("mlp_only_layers", [], lack="moe's plain blocks are as wide as one expert")
+        if width != "intermediate_size":
+            config.skip("intermediate_size")  # of plain blocks, which there are none of
+        config.note_dropout("attention_dropout")
+        return Moe(
+            **rotary.fields(config, "moe"),
+            experts=config.number("num_experts", "num_local_experts", default=experts),
+            experts_per_token=config.number("num_experts_per_tok", default=experts_per_token),
+            intermediate_size=config.number(width),
+            balance_loss_weight=config.share("router_aux_loss_coef", default=0.001),
+        )
+
+    return read
+
+
+def _head_size(config: Config, hidden: int, heads: int, absent: int | None) -> int | None:
+    """Return the width of a head; None where all heads share the width of the model."""
+    if absent is None and not config.has("head_dim"):
+        config.skip("head_dim")
+        return None
+    size = config.number("head_dim", default=absent)
+    return None if size * heads == hidden else size
