@@ -142,12 +142,12 @@ def test_expanded_attention_calls_the_gpus_kernel_as_torch_declares_it() -> None
     with FakeTensorMode():
         query, key, value = (one.detach() for one in parts(device="cuda"))
         function = attention._ExpandedAttention
-        mixed = function.apply(query, key, value, None)
+        mixed = function.apply(query, key, value, None, None)
         context = type("Context", (), {})()
         context.save_for_backward = lambda *saved: setattr(context, "saved_tensors", saved)
-        function.forward(context, query, key, value, None)
-        *gradients, of_mask = function.backward(context, torch.empty_like(mixed))
-        assert of_mask is None
+        function.forward(context, query, key, value, None, None)
+        *gradients, of_mask, of_scale = function.backward(context, torch.empty_like(mixed))
+        assert (of_mask, of_scale) == (None, None)
         assert [one.shape for one in gradients] == [query.shape, key.shape, value.shape]
         assert {one.device.type for one in (mixed, *gradients)} == {"cuda"}
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hugging_face import Same, WholeModel, assert_same_training
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -32,6 +39,10 @@ ROWS = 3
 
 def classes(llama: Llama) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
     """Return transformers' model that has the fields, and its config."""
+    if llama.block_norms == "both":
+        return (Gemma3ForCausalLM, Gemma3TextConfig) if llama.query_key_norm else (Gemma2ForCausalLM, Gemma2Config)
+    if llama.activation == "gelu":
+        return GemmaForCausalLM, GemmaConfig
     if llama.attention_window is not None and not llama.query_key_value_bias:
         return MistralForCausalLM, MistralConfig
     if llama.query_key_value_bias:
@@ -52,10 +63,15 @@ def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
             yield Same(layer.self_attn.q_proj.bias, block.query_bias)
             yield Same(layer.self_attn.k_proj.bias, block.key_bias)
             yield Same(layer.self_attn.v_proj.bias, block.value_bias)
-        if isinstance(theirs, Qwen3ForCausalLM):
+        if isinstance(theirs, Qwen3ForCausalLM | Gemma3ForCausalLM):
             yield Same(layer.self_attn.q_norm.weight, block.query_norm_weight)
             yield Same(layer.self_attn.k_norm.weight, block.key_norm_weight)
-        yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
+        if isinstance(theirs, Gemma2ForCausalLM | Gemma3ForCausalLM):
+            yield Same(layer.post_attention_layernorm.weight, block.attention_output_norm_weight)
+            yield Same(layer.pre_feedforward_layernorm.weight, block.feed_forward_norm_weight)
+            yield Same(layer.post_feedforward_layernorm.weight, block.feed_forward_output_norm_weight)
+        else:
+            yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
         yield Same(layer.mlp.gate_proj.weight, block.expand_weight, lambda w: w[0])
         yield Same(layer.mlp.up_proj.weight, block.expand_weight, lambda w: w[1])
         yield Same(layer.mlp.down_proj.weight, block.contract_weight)
@@ -63,8 +79,22 @@ def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
     yield Same(theirs.lm_head.weight, head.tokens)
 
 
+def subtract_one(theirs: PreTrainedModel) -> None:
+    """Subtract from the weights of Gemma's norms the 1 that they add: a training without weight decay is the same."""
+    with torch.no_grad():
+        for module in theirs.modules():
+            if type(module).__name__.startswith("Gemma") and type(module).__name__.endswith("RMSNorm"):
+                module.weight.sub_(1)
+
+
 def angles(llama: Llama) -> dict[str, Any]:
-    """Return transformers' `rope_parameters`."""
+    """Return transformers' `rope_parameters`, in Gemma 3 by kind of block."""
+    if llama.window_rotary_base is not None:
+        full = angles(replace(llama, window_rotary_base=None))
+        return {
+            "full_attention": full,
+            "sliding_attention": {"rope_theta": llama.window_rotary_base, "rope_type": "default"},
+        }
     parameters: dict[str, Any] = {"rope_theta": llama.rotary_base or 10000.0, "rope_type": "default"}
     scaling = llama.rotary_scaling
     if scaling is not None:
@@ -87,6 +117,21 @@ def windows(llama: Llama) -> dict[str, Any]:
     return {"sliding_window": llama.attention_window, "use_sliding_window": True, "layer_types": kinds}
 
 
+def beyond(llama: Llama) -> dict[str, Any]:
+    """Return what Gemma's configs have beside the sizes."""
+    if llama.activation != "gelu":
+        return {}
+    scale = llama.attention_scale
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": llama.logits_soft_cap,
+        "attn_logit_softcapping": None,  # which our worker has not
+        "query_pre_attn_scalar": llama.head_size if scale is None else round(scale**-2),
+        "pad_token_id": None,
+    }
+
+
 @pytest.mark.parametrize(
     "llama",
     [
@@ -96,13 +141,66 @@ def windows(llama: Llama) -> dict[str, Any]:
         Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, query_key_value_bias=True),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, attention_window=5),
         Llama(2, 32, 4, 16, 64, 40, 2, query_key_value_bias=True, attention_window=5, full_attention_every=2),
+        Llama(1, 32, 4, 16, 64, 40, 1, 10, tied_embeddings=True, activation="gelu", embedding_multiplier=32**0.5),
+        Llama(
+            2,
+            32,
+            4,
+            16,
+            64,
+            40,
+            2,
+            10,
+            tied_embeddings=True,
+            activation="gelu",
+            embedding_multiplier=32**0.5,
+            block_norms="both",
+            logits_soft_cap=2.0,
+            attention_scale=0.25,
+            attention_window=5,
+            full_attention_every=2,
+        ),
+        Llama(
+            3,
+            32,
+            4,
+            16,
+            64,
+            40,
+            2,
+            10,
+            tied_embeddings=True,
+            activation="gelu",
+            embedding_multiplier=32**0.5,
+            block_norms="both",
+            query_key_norm=True,
+            attention_scale=0.25,
+            attention_window=5,
+            full_attention_every=3,
+            rotary_base=1000.0,
+            window_rotary_base=100.0,
+            rotary_scaling=RotaryScaling("linear", 4.0),
+        ),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_base=500.0, norm_epsilon=0.1),
         Llama(
             1, 64, 2, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)
         ),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("linear", 4.0)),
     ],
-    ids=["grouped", "tied", "qwen3", "qwen2", "mistral", "window in turn", "base and epsilon", "llama 3.1", "linear"],
+    ids=[
+        "grouped",
+        "tied",
+        "qwen3",
+        "qwen2",
+        "mistral",
+        "window in turn",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "base and epsilon",
+        "llama 3.1",
+        "linear",
+    ],
 )
 def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
     ours = WholeModel(llama)
@@ -120,12 +218,14 @@ def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
             rope_parameters=angles(llama),
             tie_word_embeddings=llama.tied_embeddings,
             **windows(llama),
+            **beyond(llama),
             attn_implementation="eager",
         )
     )
     same = tuple(pairs(ours, theirs))
     for pair in same:
         pair.copy()
+    subtract_one(theirs)
     rows = ours.rows(ROWS)
     (loss,) = ours.losses(rows)
     logits = theirs(input_ids=rows["tokens"]).logits

@@ -33,8 +33,22 @@ Arguments = Iterator[tuple[str, str]]
 """Arguments with the reason for each."""
 
 
+_WITHOUT_ARGUMENT: Final = (
+    "block_norms",
+    "logits_soft_cap",
+    "activation",
+    "embedding_multiplier",
+    "attention_scale",
+    "window_rotary_base",
+)
+"""Fields of a Llama that no argument of Megatron's pretrain_gpt.py sets, whatever their values."""
+
+
 def missing_field(family: Family) -> str | None:
     """Return the field of a family, with its value, that Megatron has no argument for; None if it has all."""
+    if isinstance(family, Llama):
+        values = ((name, getattr(family, name)) for name in _WITHOUT_ARGUMENT)
+        return next((f"llama.{name} {value}" for name, value in values if value is not None), None)
     if not isinstance(family, Gpt):
         return None
     if family.parallel_residual:
@@ -277,7 +291,7 @@ def _window_arguments(family: Llama | Moe) -> Arguments:
         return
     yield f"--window-size {family.attention_window - 1},0", "tokens that attention reaches before and after a token"
     if family.full_attention_every is not None:
-        yield f"--window-attn-skip-freq {family.full_attention_every}", "one block in so many reaches all tokens before"
+        yield f"--window-attn-skip-freq {family.full_attention_every}", "one block in this many reaches all tokens before"
 
 
 def _scaling_arguments(scaling: RotaryScaling | None) -> Arguments:

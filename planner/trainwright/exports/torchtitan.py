@@ -263,8 +263,9 @@ def _own_spec(model: Model | None) -> str:
 
 
 def _is_llama3(family: Llama) -> bool:
-    beyond = (family.head_size, family.query_key_norm, family.query_key_value_bias, family.attention_window)
-    return not any(beyond)
+    attention = (family.head_size, family.query_key_norm, family.query_key_value_bias, family.attention_window)
+    others = (family.block_norms, family.activation, family.embedding_multiplier, family.logits_soft_cap)
+    return not any((*attention, *others, family.attention_scale))
 
 
 def _rotary(family: Llama) -> list[tuple[str, str]]:

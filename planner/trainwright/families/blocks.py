@@ -19,7 +19,7 @@ from trainwright.families.operators import (
     matmul,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment, Split
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment, Split, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +201,19 @@ def layer(name: str, *operators: Operator, boundary: int, token_embedding: int =
 
 
 def token_embedding_layer(  # noqa: PLR0913 - the shape of an embedding
-    tokens: int, hidden: int, vocabulary: int, *, learned_positions: int = 0, tied: bool, drops: bool = False
+    tokens: int,
+    hidden: int,
+    vocabulary: int,
+    *,
+    learned_positions: int = 0,
+    tied: bool,
+    drops: bool = False,
+    is_scaled: bool = False,
 ) -> LayerKind:
-    """Return the token embedding, with learned positions if there are any."""
+    """Return the token embedding, times a constant if it is scaled, with learned positions if there are any."""
     parts = [lookup("tokens", tokens, hidden, vocabulary)]
+    if is_scaled:
+        parts.append(element_wise("embedding_scale", tokens, hidden))
     if learned_positions:
         parts.append(lookup("positions", tokens, hidden, learned_positions, indexed=False))
     if drops:
@@ -212,16 +221,25 @@ def token_embedding_layer(  # noqa: PLR0913 - the shape of an embedding
     return layer(EMBEDDING, *parts, boundary=tokens * hidden, token_embedding=vocabulary * hidden if tied else 0)
 
 
-def token_head_layer(normalisation: Operator, tokens: int, hidden: int, vocabulary: int, *, tied: bool) -> LayerKind:
-    """Return the final normalisation, the projection onto the vocabulary and the loss."""
+def token_head_layer(  # noqa: PLR0913 - the shape of a head
+    normalisation: Operator, tokens: int, hidden: int, vocabulary: int, *, tied: bool, is_capped: bool = False
+) -> LayerKind:
+    """Return the final normalisation, the projection onto the vocabulary, the logits' soft cap if they have one, and the loss."""
     return layer(
         HEAD,
         normalisation,
         matmul("projection", tokens, hidden, vocabulary, bias=False),
+        *((_soft_cap(tokens, vocabulary),) if is_capped else ()),
         cross_entropy(tokens, vocabulary),
         boundary=1,
         token_embedding=vocabulary * hidden if tied else 0,
     )
+
+
+def _soft_cap(positions: int, classes: int) -> Operator:
+    """Return c × tanh(logits / c): three kernels that read and write the logits, of which tanh saves its output."""
+    cap = element_wise("soft_cap", positions, classes, keeps=1)
+    return replace(cap, traffic=Traffic(6.0 * positions * classes, 0.0, 7.0 * positions * classes, 0.0))
 
 
 _TOKEN_LOOKUPS = {"tokens", "decoder_tokens"}
@@ -252,14 +270,16 @@ def _divided_form(kind: LayerKind) -> LayerKind | None:
             rest = operators[place + 1 :]
             return replace(kind, segments=(summed, Segment(rest)) if rest else (summed,))
         if operator.name == "projection":
-            loss = operators[place + 1]
+            end = [part.kind for part in operators].index(OperatorKind.CROSS_ENTROPY)
+            loss = operators[end]
             targets = INDEX_BYTES * operator.positions_per_row
             segment = Segment(
                 (
                     *operators[:place],
                     replace(operator, split=Split.COLUMN, saved_bytes_per_row=targets),
+                    *(replace(part, split=Split.WHOLE) for part in operators[place + 1 : end]),
                     replace(loss, split=Split.WHOLE, saved_bytes_per_row=loss.saved_bytes_per_row - targets),
-                    *operators[place + 2 :],
+                    *operators[end + 1 :],
                 ),
                 backward_all_reduce_elements_per_row=round(operator.input_elements_per_row),
                 forward_gathered_bytes_per_row=_STATISTICS * FLOAT32_BYTES * operator.positions_per_row,

@@ -184,6 +184,39 @@ FullAttentionEvery = Annotated[
     ),
     OMITTED_DEFAULT,
 ]
+BlockNorms = Annotated[
+    Literal["before", "after", "both"] | None,
+    Doc("Where a block has norms: before each of its two branches, after it, or both (Gemma 2 and 3). Absent: before."),
+    OMITTED_NONE,
+]
+GateActivation = Annotated[
+    Literal["silu", "gelu"] | None,
+    Doc("Activation of the feed-forward's gate; gelu is its approximation by tanh (Gemma). Absent: silu."),
+    OMITTED_NONE,
+]
+EmbeddingMultiplier = Annotated[
+    Annotated[float, Bounds(0, 10**6)] | None,
+    Doc("Factor of the token embedding; in Gemma the square root of hidden_size. Absent: 1."),
+    OMITTED_NONE,
+]
+LogitsSoftCap = Annotated[
+    Annotated[float, Bounds(1, 10**6)] | None,
+    Doc("Bound c of the logits, which become c × tanh(logits / c). Absent: none."),
+    OMITTED_NONE,
+]
+AttentionScale = Annotated[
+    Annotated[float, Bounds(0, 10**6)] | None,
+    Doc("Factor of attention's scores, which changes neither time nor memory. Absent: 1 / √head_size."),
+    OMITTED_NONE,
+]
+WindowRotaryBase = Annotated[
+    Annotated[float, Bounds(1, 10**12)] | None,
+    Doc(
+        "Base of the rotary angles in blocks that have the window, which are not scaled then (Gemma 3); it changes neither time nor "
+        "memory. Absent: as in other blocks."
+    ),
+    OMITTED_NONE,
+]
 ROTARY_BASE: Final = 10_000.0
 """Base of rotary angles where a model does not state it."""
 NORM_EPSILON: Final = 1e-6

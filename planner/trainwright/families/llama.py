@@ -22,15 +22,20 @@ from trainwright.families.fields import (
     HEADS_OF_OWN_SIZE,
     ROTARY_BLEND,
     WINDOW_BEFORE_EXCEPTIONS,
+    AttentionScale,
     AttentionWindow,
+    BlockNorms,
     Doc,
+    EmbeddingMultiplier,
     Entries,
     FieldRule,
     FullAttentionEvery,
+    GateActivation,
     Heads,
     HeadSize,
     KeyValueHeads,
     Layers,
+    LogitsSoftCap,
     NormEpsilon,
     QueryKeyNorm,
     QueryKeyValueBias,
@@ -39,6 +44,7 @@ from trainwright.families.fields import (
     TiedEmbeddings,
     Tokens,
     Width,
+    WindowRotaryBase,
     check,
 )
 from trainwright.families.operators import all_reduced_segment, element_wise, residual, rms_norm
@@ -53,7 +59,7 @@ INTERMEDIATE_MULTIPLE = 256
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """Llama 1–3, Mistral and similar models."""
+    """Llama 1–3, Mistral, Qwen 2 and 3, Gemma and similar models."""
 
     layers: Layers
     hidden_size: Width
@@ -69,6 +75,12 @@ class Llama:
     query_key_value_bias: QueryKeyValueBias = False
     attention_window: AttentionWindow = None
     full_attention_every: FullAttentionEvery = None
+    block_norms: BlockNorms = None
+    activation: GateActivation = None
+    embedding_multiplier: EmbeddingMultiplier = None
+    logits_soft_cap: LogitsSoftCap = None
+    attention_scale: AttentionScale = None
+    window_rotary_base: WindowRotaryBase = None
     tied_embeddings: TiedEmbeddings = False
     rotary_base: RotaryBase = None
     rotary_scaling: RotaryScale = None
@@ -94,9 +106,18 @@ class Llama:
         groups = self.key_value_heads or self.heads
         windows = [window_of(self, number) for number in range(1, self.layers + 1)]
         blocks = (self._block(attention, window) for window in dict.fromkeys(windows))
-        embedding = token_embedding_layer(tokens, hidden, vocabulary, tied=self.tied_embeddings)
+        embedding = token_embedding_layer(
+            tokens, hidden, vocabulary, tied=self.tied_embeddings, is_scaled=self.embedding_multiplier is not None
+        )
         final = rms_norm("final_normalisation", tokens, hidden)
-        head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
+        head = token_head_layer(
+            final,
+            tokens,
+            hidden,
+            vocabulary,
+            tied=self.tied_embeddings,
+            is_capped=self.logits_soft_cap is not None,
+        )
         largest = gcd(groups, self.feed_forward_size)
         layers = (EMBEDDING, *(windowed_name(BLOCK, window) for window in windows), HEAD)
         sequences = dict.fromkeys(layers, (tokens,))
@@ -106,9 +127,9 @@ class Llama:
 
     def _block(self, attention: Attention, window: int | None) -> LayerKind:
         tokens, hidden = self.sequence_length, self.hidden_size
+        branch = gated_branch(tokens, hidden, self.feed_forward_size)
         feed_forward = all_reduced_segment(
-            rms_norm("feed_forward_normalisation", tokens, hidden),
-            *gated_branch(tokens, hidden, self.feed_forward_size),
+            *_with_norms(self, "feed_forward", branch),
             residual("feed_forward_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
         )
@@ -121,12 +142,34 @@ def gated_size(hidden: int) -> int:
     return -(-(8 * hidden // 3) // INTERMEDIATE_MULTIPLE) * INTERMEDIATE_MULTIPLE
 
 
+def is_windowed(family: Llama | Moe, number: int) -> bool:
+    """Return whether a block, counted from 1, has the window, be it longer than a sequence."""
+    every = family.full_attention_every
+    return family.attention_window is not None and (every is None or number % every != 0)
+
+
 def window_of(family: Llama | Moe, number: int) -> int | None:
     """Return the window of a block, counted from 1; None if it attends to all tokens before."""
-    window, every = family.attention_window, family.full_attention_every
-    if window is None or window >= family.sequence_length or (every is not None and number % every == 0):
-        return None
-    return window
+    window = family.attention_window if is_windowed(family, number) else None
+    return None if window is None or window >= family.sequence_length else window
+
+
+def has_norm_before(family: Llama | Moe) -> bool:
+    """Return whether a block normalises what its branches read."""
+    return family.block_norms != "after"
+
+
+def has_norm_after(family: Llama | Moe) -> bool:
+    """Return whether a block normalises what its branches return, before it adds that."""
+    return family.block_norms in {"after", "both"}
+
+
+def _with_norms(family: Llama | Moe, name: str, branch: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return a branch of a block with its norms."""
+    tokens, hidden = family.sequence_length, family.hidden_size
+    before = (rms_norm(f"{name}_normalisation", tokens, hidden),) if has_norm_before(family) else ()
+    after = (rms_norm(f"{name}_output_normalisation", tokens, hidden),) if has_norm_after(family) else ()
+    return *before, *branch, *after
 
 
 def windowed_name(kind: str, window: int | None) -> str:
@@ -135,7 +178,7 @@ def windowed_name(kind: str, window: int | None) -> str:
 
 
 def rotary_attention_segment(family: Llama | Moe, attention: Attention, window: int | None = None) -> Segment:
-    """Return RMSNorm, self-attention with rotated queries and keys, within a window if there is one, and the residual.
+    """Return self-attention with rotated queries and keys, within a window if there is one, with its norms and the residual.
 
     A rotation saves nothing: its gradient needs only the angles. Queries, keys and values are projected separately, so
     that queries and keys are freed once rotated, unless they are normalised before, which saves them.
@@ -144,12 +187,14 @@ def rotary_attention_segment(family: Llama | Moe, attention: Attention, window: 
     size, groups = family.head_size or hidden // heads, family.key_value_heads or heads
     shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True, window=window)
     projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=family.query_key_value_bias)
-    return all_reduced_segment(
-        rms_norm("attention_normalisation", tokens, hidden),
+    branch = (
         projection,
         *(_normalised_heads(tokens, heads, groups, size) if family.query_key_norm else ()),
         element_wise("rotary", tokens, shape.width + shape.key_width, split=Split.WHOLE),
         *rest,
+    )
+    return all_reduced_segment(
+        *_with_norms(family, "attention", branch),
         residual("attention_residual", tokens, hidden, bias=False),
         elements=tokens * hidden,
     )

@@ -96,6 +96,13 @@ class Moe:
     norm_epsilon: NormEpsilon = None
     balance_loss_weight: BalanceLossWeight = None
     family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
+    # What a Llama may have beyond.
+    block_norms: ClassVar[None] = None
+    activation: ClassVar[None] = None
+    embedding_multiplier: ClassVar[None] = None
+    logits_soft_cap: ClassVar[None] = None
+    attention_scale: ClassVar[None] = None
+    window_rotary_base: ClassVar[None] = None
     rules: ClassVar[tuple[FieldRule[Moe], ...]] = (
         HEADS_OF_OWN_SIZE,
         EQUAL_GROUPS,

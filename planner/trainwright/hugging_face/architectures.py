@@ -13,7 +13,7 @@ from typing import Any, Final
 from trainwright.families import T5, Bert, Family, Gpt, Swin, Vit
 from trainwright.families.fields import ROTARY_BASE
 from trainwright.hugging_face.config import Config
-from trainwright.hugging_face.rotary_decoders import RotaryDecoder, llama_reader, moe_reader
+from trainwright.hugging_face.rotary_decoders import RotaryDecoder, gemma_reader, llama_reader, moe_reader
 from trainwright.layer import Attention
 
 _BERT_DROPOUTS: Final = "hidden_dropout_prob", "attention_probs_dropout_prob"
@@ -311,6 +311,43 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                 )
             ),
         ),
+        "gemma": Architecture(
+            ("GemmaForCausalLM",),
+            gemma_reader(
+                RotaryDecoder(head_size=256, has_geglu=True, is_tied=True),
+                block_norms=None,
+                logits_soft_cap=None,
+                score_soft_cap=None,
+            ),
+        ),
+        "gemma2": Architecture(
+            ("Gemma2ForCausalLM",),
+            gemma_reader(
+                RotaryDecoder(4, 256, 4096, full_attention_every=2, has_geglu=True, is_tied=True),
+                block_norms="both",
+                logits_soft_cap=30.0,
+                score_soft_cap=50.0,
+            ),
+        ),
+        "gemma3_text": Architecture(
+            ("Gemma3ForCausalLM",),
+            gemma_reader(
+                RotaryDecoder(
+                    key_value_heads=4,
+                    head_size=256,
+                    window=4096,
+                    full_attention_every=6,
+                    has_head_norms=True,
+                    has_geglu=True,
+                    is_tied=True,
+                    base=1e6,
+                    window_base=1e4,
+                ),
+                block_norms="both",
+                logits_soft_cap=None,
+                score_soft_cap=None,
+            ),
+        ),
         "mixtral": Architecture(
             ("MixtralForCausalLM",),
             moe_reader(
@@ -341,8 +378,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "gemma2": "a block has four norms, and logits have a soft cap",
-        "gemma3_text": "a block has four norms, and queries and keys are normalised by head",
         "olmo2": "queries and keys are normalised over their whole width",
         "gpt_oss": "experts and attention's outputs have biases, and every head has a sink, a score of no key",
         "deepseek_v2": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",

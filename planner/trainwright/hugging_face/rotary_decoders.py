@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trainwright.families import Family, Llama, Moe
 from trainwright.families.fields import RotaryScaling
 from trainwright.hugging_face.config import Config
 
 SILU: Final = ("silu", "swish")
+GELU_BY_TANH: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 WINDOWED, FULL = "sliding_attention", "full_attention"
 """Kinds of blocks in `layer_types`."""
+_PATTERN: Final = "sliding_window_pattern", "_sliding_window_pattern"
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,13 @@ class RotaryDecoder:
         window: of attention, in tokens.
         window_needs_use: whether the window counts with `use_sliding_window` alone.
         window_from: block from which on there is the window, where `max_window_layers` is absent; None: in all blocks.
+        full_attention_every: one block in this many has no window, where `sliding_window_pattern` is absent; None: every one has it.
         has_head_norms: whether queries and keys are normalised by head.
         has_biases: whether queries, keys and values have biases, whatever `attention_bias` says.
+        has_geglu: whether the gate's activation is GELU in place of SiLU.
+        is_tied: whether the projection is the token embedding.
         base: of the rotary angles.
+        window_base: of those in blocks with a window; None: likewise.
         epsilon: of the norms.
     """
 
@@ -36,15 +42,24 @@ class RotaryDecoder:
     window: int | None = None
     window_needs_use: bool = False
     window_from: int | None = None
+    full_attention_every: int | None = None
     has_head_norms: bool = False
     has_biases: bool = False
+    has_geglu: bool = False
+    is_tied: bool = False
     base: float = 10_000.0
+    window_base: float | None = None
     epsilon: float = 1e-6
 
     def fields(self, config: Config, family: str) -> dict[str, Any]:
         """Return the fields that `llama` and `moe` share."""
         hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-        config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
+        if self.has_geglu:
+            config.demand("hidden_act", "gelu", *GELU_BY_TANH, lack=f"{family} has GELU by tanh, or SiLU")
+            config.demand("hidden_activation", *GELU_BY_TANH, lack=f"{family} has GELU by tanh, or SiLU")
+        else:
+            config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
+            config.demand("hidden_activation", *SILU, lack=f"{family} has SiLU")
         config.note_positions()
         layers, biases = config.number("num_hidden_layers"), config.value("attention_bias", default=None)
         if biases:
@@ -59,7 +74,7 @@ class RotaryDecoder:
             "head_size": _head_size(config, hidden, heads, self.head_size),
             "query_key_norm": self.has_head_norms,
             "query_key_value_bias": self.has_biases or bool(biases),
-            "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+            "tied_embeddings": config.flag("tie_word_embeddings", default=self.is_tied),
             **self._windows(config, layers),
             **_angles(config, self.base),
             "norm_epsilon": config.share("rms_norm_eps", default=self.epsilon),
@@ -69,18 +84,43 @@ class RotaryDecoder:
         """Return the window of attention and which blocks have none; nothing where no window is shorter than the sequence."""
         absent = self.window if config.keys.get("sliding_window", self.window) is not None else None
         is_used = config.value("use_sliding_window", default=None) or not self.window_needs_use
-        kinds = config.value("layer_types", default=None)
-        if kinds is None and self.window_from is not None:
-            first: Any = config.value("max_window_layers", default=self.window_from if is_used else None)
-            kinds = [WINDOWED if number >= first else FULL for number in range(layers)] if is_used else [FULL]
+        config.skip("layer_types", *_PATTERN)
+        kinds = self._kinds(config, layers) if is_used else None
         is_used = is_used and (kinds is None or WINDOWED in kinds)
         window: Any = config.value("sliding_window", default=absent if is_used else None)
-        if not is_used or not isinstance(window, int) or window >= config.sequence():
+        if not is_used or not isinstance(window, int):
             return {}
+        base = None if self.window_base is None else _window_base(config, self.window_base)
+        if window >= config.sequence() and base is None:
+            return {}
+        every = None if kinds is None else _full_every(config, kinds)
         return {
             "attention_window": window,
-            "full_attention_every": None if kinds is None else _full_every(config, kinds),
+            "full_attention_every": every,
+            **({} if base is None else {"window_rotary_base": base}),
         }
+
+    def _kinds(self, config: Config, layers: int) -> Any:
+        """Return the kind of each block, WINDOWED or FULL; None: all have the window."""
+        kinds = config.value("layer_types", default=None)
+        if kinds is not None:
+            return kinds
+        if self.window_from is not None:
+            first: Any = config.value("max_window_layers", default=self.window_from)
+            return [WINDOWED if number >= first else FULL for number in range(layers)]
+        if self.full_attention_every is not None:
+            every = config.number(*_PATTERN, default=self.full_attention_every)
+            return [WINDOWED if number % every else FULL for number in range(1, layers + 1)]
+        return None
+
+
+def _window_base(config: Config, absent: float) -> float:
+    """Return the base of rotary angles in blocks with a window."""
+    by_kind = config.keys.get("rope_parameters")
+    within = by_kind.get(WINDOWED) if isinstance(by_kind, Mapping) else None
+    if isinstance(within, Mapping) and within.get("rope_theta") is not None:
+        return float(within["rope_theta"])
+    return config.share("rope_local_base_freq", default=absent)
 
 
 def _full_every(config: Config, kinds: Any) -> int | None:
@@ -103,6 +143,8 @@ def _angles(config: Config, base: float) -> dict[str, Any]:
     if not isinstance(scaled, Mapping):
         config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
         return {}
+    if isinstance(scaled.get(FULL), Mapping):  # by kind of block, as in Gemma 3
+        scaled = scaled[FULL]
     given = Config(
         {"rope_theta": config.keys.get("rope_theta"), **scaled}, config.model_type, config.head, config.tokens
     )
@@ -132,7 +174,6 @@ def llama_reader(rotary: RotaryDecoder = RotaryDecoder(), *, multipliers: bool =
 
     def read(config: Config) -> Family:
         family = Llama(**rotary.fields(config, "llama"), intermediate_size=config.number("intermediate_size"))
-        config.demand("hidden_activation", *SILU, lack="llama has SiLU")
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
         if multipliers:
             config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
@@ -141,6 +182,48 @@ def llama_reader(rotary: RotaryDecoder = RotaryDecoder(), *, multipliers: bool =
         return family
 
     return read
+
+
+def gemma_reader(
+    rotary: RotaryDecoder,
+    *,
+    block_norms: Literal["both"] | None,
+    logits_soft_cap: float | None,
+    score_soft_cap: float | None,
+) -> Callable[[Config], Family]:
+    """Return the reader of a Gemma, whose soft caps are those of absent keys."""
+
+    def read(config: Config) -> Family:
+        fields = rotary.fields(config, "llama")
+        config.demand("use_bidirectional_attention", False, lack="llama's attention is causal")
+        config.note_dropout("attention_dropout")
+        size = fields["head_size"] or fields["hidden_size"] // fields["heads"]
+        scored = config.number("query_pre_attn_scalar", default=256) if block_norms else size
+        score_cap = _soft_cap(config, "attn_logit_softcapping", score_soft_cap)
+        if score_cap is not None:
+            config.remarks.append(
+                f"attn_logit_softcapping {score_cap:g} is left out, which FlashAttention from 2.6 on and FlexAttention compute in their "
+                "kernels, but no kernel of torch's scaled_dot_product_attention, and so not our worker"
+            )
+        return Llama(
+            **fields,
+            intermediate_size=config.number("intermediate_size"),
+            block_norms=block_norms,
+            activation="gelu",
+            embedding_multiplier=fields["hidden_size"] ** 0.5,
+            logits_soft_cap=_soft_cap(config, "final_logit_softcapping", logits_soft_cap),
+            attention_scale=None if scored == size else scored**-0.5,
+        )
+
+    return read
+
+
+def _soft_cap(config: Config, name: str, absent: float | None) -> float | None:
+    """Return a soft cap; null means none, as no cap is the default of a class that has one."""
+    if name not in config.keys and absent is not None:
+        return config.share(name, default=absent)
+    given = config.value(name, default=None)
+    return None if given is None else config.share(name, default=0.0)
 
 
 def moe_reader(

@@ -72,7 +72,9 @@ def _has_flash(capability: tuple[int, int], dtype: torch.dtype, head_size: int) 
     return not ((8, 6) <= capability <= (8, 9) or capability >= (12, 0)) or not 192 < head_size <= 224
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, scale: float | None = None
+) -> Tensor:
     """Return causal attention; each head of keys and values serves as many consecutive query heads.
 
     Args:
@@ -80,27 +82,30 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | No
         key: (rows, groups, positions, size).
         value: likewise.
         window: positions that a query attends to, its own included; None: all before.
+        scale: of the scores; None: 1 / √size.
     """
     is_grouped = key.shape[1] != query.shape[1]
     if window is None and not is_grouped:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0)
     kernel = attention_kernel(query.device.type, capability, query.dtype, query.shape[-1])
     if window is not None and query.is_cuda and kernel is AttentionKernel.FLASH:
-        return windowed_flash_attention(query, key, value, window)
+        return windowed_flash_attention(query, key, value, window, scale)
     mask = None if window is None else window_mask(query.shape[2], window, query.dtype, query.device)
     if is_grouped and kernel is AttentionKernel.MEMORY_EFFICIENT:
-        return _ExpandedAttention.apply(query, key, value, mask)  # type: ignore[no-any-return, no-untyped-call]
+        return _ExpandedAttention.apply(query, key, value, mask, scale)  # type: ignore[no-any-return, no-untyped-call]
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=is_grouped
     )
 
 
-def windowed_flash_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+def windowed_flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, window: int, scale: float | None = None
+) -> Tensor:
     """Return causal attention within a window by FlashAttention; arguments as of `causal_attention`."""
     positions, size = query.shape[2], query.shape[-1]
     padding = -size % _FLASH_ALIGNMENT
-    by_position = (functional.pad(one, (0, padding)).transpose(1, 2) for one in (query, key, value))
+    by_position = (functional.pad(part, (0, padding)).transpose(1, 2) for part in (query, key, value))
     mixed: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 (there is no public name)
         *by_position,
         None,
@@ -110,7 +115,7 @@ def windowed_flash_attention(query: Tensor, key: Tensor, value: Tensor, window: 
         0.0,
         is_causal=True,
         return_debug_mask=False,
-        scale=size**-0.5,
+        scale=size**-0.5 if scale is None else scale,
         window_size_left=window - 1,
         window_size_right=0,
     )[0]
@@ -134,7 +139,9 @@ class _ExpandedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(  # noqa: PLR0913, PLR0917 (autograd takes no keywords)
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+    ) -> Tensor:
         copies = query.shape[1] // key.shape[1]
         mixed: Tensor
         mixed, *statistics = torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 (not public)
@@ -144,13 +151,14 @@ class _ExpandedAttention(torch.autograd.Function):
             _by_head(mask, query),
             compute_log_sumexp=True,
             is_causal=mask is None,
+            scale=scale,
         )
         ctx.save_for_backward(query, key, value, mixed, *statistics)
-        ctx.mask = mask
+        ctx.mask, ctx.scale = mask, scale
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, mixed, *statistics = ctx.saved_tensors
         copies = query.shape[1] // key.shape[1]
         of_query, of_keys, of_values, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
@@ -164,8 +172,9 @@ class _ExpandedAttention(torch.autograd.Function):
             0.0,
             [True, True, True, False],
             is_causal=ctx.mask is None,
+            scale=ctx.scale,
         )
-        return of_query, _sum_copies(of_keys, copies), _sum_copies(of_values, copies), None
+        return of_query, _sum_copies(of_keys, copies), _sum_copies(of_values, copies), None, None
 
 
 def _by_head(mask: Tensor | None, query: Tensor) -> Tensor | None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from trainwright.families import Llama, Moe
-from trainwright.families.llama import window_of
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_models import RotaryLayers
-from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rms_norm, swiglu
+from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, block_norms, geglu, swiglu
+
+FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM = "feed_forward_norm_weight", "feed_forward_output_norm_weight"
 
 
 class Block(RotaryAttentionLayer):
-    """Rotary attention and a SwiGLU, each after an RMSNorm and ending in one all-reduce; no biases."""
+    """Rotary attention and a gated feed-forward, each with its norms and ending in one all-reduce; no biases but of q, k and v."""
 
     split_dimensions: ClassVar = {
         **RotaryAttentionLayer.split_dimensions,
@@ -25,28 +25,27 @@ class Block(RotaryAttentionLayer):
         "contract_weight": 1,
     }
 
-    feed_forward_norm_weight: nn.Parameter
     expand_weight: nn.Parameter
     contract_weight: nn.Parameter
 
     def __init__(self, family: Llama | Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(family, source, shard, window_of(family, layer))
+        super().__init__(family, source, shard, layer)
         hidden, inner = family.hidden_size, family.feed_forward_size
         whole: InitialWeights = {
-            "feed_forward_norm_weight": torch.ones(hidden),
+            **block_norms(family, FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM),
             "expand_weight": normal(source, 2, inner, hidden),
             "contract_weight": normal(source, hidden, inner),
         }
         self.register_shards(whole)
+        self.feed_forward = geglu if family.activation == "gelu" else swiglu
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         hidden = self.attend(boundary[0])
-        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight, self.epsilon))
-        return Output(
-            (hidden + self.shard.reduce_from_tensor_group(swiglu(normed, self.expand_weight, self.contract_weight)),)
-        )
+        normed = self.shard.copy_to_tensor_group(self.normalise(hidden, FEED_FORWARD_NORM))
+        added = self.shard.reduce_from_tensor_group(self.feed_forward(normed, self.expand_weight, self.contract_weight))
+        return Output((hidden + self.normalise(added, FEED_FORWARD_OUTPUT_NORM),))
 
 
 class LlamaLayers(RotaryLayers):

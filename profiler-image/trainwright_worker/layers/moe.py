@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Moe
-from trainwright.families.llama import window_of
 from trainwright.families.moe import BALANCE_LOSS_WEIGHT
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
@@ -88,7 +87,7 @@ class RectifiedBlock(RotaryAttentionLayer):
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(moe, source, shard, window_of(moe, layer))
+        super().__init__(moe, source, shard, layer)
         hidden, inner = moe.hidden_size, moe.feed_forward_size
         whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
@@ -134,7 +133,7 @@ class ExpertBlock(RotaryAttentionLayer):
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
         source = WeightSource(seed, f"layer {layer}")
-        super().__init__(moe, source, shard, window_of(moe, layer))
+        super().__init__(moe, source, shard, layer)
         hidden, inner = moe.hidden_size, moe.feed_forward_size
         products = 2 if moe.gated else 1
         whole: InitialWeights = {

@@ -238,13 +238,15 @@ class TokenEmbedding(VocabularyLayer):
 
     reads = ("tokens",)
 
-    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice) -> None:
+    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice, *, multiplier: float | None = None) -> None:
         super().__init__(vocabulary)
         self.tokens = tokens
+        self.multiplier = multiplier
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        return Output((self.embed(data["tokens"], self.tokens),))
+        embedded = self.embed(data["tokens"], self.tokens)
+        return Output((embedded if self.multiplier is None else embedded * self.multiplier,))
 
 
 class TiedTokenEmbedding(TokenEmbedding):
@@ -268,9 +270,10 @@ class RmsHead(VocabularyLayer):
         *,
         scale: float | None = None,
         epsilon: float = NORM_EPSILON,
+        soft_cap: float | None = None,
     ) -> None:
         super().__init__(vocabulary)
-        self.epsilon = epsilon
+        self.epsilon, self.soft_cap = epsilon, soft_cap
         self.norm_weight = nn.Parameter(torch.ones(tokens.shape[1]))
         self.tokens = tokens
         self.scale = scale
@@ -278,7 +281,11 @@ class RmsHead(VocabularyLayer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         normed = rms_norm(boundary[0], self.norm_weight, self.epsilon)
         scaled = self.shard.copy_to_tensor_group(normed if self.scale is None else normed * self.scale)
-        return Output((), self.summed_row_losses(project(scaled, self.tokens), data["targets"]))
+        logits = project(scaled, self.tokens)
+        if self.soft_cap is not None:
+            # In the format of the hidden states, as which the planner counts what tanh saves.
+            logits = torch.tanh(logits.to(normed.dtype) / self.soft_cap) * self.soft_cap
+        return Output((), self.summed_row_losses(logits, data["targets"]))
 
 
 class TiedRmsHead(RmsHead):
@@ -308,23 +315,24 @@ class RotaryLayers(NextTokenLayers, ABC):
 
     def __init__(self, family: Llama | Moe) -> None:
         super().__init__(family)
-        self.has_tied_embeddings = family.tied_embeddings
-        self.epsilon = norm_epsilon(family)
+        self.family = family
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         kind = self.kinds[layer]
         if kind not in {EMBEDDING, HEAD}:
             return self.block(layer, seed, shard)
         vocabulary, hidden = VocabularySlice(shard, self.vocabulary), self.hidden[1]
-        if self.has_tied_embeddings:
+        is_tied = self.family.tied_embeddings
+        if is_tied:
             table = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
-            if kind == EMBEDDING:
-                return TiedTokenEmbedding(table, vocabulary)
-            return TiedRmsHead(table, vocabulary, epsilon=self.epsilon)
-        table = vocabulary.table(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, hidden))
+        else:
+            table = vocabulary.table(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, hidden))
         if kind == EMBEDDING:
-            return TokenEmbedding(table, vocabulary)
-        return RmsHead(table, vocabulary, epsilon=self.epsilon)
+            embedding = TiedTokenEmbedding if is_tied else TokenEmbedding
+            return embedding(table, vocabulary, multiplier=self.family.embedding_multiplier)
+        head = TiedRmsHead if is_tied else RmsHead
+        epsilon, soft_cap = norm_epsilon(self.family), self.family.logits_soft_cap
+        return head(table, vocabulary, epsilon=epsilon, soft_cap=soft_cap)
 
     @abstractmethod
     def block(self, layer: int, seed: int, shard: TensorShard) -> Layer:

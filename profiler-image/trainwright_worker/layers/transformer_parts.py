@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from trainwright.families import Llama, Moe
 from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
+from trainwright.families.llama import has_norm_after, has_norm_before, is_windowed, window_of
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer
@@ -35,7 +36,7 @@ def swiglu(values: Tensor, expand: Tensor, contract: Tensor, product: Product = 
 
 
 def geglu(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
-    """Apply GEGLU of T5 1.1, whose GELU is the approximation by tanh; shapes as in `swiglu`."""
+    """Apply GEGLU of T5 1.1 and Gemma, whose GELU is the approximation by tanh; shapes as in `swiglu`."""
     gate, up = functional.linear(values, expand.flatten(-3, -2)).chunk(2, -1)
     return functional.linear(functional.gelu(gate, approximate="tanh") * up, contract)
 
@@ -81,12 +82,19 @@ def rms_norm_by_head(values: Tensor, weight: Tensor, epsilon: float = NORM_EPSIL
     return rms_norm(torch.unflatten(values, -1, (-1, len(weight))), weight, epsilon).flatten(-2)
 
 
+def block_norms(family: Llama | Moe, before: str, after: str) -> dict[str, Tensor]:
+    """Return the weights of a branch's norms, by name."""
+    names = (before,) * has_norm_before(family) + (after,) * has_norm_after(family)
+    return {name: torch.ones(family.hidden_size) for name in names}
+
+
 def norm_epsilon(family: Llama | Moe) -> float:
     return NORM_EPSILON if family.norm_epsilon is None else family.norm_epsilon
 
 
 QUERY_NORM, KEY_NORM = HEAD_NORMS = "query_norm_weight", "key_norm_weight"
 QUERY_BIAS, KEY_BIAS, VALUE_BIAS = "query_bias", "key_bias", "value_bias"
+ATTENTION_NORM, ATTENTION_OUTPUT_NORM = "attention_norm_weight", "attention_output_norm_weight"
 
 
 MAX_DISTANCE = 128
@@ -148,7 +156,6 @@ class RotaryAttentionLayer(Layer):
     partial_gradients: ClassVar = frozenset(HEAD_NORMS)  # each rank normalises its own heads alone
     supports_sequence_parallel = True
 
-    attention_norm_weight: nn.Parameter
     query_weight: nn.Parameter
     key_weight: nn.Parameter
     value_weight: nn.Parameter
@@ -156,9 +163,7 @@ class RotaryAttentionLayer(Layer):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(
-        self, family: Llama | Moe, source: WeightSource, shard: TensorShard, window: int | None = None
-    ) -> None:
+    def __init__(self, family: Llama | Moe, source: WeightSource, shard: TensorShard, layer: int) -> None:
         super().__init__()
         hidden, groups = family.hidden_size, family.key_value_heads or family.heads
         size = family.head_size or hidden // family.heads
@@ -168,7 +173,7 @@ class RotaryAttentionLayer(Layer):
                 f"{family.heads}, must be even, got {size}"
             )
         whole: InitialWeights = {
-            "attention_norm_weight": torch.ones(hidden),
+            **block_norms(family, ATTENTION_NORM, ATTENTION_OUTPUT_NORM),
             "query_weight": normal(source, family.heads * size, hidden),
             "key_weight": normal(source, groups * size, hidden),
             "value_weight": normal(source, groups * size, hidden),
@@ -179,20 +184,28 @@ class RotaryAttentionLayer(Layer):
         if family.query_key_value_bias:
             sizes = {QUERY_BIAS: family.heads, KEY_BIAS: groups, VALUE_BIAS: groups}
             whole = {**whole, **{name: torch.zeros(count * size) for name, count in sizes.items()}}
-        self.shard, self.window = shard, window
+        self.shard, self.window, is_local = shard, window_of(family, layer), is_windowed(family, layer)
         self.register_shards(whole)
         self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
-        angles = rotary_angles(family.sequence_length, size, family.rotary_base or ROTARY_BASE, family.rotary_scaling)
+        base, scaling = family.rotary_base or ROTARY_BASE, family.rotary_scaling
+        if is_local and family.window_rotary_base is not None:
+            base, scaling = family.window_rotary_base, None
+        angles = rotary_angles(family.sequence_length, size, base, scaling)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
         self.has_head_norms, self.has_biases = family.query_key_norm, family.query_key_value_bias
-        self.epsilon = norm_epsilon(family)
+        self.epsilon, self.scale = norm_epsilon(family), family.attention_scale
 
     def attend(self, hidden: Tensor) -> Tensor:
-        return hidden + self.shard.reduce_from_tensor_group(self._attention(hidden))
+        mixed = self.shard.reduce_from_tensor_group(self._attention(hidden))
+        return hidden + self.normalise(mixed, ATTENTION_OUTPUT_NORM)
+
+    def normalise(self, values: Tensor, norm: str) -> Tensor:
+        """Return the values (…, hidden) normalised with a norm of the block; as they are if it has none of this name."""
+        return rms_norm(values, self.get_parameter(norm), self.epsilon) if norm in self._parameters else values
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight, self.epsilon))
+        normed = self.shard.copy_to_tensor_group(self.normalise(hidden, ATTENTION_NORM))
         angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
         query = functional.linear(normed, self.query_weight, self._bias(QUERY_BIAS))
         key = functional.linear(normed, self.key_weight, self._bias(KEY_BIAS))
@@ -202,7 +215,7 @@ class RotaryAttentionLayer(Layer):
         query = by_head(rotate(query, self.heads, *angles), self.heads)
         key = by_head(rotate(key, self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight, self._bias(VALUE_BIAS)), self.groups)
-        mixed = causal_attention(query, key, value, self.window)
+        mixed = causal_attention(query, key, value, self.window, self.scale)
         return functional.linear(join_heads(mixed), self.attention_weight)
 
     def _bias(self, name: str) -> Tensor | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainwright.exports import TARGETS, is_expressible
-from trainwright.families import Gpt
+from trainwright.families import Gpt, Llama
 from trainwright.model import Model
 from trainwright.search import (
     Candidate,
@@ -107,6 +107,16 @@ def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(
     changed = Model.of(replace(problem.model.family, **changes))
     with pytest.raises(NoFeasiblePlan, match=f"model: the trainer has no {field}; take torchrun"):
         limited(replace(problem, model=changed), "megatron")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("block_norms", "both"), ("logits_soft_cap", 30.0), ("activation", "gelu")]
+)
+def test_megatron_has_no_argument_for_fields_of_gemma(field: str, value: object) -> None:
+    gemma = Llama(4, 64, 4, 32, **{field: value})  # type: ignore[arg-type]
+    refusal = TARGETS["megatron"].capabilities.refusal(Model.of(gemma), "adam")
+    assert refusal is not None
+    assert refusal.startswith(f"model: the trainer has no llama.{field} {value};")
 
 
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:

@@ -38,6 +38,16 @@ QWEN3_MOE = QWEN3 | {
     "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128,
     "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 6144,
 }  # fmt: skip
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 3584, "num_hidden_layers": 42,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "intermediate_size": 14336, "vocab_size": 256000,
+    "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+}  # fmt: skip
+GEMMA3 = GEMMA2 | {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 5376, "num_hidden_layers": 62,
+    "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 21504, "vocab_size": 262208,
+    "sliding_window": 1024, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 BERT = {
     "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12,
@@ -70,6 +80,21 @@ SWIN = {
         (MIXTRAL, 4096, 46_702_792_704),
         (QWEN3, 4096, 32_762_123_264),
         (QWEN3_MOE, 4096, 30_532_122_624),
+        (
+            GEMMA2
+            | {
+                "model_type": "gemma",
+                "architectures": None,
+                "hidden_size": 3072,
+                "num_hidden_layers": 28,
+                "num_key_value_heads": 16,
+                "intermediate_size": 24576,
+            },
+            4096,
+            8_537_680_896,
+        ),
+        (GEMMA2, 4096, 9_241_705_984),
+        (GEMMA3, 4096, 27_009_346_304),
         (GPT2, 1024, 124_439_808),
         (BERT, 512, 110_106_428),
         (ROBERTA, 512, 355_412_057 - 2_048),
@@ -149,6 +174,33 @@ def test_biases_of_attention_are_those_of_its_inputs_and_a_remark_names_the_othe
     read = read_config(LLAMA | {"attention_bias": True}, tokens=4096)
     assert Model.of(read.family).parameters == 8_030_261_248 + 32 * (4096 + 2 * 1024)
     assert read.remarks == ("biases of attention's outputs are not counted: 131,072 parameters",)
+
+
+def test_gemma_has_caps_scales_and_a_base_of_its_windows() -> None:
+    second = read_config(GEMMA2, tokens=8192)
+    assert isinstance(second.family, Llama)
+    assert (second.family.logits_soft_cap, second.family.attention_scale, second.family.block_norms) == (
+        30,
+        None,
+        "both",
+    )
+    assert (second.family.attention_window, second.family.full_attention_every) == (4096, 2)
+    assert "attn_logit_softcapping 50 is left out" in second.remarks[0]
+    without = read_config(GEMMA2 | {"final_logit_softcapping": None, "attn_logit_softcapping": None}, tokens=8192)
+    assert isinstance(without.family, Llama)
+    assert without.family.logits_soft_cap is None
+    assert without.remarks == ()
+    third = read_config(GEMMA3, tokens=512).family
+    assert isinstance(third, Llama)
+    assert third.attention_scale == 168**-0.5
+    assert (third.attention_window, third.full_attention_every, third.window_rotary_base) == (1024, 6, 1e4)
+    assert (third.rotary_base, third.rotary_scaling) == (1e6, RotaryScaling("linear", 8.0))
+    by_kind = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e3}}
+    named = read_config(
+        GEMMA3 | {"rope_parameters": by_kind, "layer_types": ["sliding_attention"] * 62}, tokens=512
+    ).family
+    assert isinstance(named, Llama)
+    assert (named.rotary_base, named.window_rotary_base, named.full_attention_every) == (5e5, 2e3, None)
 
 
 def test_sequences_come_from_the_user_and_learned_positions_bound_them() -> None:
