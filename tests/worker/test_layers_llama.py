@@ -20,6 +20,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -39,6 +41,8 @@ ROWS = 3
 
 def classes(llama: Llama) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
     """Return transformers' model that has the fields, and its config."""
+    if llama.block_norms == "after":
+        return Olmo2ForCausalLM, Olmo2Config
     if llama.block_norms == "both":
         return (Gemma3ForCausalLM, Gemma3TextConfig) if llama.query_key_norm else (Gemma2ForCausalLM, Gemma2Config)
     if llama.activation == "gelu":
@@ -54,7 +58,6 @@ def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
     embedding, *blocks, head = ours.layers
     yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
     for block, layer in zip(blocks, theirs.model.layers, strict=True):
-        yield Same(layer.input_layernorm.weight, block.attention_norm_weight)
         yield Same(layer.self_attn.q_proj.weight, block.query_weight)
         yield Same(layer.self_attn.k_proj.weight, block.key_weight)
         yield Same(layer.self_attn.v_proj.weight, block.value_weight)
@@ -66,11 +69,18 @@ def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
         if isinstance(theirs, Qwen3ForCausalLM | Gemma3ForCausalLM):
             yield Same(layer.self_attn.q_norm.weight, block.query_norm_weight)
             yield Same(layer.self_attn.k_norm.weight, block.key_norm_weight)
-        if isinstance(theirs, Gemma2ForCausalLM | Gemma3ForCausalLM):
+        if isinstance(theirs, Olmo2ForCausalLM):
+            yield Same(layer.self_attn.q_norm.weight, block.query_width_norm_weight)
+            yield Same(layer.self_attn.k_norm.weight, block.key_width_norm_weight)
+            yield Same(layer.post_attention_layernorm.weight, block.attention_output_norm_weight)
+            yield Same(layer.post_feedforward_layernorm.weight, block.feed_forward_output_norm_weight)
+        elif isinstance(theirs, Gemma2ForCausalLM | Gemma3ForCausalLM):
+            yield Same(layer.input_layernorm.weight, block.attention_norm_weight)
             yield Same(layer.post_attention_layernorm.weight, block.attention_output_norm_weight)
             yield Same(layer.pre_feedforward_layernorm.weight, block.feed_forward_norm_weight)
             yield Same(layer.post_feedforward_layernorm.weight, block.feed_forward_output_norm_weight)
         else:
+            yield Same(layer.input_layernorm.weight, block.attention_norm_weight)
             yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
         yield Same(layer.mlp.gate_proj.weight, block.expand_weight, lambda w: w[0])
         yield Same(layer.mlp.up_proj.weight, block.expand_weight, lambda w: w[1])
@@ -141,6 +151,7 @@ def beyond(llama: Llama) -> dict[str, Any]:
         Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, query_key_value_bias=True),
         Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, attention_window=5),
         Llama(2, 32, 4, 16, 64, 40, 2, query_key_value_bias=True, attention_window=5, full_attention_every=2),
+        Llama(1, 32, 4, 16, 64, 40, 2, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
         Llama(1, 32, 4, 16, 64, 40, 1, 10, tied_embeddings=True, activation="gelu", embedding_multiplier=32**0.5),
         Llama(
             2,
@@ -194,6 +205,7 @@ def beyond(llama: Llama) -> dict[str, Any]:
         "qwen2",
         "mistral",
         "window in turn",
+        "olmo2",
         "gemma",
         "gemma2",
         "gemma3",

@@ -34,6 +34,7 @@ Arguments = Iterator[tuple[str, str]]
 
 
 _WITHOUT_ARGUMENT: Final = (
+    "query_key_norm_over",
     "block_norms",
     "logits_soft_cap",
     "activation",
@@ -291,7 +292,10 @@ def _window_arguments(family: Llama | Moe) -> Arguments:
         return
     yield f"--window-size {family.attention_window - 1},0", "tokens that attention reaches before and after a token"
     if family.full_attention_every is not None:
-        yield f"--window-attn-skip-freq {family.full_attention_every}", "one block in this many reaches all tokens before"
+        yield (
+            f"--window-attn-skip-freq {family.full_attention_every}",
+            "one block in this many reaches all tokens before",
+        )
 
 
 def _scaling_arguments(scaling: RotaryScaling | None) -> Arguments:

@@ -134,6 +134,15 @@ HEADS_OF_OWN_SIZE: Final[FieldRule[Any]] = FieldRule(
     ),
 )
 EQUAL_GROUPS: Final = multiple("heads", "key_value_heads", "each of these serves equally many heads", is_optional=True)
+NORM_WITH_EXTENT: Final[FieldRule[Any]] = FieldRule(
+    "!has(self.query_key_norm_over) || (has(self.query_key_norm) && self.query_key_norm)",
+    lambda noun: noun.query_key_norm_over is None or noun.query_key_norm,
+    "query_key_norm_over needs query_key_norm; make that true, or leave both out",
+    lambda noun: (
+        f"{noun.family}.query_key_norm_over needs {noun.family}.query_key_norm, got {noun.query_key_norm_over} without; make that "
+        "true, or leave both out"
+    ),
+)
 WINDOW_BEFORE_EXCEPTIONS: Final[FieldRule[Any]] = FieldRule(
     "!has(self.full_attention_every) || has(self.attention_window)",
     lambda noun: noun.full_attention_every is None or noun.attention_window is not None,
@@ -167,7 +176,14 @@ HeadSize = Annotated[
     OMITTED_DEFAULT,
 ]
 QueryKeyNorm = Annotated[
-    bool, Doc("Whether queries and keys are normalised in every head before they are rotated."), OMITTED_DEFAULT
+    bool,
+    Doc("Whether queries and keys are normalised before they are rotated, by default in every head."),
+    OMITTED_DEFAULT,
+]
+QueryKeyNormOver = Annotated[
+    Literal["head", "width"] | None,
+    Doc("What query_key_norm normalises: every head by itself, or all heads together (OLMo 2). Absent: head."),
+    OMITTED_NONE,
 ]
 QueryKeyValueBias = Annotated[
     bool, Doc("Whether the projections to queries, keys and values have biases."), OMITTED_DEFAULT

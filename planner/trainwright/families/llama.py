@@ -20,6 +20,7 @@ from trainwright.families.blocks import (
 from trainwright.families.fields import (
     EQUAL_GROUPS,
     HEADS_OF_OWN_SIZE,
+    NORM_WITH_EXTENT,
     ROTARY_BLEND,
     WINDOW_BEFORE_EXCEPTIONS,
     AttentionScale,
@@ -38,6 +39,7 @@ from trainwright.families.fields import (
     LogitsSoftCap,
     NormEpsilon,
     QueryKeyNorm,
+    QueryKeyNormOver,
     QueryKeyValueBias,
     RotaryBase,
     RotaryScale,
@@ -47,7 +49,13 @@ from trainwright.families.fields import (
     WindowRotaryBase,
     check,
 )
-from trainwright.families.operators import all_reduced_segment, element_wise, residual, rms_norm
+from trainwright.families.operators import (
+    STATISTIC_BYTES,
+    all_reduced_segment,
+    element_wise,
+    residual,
+    rms_norm,
+)
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, Segment, Split
 
 if TYPE_CHECKING:
@@ -72,6 +80,7 @@ class Llama:
     key_value_heads: KeyValueHeads = None
     head_size: HeadSize = None
     query_key_norm: QueryKeyNorm = False
+    query_key_norm_over: QueryKeyNormOver = None
     query_key_value_bias: QueryKeyValueBias = False
     attention_window: AttentionWindow = None
     full_attention_every: FullAttentionEvery = None
@@ -90,6 +99,7 @@ class Llama:
         HEADS_OF_OWN_SIZE,
         EQUAL_GROUPS,
         ROTARY_BLEND,
+        NORM_WITH_EXTENT,
         WINDOW_BEFORE_EXCEPTIONS,
     )
 
@@ -187,17 +197,43 @@ def rotary_attention_segment(family: Llama | Moe, attention: Attention, window: 
     size, groups = family.head_size or hidden // heads, family.key_value_heads or heads
     shape = AttentionShape(tokens, tokens, tokens, heads, heads * size, groups * size, is_causal=True, window=window)
     projection, *rest = attention_branch(shape, attention, hidden=hidden, bias=family.query_key_value_bias)
+    norms: tuple[Operator, ...] = ()
+    if is_normalised_over_width(family):
+        norms = _normalised_widths(tokens, shape.width, shape.key_width)
+    elif family.query_key_norm:
+        norms = _normalised_heads(tokens, heads, groups, size)
     branch = (
         projection,
-        *(_normalised_heads(tokens, heads, groups, size) if family.query_key_norm else ()),
+        *norms,
         element_wise("rotary", tokens, shape.width + shape.key_width, split=Split.WHOLE),
         *rest,
     )
-    return all_reduced_segment(
+    segment = all_reduced_segment(
         *_with_norms(family, "attention", branch),
         residual("attention_residual", tokens, hidden, bias=False),
         elements=tokens * hidden,
     )
+    if not is_normalised_over_width(family):
+        return segment
+    # Two sums of queries and two of keys a position: two in the forward, two in the backward, which are counted here, too.
+    return replace(segment, forward_gathered_bytes_per_row=4 * STATISTIC_BYTES * tokens)
+
+
+def is_normalised_over_width(family: Llama | Moe) -> bool:
+    """Return whether queries and keys are normalised over all heads together."""
+    return family.query_key_norm_over == "width"
+
+
+def _normalised_widths(tokens: int, width: int, key_width: int) -> tuple[Operator, ...]:
+    """Return the norms of queries and keys over all heads; a tensor group divides them by heads, and every rank has all statistics."""
+    norms = rms_norm("query_normalisation", tokens, width), rms_norm("key_normalisation", tokens, key_width)
+    statistics = replace(
+        rms_norm("query_key_statistics", 0, 1),
+        weight_elements=0,
+        saved_bytes_per_row=sum(norm.saved_bytes_per_row for norm in norms),
+        split=Split.COLUMN,
+    )
+    return *(replace(norm, saved_bytes_per_row=0.0, split=Split.WHOLE) for norm in norms), statistics
 
 
 def _normalised_heads(tokens: int, heads: int, groups: int, size: int) -> tuple[Operator, ...]:

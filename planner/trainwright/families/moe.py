@@ -97,6 +97,7 @@ class Moe:
     balance_loss_weight: BalanceLossWeight = None
     family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
     # What a Llama may have beyond.
+    query_key_norm_over: ClassVar[None] = None
     block_norms: ClassVar[None] = None
     activation: ClassVar[None] = None
     embedding_multiplier: ClassVar[None] = None

@@ -307,8 +307,25 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                     window=4096,
                     window_needs_use=True,
                     window_from=28,
-                    has_head_norms=True,
+                    norm_over="head",
                 )
+            ),
+        ),
+        "olmo2": Architecture(
+            ("Olmo2ForCausalLM",), llama_reader(RotaryDecoder(norm_over="width", epsilon=1e-5), block_norms="after")
+        ),
+        "olmo3": Architecture(
+            ("Olmo3ForCausalLM",),
+            llama_reader(
+                RotaryDecoder(
+                    window=4096,
+                    full_attention_every=4,
+                    norm_over="width",
+                    base=5e5,
+                    window_base=5e5,
+                    epsilon=1e-5,
+                ),
+                block_norms="after",
             ),
         ),
         "gemma": Architecture(
@@ -337,7 +354,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                     head_size=256,
                     window=4096,
                     full_attention_every=6,
-                    has_head_norms=True,
+                    norm_over="head",
                     has_geglu=True,
                     is_tied=True,
                     base=1e6,
@@ -360,7 +377,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "qwen3_moe": Architecture(
             ("Qwen3MoeForCausalLM",),
             moe_reader(
-                RotaryDecoder(key_value_heads=4, window=4096, window_needs_use=True, has_head_norms=True),
+                RotaryDecoder(key_value_heads=4, window=4096, window_needs_use=True, norm_over="head"),
                 experts=128,
                 experts_per_token=8,
                 width="moe_intermediate_size",
@@ -378,7 +395,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 WITHOUT_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "olmo2": "queries and keys are normalised over their whole width",
         "gpt_oss": "experts and attention's outputs have biases, and every head has a sink, a score of no key",
         "deepseek_v2": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",
         "deepseek_v3": "it has latent attention (kv_lora_rank), shared experts and first dense layers (first_k_dense_replace)",

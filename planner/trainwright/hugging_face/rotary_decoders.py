@@ -28,7 +28,7 @@ class RotaryDecoder:
         window_needs_use: whether the window counts with `use_sliding_window` alone.
         window_from: block from which on there is the window, where `max_window_layers` is absent; None: in all blocks.
         full_attention_every: one block in this many has no window, where `sliding_window_pattern` is absent; None: every one has it.
-        has_head_norms: whether queries and keys are normalised by head.
+        norm_over: what the norms of queries and keys are over, "head" or "width"; None: there are none.
         has_biases: whether queries, keys and values have biases, whatever `attention_bias` says.
         has_geglu: whether the gate's activation is GELU in place of SiLU.
         is_tied: whether the projection is the token embedding.
@@ -43,7 +43,7 @@ class RotaryDecoder:
     window_needs_use: bool = False
     window_from: int | None = None
     full_attention_every: int | None = None
-    has_head_norms: bool = False
+    norm_over: Literal["head", "width"] | None = None
     has_biases: bool = False
     has_geglu: bool = False
     is_tied: bool = False
@@ -72,7 +72,8 @@ class RotaryDecoder:
             "vocabulary_size": config.number("vocab_size"),
             "key_value_heads": config.number("num_key_value_heads", default=self.key_value_heads or heads),
             "head_size": _head_size(config, hidden, heads, self.head_size),
-            "query_key_norm": self.has_head_norms,
+            "query_key_norm": self.norm_over is not None,
+            **({"query_key_norm_over": "width"} if self.norm_over == "width" else {}),
             "query_key_value_bias": self.has_biases or bool(biases),
             "tied_embeddings": config.flag("tie_word_embeddings", default=self.is_tied),
             **self._windows(config, layers),
@@ -169,11 +170,14 @@ def _angles(config: Config, base: float) -> dict[str, Any]:
     return fields
 
 
-def llama_reader(rotary: RotaryDecoder = RotaryDecoder(), *, multipliers: bool = False) -> Callable[[Config], Family]:
+def llama_reader(
+    rotary: RotaryDecoder = RotaryDecoder(), *, block_norms: Literal["after"] | None = None, multipliers: bool = False
+) -> Callable[[Config], Family]:
     """Return the reader of a Llama with these defaults; `multipliers`: it has Granite's."""
 
     def read(config: Config) -> Family:
-        family = Llama(**rotary.fields(config, "llama"), intermediate_size=config.number("intermediate_size"))
+        fields, width = rotary.fields(config, "llama"), config.number("intermediate_size")
+        family = Llama(**fields, intermediate_size=width, block_norms=block_norms)
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
         if multipliers:
             config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")

@@ -12,11 +12,12 @@ from torch.nn import functional
 
 from trainwright.families import Llama, Moe
 from trainwright.families.fields import NORM_EPSILON, ROTARY_BASE, RotaryScaling
-from trainwright.families.llama import has_norm_after, has_norm_before, is_windowed, window_of
+from trainwright.families.llama import has_norm_after, has_norm_before, is_normalised_over_width, is_windowed, window_of
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.width_norms import rms_norms_over_group
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """Product of values (…, inner) with a weight (…, outer, inner)."""
@@ -93,6 +94,7 @@ def norm_epsilon(family: Llama | Moe) -> float:
 
 
 QUERY_NORM, KEY_NORM = HEAD_NORMS = "query_norm_weight", "key_norm_weight"
+QUERY_WIDTH_NORM, KEY_WIDTH_NORM = "query_width_norm_weight", "key_width_norm_weight"
 QUERY_BIAS, KEY_BIAS, VALUE_BIAS = "query_bias", "key_bias", "value_bias"
 ATTENTION_NORM, ATTENTION_OUTPUT_NORM = "attention_norm_weight", "attention_output_norm_weight"
 
@@ -151,6 +153,7 @@ class RotaryAttentionLayer(Layer):
 
     split_dimensions: ClassVar = {
         **dict.fromkeys(("query_weight", "key_weight", "value_weight", QUERY_BIAS, KEY_BIAS, VALUE_BIAS), 0),
+        **dict.fromkeys((QUERY_WIDTH_NORM, KEY_WIDTH_NORM), 0),
         "attention_weight": 1,
     }
     partial_gradients: ClassVar = frozenset(HEAD_NORMS)  # each rank normalises its own heads alone
@@ -179,8 +182,13 @@ class RotaryAttentionLayer(Layer):
             "value_weight": normal(source, groups * size, hidden),
             "attention_weight": normal(source, hidden, family.heads * size),
         }
-        if family.query_key_norm:
+        self.has_width_norms = is_normalised_over_width(family)
+        self.has_head_norms = family.query_key_norm and not self.has_width_norms
+        if self.has_head_norms:
             whole = {**whole, **{name: torch.ones(size) for name in HEAD_NORMS}}  # each has values of its own
+        if self.has_width_norms:
+            queries, keys = torch.ones(family.heads * size), torch.ones(groups * size)
+            whole = {**whole, QUERY_WIDTH_NORM: queries, KEY_WIDTH_NORM: keys}
         if family.query_key_value_bias:
             sizes = {QUERY_BIAS: family.heads, KEY_BIAS: groups, VALUE_BIAS: groups}
             whole = {**whole, **{name: torch.zeros(count * size) for name, count in sizes.items()}}
@@ -193,7 +201,7 @@ class RotaryAttentionLayer(Layer):
         angles = rotary_angles(family.sequence_length, size, base, scaling)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
-        self.has_head_norms, self.has_biases = family.query_key_norm, family.query_key_value_bias
+        self.has_biases = family.query_key_value_bias
         self.epsilon, self.scale = norm_epsilon(family), family.attention_scale
 
     def attend(self, hidden: Tensor) -> Tensor:
@@ -212,11 +220,19 @@ class RotaryAttentionLayer(Layer):
         if self.has_head_norms:
             query = rms_norm_by_head(query, self.get_parameter(QUERY_NORM), self.epsilon)
             key = rms_norm_by_head(key, self.get_parameter(KEY_NORM), self.epsilon)
+        if self.has_width_norms:
+            query, key = self._normalise_widths(query, key)
         query = by_head(rotate(query, self.heads, *angles), self.heads)
         key = by_head(rotate(key, self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight, self._bias(VALUE_BIAS)), self.groups)
         mixed = causal_attention(query, key, value, self.window, self.scale)
         return functional.linear(join_heads(mixed), self.attention_weight)
+
+    def _normalise_widths(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.get_parameter(QUERY_WIDTH_NORM), self.get_parameter(KEY_WIDTH_NORM)
+        if self.shard.degree > 1:
+            return rms_norms_over_group(self.shard, query, key, weights, self.epsilon)
+        return rms_norm(query, weights[0], self.epsilon), rms_norm(key, weights[1], self.epsilon)
 
     def _bias(self, name: str) -> Tensor | None:
         return self.get_parameter(name) if self.has_biases else None

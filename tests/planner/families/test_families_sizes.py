@@ -153,6 +153,15 @@ def test_fused_attention_counts_the_pairs_within_a_window_twice_as_those_before_
     assert operator.forward_flops_per_row == 4 * 32 * (2 * shown - window)  # without one T², and T(T + 1) / 2 are shown
 
 
+def test_norms_over_the_width_exchange_their_statistics_in_a_tensor_group() -> None:
+    llama = Llama(1, 32, 4, 24, query_key_norm=True, query_key_norm_over="width")
+    block = Model.of(llama).kind("block")
+    assert block.segments[0].forward_gathered_bytes_per_row == 16 * 24
+    assert block.parameters - Model.of(Llama(1, 32, 4, 24)).kind("block").parameters == 2 * 32
+    with pytest.raises(ValueError, match=r"query_key_norm_over needs llama\.query_key_norm, got width without"):
+        Llama(1, 32, 4, 24, query_key_norm_over="width")
+
+
 def test_blocks_have_windows_but_for_every_nth() -> None:
     llama = Llama(6, 32, 4, 24, attention_window=8, full_attention_every=3)
     assert Model.of(llama).layers[1:-1] == ("window_block", "window_block", "block") * 2

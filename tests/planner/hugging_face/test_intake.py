@@ -48,6 +48,10 @@ GEMMA3 = GEMMA2 | {
     "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 21504, "vocab_size": 262208,
     "sliding_window": 1024, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
 }  # fmt: skip
+OLMO2 = LLAMA | {
+    "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_key_value_heads": 32, "intermediate_size": 11008,
+    "vocab_size": 100352,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 BERT = {
     "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12,
@@ -93,6 +97,8 @@ SWIN = {
             4096,
             8_537_680_896,
         ),
+        (OLMO2, 4096, 7_298_617_344),
+        (OLMO2 | {"model_type": "olmo3", "architectures": None, "vocab_size": 100278}, 8192, 7_298_011_136),
         (GEMMA2, 4096, 9_241_705_984),
         (GEMMA3, 4096, 27_009_346_304),
         (GPT2, 1024, 124_439_808),
@@ -201,6 +207,15 @@ def test_gemma_has_caps_scales_and_a_base_of_its_windows() -> None:
     ).family
     assert isinstance(named, Llama)
     assert (named.rotary_base, named.window_rotary_base, named.full_attention_every) == (5e5, 2e3, None)
+
+
+def test_olmo_normalises_over_the_width_and_after_its_branches() -> None:
+    olmo = read_config(
+        OLMO2 | {"model_type": "olmo3", "architectures": None, "sliding_window": 2048}, tokens=4096
+    ).family
+    assert isinstance(olmo, Llama)
+    assert (olmo.query_key_norm, olmo.query_key_norm_over, olmo.block_norms) == (True, "width", "after")
+    assert (olmo.attention_window, olmo.full_attention_every, olmo.window_rotary_base) == (2048, 4, 5e5)
 
 
 def test_sequences_come_from_the_user_and_learned_positions_bound_them() -> None:
