@@ -49,6 +49,7 @@ FAMILIES = (
         window_rotary_base=100.0,
     ),
     Llama(1, 32, 4, 12, 50, 24, 2, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
+    Llama(1, 32, 4, 12, 50, 24, embedding_multiplier=12.0, residual_multiplier=0.22, logits_multiplier=0.25),
     Moe(2, 32, 4, 12, 50, experts=3, expert_every=2, intermediate_size=48, attention_window=5),
     Bert(2, 32, 4, 12, 50),
     Bert(1, 32, 4, 12, 50, intermediate_size=40, token_types=3, next_sentence=False),

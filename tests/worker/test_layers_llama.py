@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,21 +39,6 @@ from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 ROWS = 3
-
-
-def classes(llama: Llama) -> tuple[type[PreTrainedModel], type[PreTrainedConfig]]:
-    """Return transformers' model that has the fields, and its config."""
-    if llama.block_norms == "after":
-        return Olmo2ForCausalLM, Olmo2Config
-    if llama.block_norms == "both":
-        return (Gemma3ForCausalLM, Gemma3TextConfig) if llama.query_key_norm else (Gemma2ForCausalLM, Gemma2Config)
-    if llama.activation == "gelu":
-        return GemmaForCausalLM, GemmaConfig
-    if llama.attention_window is not None and not llama.query_key_value_bias:
-        return MistralForCausalLM, MistralConfig
-    if llama.query_key_value_bias:
-        return Qwen2ForCausalLM, Qwen2Config
-    return (Qwen3ForCausalLM, Qwen3Config) if llama.query_key_norm else (LlamaForCausalLM, LlamaConfig)
 
 
 def pairs(ours: WholeModel, theirs: Any) -> Iterator[Same]:
@@ -128,7 +115,14 @@ def windows(llama: Llama) -> dict[str, Any]:
 
 
 def beyond(llama: Llama) -> dict[str, Any]:
-    """Return what Gemma's configs have beside the sizes."""
+    """Return what the configs of Granite and Gemma have beside the sizes."""
+    if llama.residual_multiplier is not None:
+        return {
+            "embedding_multiplier": llama.embedding_multiplier,
+            "residual_multiplier": llama.residual_multiplier,
+            "logits_scaling": 1 / (llama.logits_multiplier or 1),
+            "attention_multiplier": llama.attention_scale,
+        }
     if llama.activation != "gelu":
         return {}
     scale = llama.attention_scale
@@ -142,81 +136,66 @@ def beyond(llama: Llama) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "llama",
-    [
-        Llama(2, 32, 4, 16, 64, intermediate_size=56, key_value_heads=2),
-        Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
-        Llama(1, 20, 4, 16, 64, intermediate_size=40, key_value_heads=2, head_size=6, query_key_norm=True),
-        Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, query_key_value_bias=True),
-        Llama(1, 32, 4, 16, 64, intermediate_size=40, key_value_heads=2, attention_window=5),
-        Llama(2, 32, 4, 16, 64, 40, 2, query_key_value_bias=True, attention_window=5, full_attention_every=2),
-        Llama(1, 32, 4, 16, 64, 40, 2, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
-        Llama(1, 32, 4, 16, 64, 40, 1, 10, tied_embeddings=True, activation="gelu", embedding_multiplier=32**0.5),
-        Llama(
-            2,
-            32,
-            4,
-            16,
-            64,
-            40,
-            2,
-            10,
-            tied_embeddings=True,
-            activation="gelu",
-            embedding_multiplier=32**0.5,
-            block_norms="both",
-            logits_soft_cap=2.0,
-            attention_scale=0.25,
-            attention_window=5,
-            full_attention_every=2,
-        ),
-        Llama(
-            3,
-            32,
-            4,
-            16,
-            64,
-            40,
-            2,
-            10,
-            tied_embeddings=True,
-            activation="gelu",
-            embedding_multiplier=32**0.5,
-            block_norms="both",
-            query_key_norm=True,
-            attention_scale=0.25,
-            attention_window=5,
-            full_attention_every=3,
-            rotary_base=1000.0,
-            window_rotary_base=100.0,
-            rotary_scaling=RotaryScaling("linear", 4.0),
-        ),
-        Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_base=500.0, norm_epsilon=0.1),
-        Llama(
-            1, 64, 2, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)
-        ),
-        Llama(1, 32, 4, 16, 64, intermediate_size=40, rotary_scaling=RotaryScaling("linear", 4.0)),
-    ],
-    ids=[
-        "grouped",
-        "tied",
-        "qwen3",
-        "qwen2",
-        "mistral",
-        "window in turn",
-        "olmo2",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "base and epsilon",
-        "llama 3.1",
-        "linear",
-    ],
+SMALL = Llama(1, 32, 4, 16, 64, 40, 2)
+GEMMA = replace(
+    SMALL, key_value_heads=1, head_size=10, tied_embeddings=True, activation="gelu", embedding_multiplier=32**0.5
 )
-def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
+GEMMA2 = replace(
+    GEMMA,
+    layers=2,
+    block_norms="both",
+    logits_soft_cap=2.0,
+    attention_scale=0.25,
+    attention_window=5,
+    full_attention_every=2,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    logits_soft_cap=None,
+    query_key_norm=True,
+    rotary_base=1000.0,
+    rotary_scaling=RotaryScaling("linear", 4.0),
+    window_rotary_base=100.0,
+)
+GRANITE = replace(
+    SMALL, embedding_multiplier=12.0, residual_multiplier=0.22, logits_multiplier=0.25, attention_scale=0.5
+)
+CASES: dict[str, tuple[Llama, type[PreTrainedModel], type[PreTrainedConfig]]] = {
+    "grouped": (replace(SMALL, layers=2), LlamaForCausalLM, LlamaConfig),
+    "tied": (replace(SMALL, key_value_heads=None, tied_embeddings=True), LlamaForCausalLM, LlamaConfig),
+    "base and epsilon": (replace(SMALL, rotary_base=500.0, norm_epsilon=0.1), LlamaForCausalLM, LlamaConfig),
+    "llama 3.1": (
+        replace(SMALL, hidden_size=64, heads=2, rotary_scaling=RotaryScaling("llama3", 8.0, original_positions=64)),
+        LlamaForCausalLM,
+        LlamaConfig,
+    ),
+    "linear": (replace(SMALL, rotary_scaling=RotaryScaling("linear", 4.0)), LlamaForCausalLM, LlamaConfig),
+    "mistral": (replace(SMALL, attention_window=5), MistralForCausalLM, MistralConfig),
+    "qwen2": (replace(SMALL, query_key_value_bias=True), Qwen2ForCausalLM, Qwen2Config),
+    "window in turn": (
+        replace(SMALL, layers=2, query_key_value_bias=True, attention_window=5, full_attention_every=2),
+        Qwen2ForCausalLM,
+        Qwen2Config,
+    ),
+    "qwen3": (replace(SMALL, hidden_size=20, head_size=6, query_key_norm=True), Qwen3ForCausalLM, Qwen3Config),
+    "olmo2": (
+        replace(SMALL, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
+        Olmo2ForCausalLM,
+        Olmo2Config,
+    ),
+    "granite": (GRANITE, GraniteForCausalLM, GraniteConfig),
+    "gemma": (GEMMA, GemmaForCausalLM, GemmaConfig),
+    "gemma2": (GEMMA2, Gemma2ForCausalLM, Gemma2Config),
+    "gemma3": (GEMMA3, Gemma3ForCausalLM, Gemma3TextConfig),
+    "gemma3 within its window": (replace(GEMMA3, attention_window=16), Gemma3ForCausalLM, Gemma3TextConfig),
+}
+
+
+@pytest.mark.parametrize(("llama", "model", "config"), CASES.values(), ids=CASES)
+def test_loss_and_gradients_are_hugging_faces(
+    llama: Llama, model: type[PreTrainedModel], config: type[PreTrainedConfig]
+) -> None:
     ours = WholeModel(llama)
-    model, config = classes(llama)
     theirs = model(
         config(
             vocab_size=llama.vocabulary_size,

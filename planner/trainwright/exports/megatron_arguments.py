@@ -39,6 +39,8 @@ _WITHOUT_ARGUMENT: Final = (
     "logits_soft_cap",
     "activation",
     "embedding_multiplier",
+    "residual_multiplier",
+    "logits_multiplier",
     "attention_scale",
     "window_rotary_base",
 )

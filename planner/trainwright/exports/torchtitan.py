@@ -264,8 +264,9 @@ def _own_spec(model: Model | None) -> str:
 
 def _is_llama3(family: Llama) -> bool:
     attention = (family.head_size, family.query_key_norm, family.query_key_value_bias, family.attention_window)
-    others = (family.block_norms, family.activation, family.embedding_multiplier, family.logits_soft_cap)
-    return not any((*attention, *others, family.attention_scale))
+    blocks = (family.block_norms, family.activation, family.residual_multiplier, family.attention_scale)
+    ends = (family.embedding_multiplier, family.logits_multiplier, family.logits_soft_cap)
+    return not any((*attention, *blocks, *ends))
 
 
 def _rotary(family: Llama) -> list[tuple[str, str]]:

@@ -222,12 +222,23 @@ def token_embedding_layer(  # noqa: PLR0913 - the shape of an embedding
 
 
 def token_head_layer(  # noqa: PLR0913 - the shape of a head
-    normalisation: Operator, tokens: int, hidden: int, vocabulary: int, *, tied: bool, is_capped: bool = False
+    normalisation: Operator,
+    tokens: int,
+    hidden: int,
+    vocabulary: int,
+    *,
+    tied: bool,
+    is_scaled: bool = False,
+    is_capped: bool = False,
 ) -> LayerKind:
-    """Return the final normalisation, the projection onto the vocabulary, the logits' soft cap if they have one, and the loss."""
+    """Return the final normalisation, the projection onto the vocabulary, the logits' scale and soft cap if there are any, and the loss.
+
+    The scale is that of what the projection reads, which is smaller.
+    """
     return layer(
         HEAD,
         normalisation,
+        *((element_wise("scale", tokens, hidden),) if is_scaled else ()),
         matmul("projection", tokens, hidden, vocabulary, bias=False),
         *((_soft_cap(tokens, vocabulary),) if is_capped else ()),
         cross_entropy(tokens, vocabulary),

@@ -215,6 +215,16 @@ EmbeddingMultiplier = Annotated[
     Doc("Factor of the token embedding; in Gemma the square root of hidden_size. Absent: 1."),
     OMITTED_NONE,
 ]
+ResidualMultiplier = Annotated[
+    Annotated[float, Bounds(0, 10**6)] | None,
+    Doc("Factor of what each branch of a block adds (Granite). Absent: 1."),
+    OMITTED_NONE,
+]
+LogitsMultiplier = Annotated[
+    Annotated[float, Bounds(0, 10**6)] | None,
+    Doc("Factor of the logits, of which Granite's logits_scaling is the inverse. Absent: 1."),
+    OMITTED_NONE,
+]
 LogitsSoftCap = Annotated[
     Annotated[float, Bounds(1, 10**6)] | None,
     Doc("Bound c of the logits, which become c × tanh(logits / c). Absent: none."),

@@ -36,11 +36,13 @@ from trainwright.families.fields import (
     HeadSize,
     KeyValueHeads,
     Layers,
+    LogitsMultiplier,
     LogitsSoftCap,
     NormEpsilon,
     QueryKeyNorm,
     QueryKeyNormOver,
     QueryKeyValueBias,
+    ResidualMultiplier,
     RotaryBase,
     RotaryScale,
     TiedEmbeddings,
@@ -56,7 +58,7 @@ from trainwright.families.operators import (
     residual,
     rms_norm,
 )
-from trainwright.layer import Attention, LayerKind, LayerList, Operator, Segment, Split
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, Segment, Split, Traffic
 
 if TYPE_CHECKING:
     from trainwright.families.moe import Moe
@@ -87,6 +89,8 @@ class Llama:
     block_norms: BlockNorms = None
     activation: GateActivation = None
     embedding_multiplier: EmbeddingMultiplier = None
+    residual_multiplier: ResidualMultiplier = None
+    logits_multiplier: LogitsMultiplier = None
     logits_soft_cap: LogitsSoftCap = None
     attention_scale: AttentionScale = None
     window_rotary_base: WindowRotaryBase = None
@@ -126,6 +130,7 @@ class Llama:
             hidden,
             vocabulary,
             tied=self.tied_embeddings,
+            is_scaled=self.logits_multiplier is not None,
             is_capped=self.logits_soft_cap is not None,
         )
         largest = gcd(groups, self.feed_forward_size)
@@ -140,7 +145,7 @@ class Llama:
         branch = gated_branch(tokens, hidden, self.feed_forward_size)
         feed_forward = all_reduced_segment(
             *_with_norms(self, "feed_forward", branch),
-            residual("feed_forward_residual", tokens, hidden, bias=False),
+            _residual(self, "feed_forward_residual"),
             elements=tokens * hidden,
         )
         attend = rotary_attention_segment(self, attention, window)
@@ -182,6 +187,15 @@ def _with_norms(family: Llama | Moe, name: str, branch: tuple[Operator, ...]) ->
     return *before, *branch, *after
 
 
+def _residual(family: Llama | Moe, name: str) -> Operator:
+    """Return the sum of a branch and its shortcut; a factor of the branch costs one more pass over its gradient."""
+    elements = family.sequence_length * family.hidden_size
+    total = residual(name, family.sequence_length, family.hidden_size, bias=False)
+    if family.residual_multiplier is None:
+        return total
+    return replace(total, traffic=Traffic(3.0 * elements, 0.0, 5.0 * elements, 0.0))
+
+
 def windowed_name(kind: str, window: int | None) -> str:
     """Return the name of a kind of block with this window."""
     return kind if window is None else f"window_{kind}"
@@ -210,12 +224,12 @@ def rotary_attention_segment(family: Llama | Moe, attention: Attention, window: 
     )
     segment = all_reduced_segment(
         *_with_norms(family, "attention", branch),
-        residual("attention_residual", tokens, hidden, bias=False),
+        _residual(family, "attention_residual"),
         elements=tokens * hidden,
     )
     if not is_normalised_over_width(family):
         return segment
-    # Two sums of queries and two of keys a position: two in the forward, two in the backward, which are counted here, too.
+    # Each of the two norms gathers a sum of every position in the forward, and one in the backward, which is counted here, too.
     return replace(segment, forward_gathered_bytes_per_row=4 * STATISTIC_BYTES * tokens)
 
 

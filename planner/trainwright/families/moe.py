@@ -101,6 +101,8 @@ class Moe:
     block_norms: ClassVar[None] = None
     activation: ClassVar[None] = None
     embedding_multiplier: ClassVar[None] = None
+    residual_multiplier: ClassVar[None] = None
+    logits_multiplier: ClassVar[None] = None
     logits_soft_cap: ClassVar[None] = None
     attention_scale: ClassVar[None] = None
     window_rotary_base: ClassVar[None] = None

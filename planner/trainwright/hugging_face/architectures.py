@@ -297,7 +297,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
             ),
         ),
         "phi3": Architecture(("Phi3ForCausalLM",), llama_reader(RotaryDecoder(epsilon=1e-5))),
-        "granite": Architecture(("GraniteForCausalLM",), llama_reader(multipliers=True)),
+        "granite": Architecture(("GraniteForCausalLM",), llama_reader(has_multipliers=True)),
         "qwen3": Architecture(
             ("Qwen3ForCausalLM",),
             llama_reader(

@@ -171,21 +171,35 @@ def _angles(config: Config, base: float) -> dict[str, Any]:
 
 
 def llama_reader(
-    rotary: RotaryDecoder = RotaryDecoder(), *, block_norms: Literal["after"] | None = None, multipliers: bool = False
+    rotary: RotaryDecoder = RotaryDecoder(),
+    *,
+    block_norms: Literal["after"] | None = None,
+    has_multipliers: bool = False,
 ) -> Callable[[Config], Family]:
-    """Return the reader of a Llama with these defaults; `multipliers`: it has Granite's."""
+    """Return the reader of a Llama with these defaults; `has_multipliers`: those of Granite."""
 
     def read(config: Config) -> Family:
         fields, width = rotary.fields(config, "llama"), config.number("intermediate_size")
-        family = Llama(**fields, intermediate_size=width, block_norms=block_norms)
+        multipliers = _multipliers(config, fields) if has_multipliers else {}
+        family = Llama(**fields, **multipliers, intermediate_size=width, block_norms=block_norms)
         config.demand("mlp_bias", False, lack="llama has no biases in its feed-forward")
-        if multipliers:
-            config.skip("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
-            config.remarks.append("its multipliers are not counted: about 2.5 % of the time where they are not fused")
         config.note_dropout("attention_dropout", "resid_pdrop", "embd_pdrop")
         return family
 
     return read
+
+
+def _multipliers(config: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return Granite's factors, but for those that change nothing."""
+    size = fields["head_size"] or fields["hidden_size"] // fields["heads"]
+    scale = config.share("attention_multiplier", default=1.0)
+    factors = {
+        "embedding_multiplier": config.share("embedding_multiplier", default=1.0),
+        "residual_multiplier": config.share("residual_multiplier", default=1.0),
+        "logits_multiplier": 1 / (config.share("logits_scaling", default=1.0) or 1.0),
+    }
+    changing: dict[str, Any] = {name: factor for name, factor in factors.items() if factor != 1.0}
+    return changing if scale == size**-0.5 else {**changing, "attention_scale": scale}
 
 
 def gemma_reader(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from trainwright.families import Llama, Moe
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
@@ -38,14 +39,14 @@ class Block(RotaryAttentionLayer):
             "contract_weight": normal(source, hidden, inner),
         }
         self.register_shards(whole)
-        self.feed_forward = geglu if family.activation == "gelu" else swiglu
+        self.feed_forward: Callable[[Tensor, Tensor, Tensor], Tensor] = geglu if family.activation == "gelu" else swiglu
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         hidden = self.attend(boundary[0])
         normed = self.shard.copy_to_tensor_group(self.normalise(hidden, FEED_FORWARD_NORM))
         added = self.shard.reduce_from_tensor_group(self.feed_forward(normed, self.expand_weight, self.contract_weight))
-        return Output((hidden + self.normalise(added, FEED_FORWARD_OUTPUT_NORM),))
+        return Output((self.add_branch(hidden, added, FEED_FORWARD_OUTPUT_NORM),))
 
 
 class LlamaLayers(RotaryLayers):

@@ -331,8 +331,14 @@ class RotaryLayers(NextTokenLayers, ABC):
             embedding = TiedTokenEmbedding if is_tied else TokenEmbedding
             return embedding(table, vocabulary, multiplier=self.family.embedding_multiplier)
         head = TiedRmsHead if is_tied else RmsHead
-        epsilon, soft_cap = norm_epsilon(self.family), self.family.logits_soft_cap
-        return head(table, vocabulary, epsilon=epsilon, soft_cap=soft_cap)
+        family = self.family
+        return head(
+            table,
+            vocabulary,
+            scale=family.logits_multiplier,
+            epsilon=norm_epsilon(family),
+            soft_cap=family.logits_soft_cap,
+        )
 
     @abstractmethod
     def block(self, layer: int, seed: int, shard: TensorShard) -> Layer:

@@ -203,10 +203,16 @@ class RotaryAttentionLayer(Layer):
         self.register_buffer("sines", angles.sin(), persistent=False)
         self.has_biases = family.query_key_value_bias
         self.epsilon, self.scale = norm_epsilon(family), family.attention_scale
+        self.multiplier = family.residual_multiplier
 
     def attend(self, hidden: Tensor) -> Tensor:
         mixed = self.shard.reduce_from_tensor_group(self._attention(hidden))
-        return hidden + self.normalise(mixed, ATTENTION_OUTPUT_NORM)
+        return self.add_branch(hidden, mixed, ATTENTION_OUTPUT_NORM)
+
+    def add_branch(self, hidden: Tensor, branch: Tensor, norm: str) -> Tensor:
+        """Return hidden states plus what a branch returned, with the norm of that name and the factor, if the block has them."""
+        normed = self.normalise(branch, norm)
+        return hidden + normed if self.multiplier is None else torch.add(hidden, normed, alpha=self.multiplier)
 
     def normalise(self, values: Tensor, norm: str) -> Tensor:
         """Return the values (…, hidden) normalised with a norm of the block; as they are if it has none of this name."""

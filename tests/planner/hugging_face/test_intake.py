@@ -209,6 +209,24 @@ def test_gemma_has_caps_scales_and_a_base_of_its_windows() -> None:
     assert (named.rotary_base, named.window_rotary_base, named.full_attention_every) == (5e5, 2e3, None)
 
 
+def test_granite_has_the_multipliers_that_change_something() -> None:
+    factors = {
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 16,
+        "attention_multiplier": 0.0078125,
+    }
+    granite = LLAMA | {"model_type": "granite", "architectures": None}
+    read = read_config(granite | factors, tokens=4096)
+    assert isinstance(read.family, Llama)
+    assert (read.family.embedding_multiplier, read.family.residual_multiplier) == (12, 0.22)
+    assert (read.family.logits_multiplier, read.family.attention_scale) == (1 / 16, 0.0078125)
+    assert read.remarks == ()
+    plain = read_config(granite | {"attention_multiplier": 128**-0.5}, tokens=4096).family
+    assert isinstance(plain, Llama)
+    assert plain == read_config(LLAMA | {"rms_norm_eps": 1e-6}, tokens=4096).family
+
+
 def test_olmo_normalises_over_the_width_and_after_its_branches() -> None:
     olmo = read_config(
         OLMO2 | {"model_type": "olmo3", "architectures": None, "sliding_window": 2048}, tokens=4096
