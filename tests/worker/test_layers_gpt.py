@@ -1,4 +1,4 @@
-"""GPT-2's layers: they equal Hugging Face's GPT-2, OPT, GPT-NeoX and Falcon with the same weights, unsharded and tensor parallel."""
+"""GPT-2's layers: they equal those of Hugging Face's models with the same weights, unsharded and tensor parallel."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from transformers import (
     GPTNeoXForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from trainwright.families import Gpt
@@ -207,6 +211,61 @@ def test_loss_and_gradients_are_those_of_gpt_neox_and_falcon(gpt: Gpt) -> None:
     assert_same_training(loss / ROWS, expected, same)
     for parameter, block, kind in joint:
         torch.testing.assert_close(joined(block, kind, groups, of_gradients=True), parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+STARCODER2 = Gpt(2, 32, 4, 16, 64, rotary_size=8, key_value_heads=2)
+PHI = Gpt(2, 32, 4, 16, 64, rotary_size=4, parallel_residual=True, shared_norm=True, tied_embeddings=False)
+
+
+def starcoder2_pairs(ours: WholeModel, theirs: Starcoder2ForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
+    for block, layer in zip(blocks, theirs.model.layers, strict=True):
+        yield from norm_pairs(layer.input_layernorm, block, "first_norm")
+        yield from norm_pairs(layer.post_attention_layernorm, block, "second_norm")
+        for name in ("query", "key", "value"):
+            yield from linear_pairs(getattr(layer.self_attn, f"{name[0]}_proj"), block, name)
+        yield from linear_pairs(layer.self_attn.o_proj, block, "attention")
+        yield from linear_pairs(layer.mlp.c_fc, block, "expand")
+        yield from linear_pairs(layer.mlp.c_proj, block, "contract")
+    yield from norm_pairs(theirs.model.norm, head, "norm")
+
+
+def phi_pairs(ours: WholeModel, theirs: PhiForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
+    yield Same(theirs.lm_head.weight, head.tokens)
+    for block, layer in zip(blocks, theirs.model.layers, strict=True):
+        yield from norm_pairs(layer.input_layernorm, block, "first_norm")
+        for name in ("query", "key", "value"):
+            yield from linear_pairs(getattr(layer.self_attn, f"{name[0]}_proj"), block, name)
+        yield from linear_pairs(layer.self_attn.dense, block, "attention")
+        yield from linear_pairs(layer.mlp.fc1, block, "expand")
+        yield from linear_pairs(layer.mlp.fc2, block, "contract")
+    yield from norm_pairs(theirs.model.final_layernorm, head, "norm")
+
+
+@pytest.mark.parametrize("gpt", [STARCODER2, PHI], ids=["starcoder2", "phi"])
+def test_loss_and_gradients_are_those_of_starcoder2_and_phi(gpt: Gpt) -> None:
+    ours = WholeModel(gpt)
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+        "hidden_act": "gelu", "attn_implementation": "eager",
+    }  # fmt: skip
+    if gpt is PHI:
+        theirs = PhiForCausalLM(PhiConfig(**sizes))
+        torch.nn.init.zeros_(theirs.lm_head.bias)
+        same = tuple(phi_pairs(ours, theirs))
+    else:
+        theirs = Starcoder2ForCausalLM(Starcoder2Config(**sizes, bos_token_id=0, eos_token_id=0))
+        same = tuple(starcoder2_pairs(ours, theirs))
+    for pair in same:
+        pair.copy()
+    rows = ours.rows(ROWS)
+    (loss,) = ours.losses(rows)
+    logits = theirs(input_ids=rows["tokens"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
+    assert_same_training(loss / ROWS, expected, same)
 
 
 @pytest.mark.parametrize("gpt", [NEOX, replace(FALCON, key_value_heads=2)], ids=["two norms", "one norm"])

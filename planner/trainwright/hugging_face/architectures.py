@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from trainwright.families import T5, Bert, Family, Gpt, Swin, Vit
-from trainwright.families.fields import ROTARY_BASE
-from trainwright.hugging_face.config import Config
+from trainwright.families import T5, Bert, Family, Swin, Vit
+from trainwright.hugging_face import gpt_decoders
+from trainwright.hugging_face.config import GELU, Config
 from trainwright.hugging_face.rotary_decoders import RotaryDecoder, gemma_reader, llama_reader, moe_reader
 from trainwright.layer import Attention
 
 _BERT_DROPOUTS: Final = "hidden_dropout_prob", "attention_probs_dropout_prob"
-GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 
 
 @dataclass(frozen=True)
@@ -35,132 +34,12 @@ class Architecture:
     attention: Attention = Attention.FUSED
 
 
-def _gpt2(config: Config) -> Family:
-    hidden, tokens = config.number("n_embd", "hidden_size"), config.sequence()
-    entries = config.number("n_positions", "max_position_embeddings", default=1024)
-    _check_positions(entries, tokens)
-    if entries > tokens:
-        config.remarks.append(
-            f"of {entries} learned positions, {tokens} are counted: {(entries - tokens) * hidden:,} parameters fewer"
-        )
-    config.demand("n_inner", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
-    config.demand("activation_function", *GELU, lack="gpt has GELU")
-    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
-    config.demand("add_cross_attention", False, lack="gpt has no second input")
-    return Gpt(**_gpt(config, hidden), dropout=_drops(config, "resid_pdrop", "embd_pdrop", "attn_pdrop"))
-
-
-def _opt(config: Config) -> Family:
-    hidden, tokens = config.number("hidden_size"), config.sequence()
-    entries = config.number("max_position_embeddings", default=2048)
-    _check_positions(entries, tokens)
-    beyond = entries + 2 - tokens  # transformers counts positions from 2
-    config.remarks.append(
-        f"of {entries + 2} learned positions, {tokens} are counted: {beyond * hidden:,} parameters fewer"
-    )
-    config.demand("ffn_dim", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
-    config.demand("word_embed_proj_dim", hidden, lack=f"gpt's embedding is {hidden} wide")
-    config.demand("do_layer_norm_before", True, lack="gpt normalises before its branches")
-    config.demand("_remove_final_layer_norm", False, lack="gpt has a final norm")
-    config.demand("layer_norm_elementwise_affine", True, lack="gpt's norms have weights")
-    config.demand("enable_bias", True, lack="gpt has biases")
-    config.demand("layerdrop", 0, lack="gpt trains every layer")
-    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
-    config.skip("init_std")
-    activation: Any = config.value("activation_function", default="relu")
-    if activation not in ("relu", *GELU):
-        config.lacks.append(f"activation_function is {activation}, but gpt has relu or GELU")
-    drops = _drops(config, "dropout") | _drops(config, "attention_dropout", default=0.0)
-    return Gpt(**_gpt(config, hidden), activation="relu" if activation == "relu" else None, dropout=drops)
-
-
-def _bloom(config: Config) -> Family:
-    hidden, tokens = config.number("hidden_size", "n_embed"), config.sequence()
-    config.demand("tie_word_embeddings", True, lack="gpt projects with its token embedding")
-    config.skip("seq_length", "attention_softmax_in_fp32")
-    learned = tokens * hidden
-    config.remarks.append(
-        f"it has ALiBi in place of gpt's {learned:,} learned positions, and {2 * hidden:,} parameters of an embedding norm"
-    )
-    config.remarks.append(
-        "attention stores its scores, since fused kernels have no ALiBi; for kernels that have it give the model's document"
-    )
-    return Gpt(**_gpt(config, hidden), dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0))
-
-
-def _gpt_neox(config: Config) -> Family:
-    hidden = config.number("hidden_size")
-    config.demand("intermediate_size", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
-    config.demand("hidden_act", *GELU, lack="gpt has GELU")
-    config.demand("attention_bias", True, lack="gpt has biases in all of its products or in none")
-    return Gpt(
-        **_gpt(config, hidden),
-        **_rotary_part(config, hidden, share=0.25),
-        parallel_residual=config.flag("use_parallel_residual", default=True),
-        tied_embeddings=config.flag("tie_word_embeddings", default=False),
-        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
-    )
-
-
-def _falcon(config: Config) -> Family:
-    hidden, heads = config.number("hidden_size", "n_embed"), config.number("num_attention_heads", "n_head")
-    config.demand("ffn_hidden_size", 4 * hidden, lack=f"gpt has a feed-forward of 4 × {hidden}")
-    config.demand("activation", *GELU, lack="gpt has GELU")
-    config.demand("alibi", False, lack="gpt has learned or rotary positions")
-    is_new = config.flag("new_decoder_architecture", default=False)
-    is_parallel = config.flag("parallel_attn", default=True) or is_new
-    is_shared = config.flag("multi_query", default=True) and not is_new
-    norms: Any = config.value("num_ln_in_parallel_attn", default=2 if is_new else None)
-    groups = config.number("num_kv_heads", "n_head_kv", default=heads) if is_new else 1 if is_shared else heads
-    config.skip("num_kv_heads", "n_head_kv")
-    return Gpt(
-        **_gpt(config, hidden),
-        **_rotary_part(config, hidden, share=1.0),
-        parallel_residual=is_parallel,
-        shared_norm=is_parallel and not (is_new and norms == 2),
-        key_value_heads=groups,
-        biases=config.flag("bias", default=False),
-        tied_embeddings=config.flag("tie_word_embeddings", default=True),
-        dropout=_drops(config, "hidden_dropout", "attention_dropout", default=0.0),
-    )
-
-
-def _gpt(config: Config, hidden: int) -> dict[str, Any]:
-    """Return the fields that all models of `gpt` share."""
-    return {
-        "layers": config.number("n_layer", "num_hidden_layers"),
-        "hidden_size": hidden,
-        "heads": config.number("n_head", "num_attention_heads"),
-        "sequence_length": config.sequence(),
-        "vocabulary_size": config.number("vocab_size"),
-    }
-
-
-def _rotary_part(config: Config, hidden: int, *, share: float) -> dict[str, Any]:
-    """Return how many values of a head are rotated, and the base of their angles; `share`: that of its class by default."""
-    config.note_positions()
-    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip("rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base", "partial_rotary_factor")
-    if not isinstance(scaled, Mapping):
-        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
-        return {}
-    given = Config({**config.keys, **scaled}, config.model_type, config.head, config.tokens)
-    base = given.share("rope_theta", "rotary_emb_base", default=ROTARY_BASE)
-    turned = given.share("partial_rotary_factor", "rotary_pct", default=share)
-    config.defaults += given.defaults
-    kind = scaled.get("rope_type", scaled.get("type", "default"))
-    if kind != "default":
-        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
-    size = hidden // config.number("n_head", "num_attention_heads")
-    return {"rotary_size": int(size * turned), "rotary_base": base}
-
-
 def _bert(*dropouts: str, types: int, positions_before: int = 0) -> Callable[[Config], Family]:
     def read(config: Config) -> Family:
         tokens = config.sequence()
         entries = config.number("max_position_embeddings", default=512 + positions_before) - positions_before
         hidden = config.number("hidden_size", "dim")
-        _check_positions(entries, tokens)
+        config.check_positions(entries)
         missing = (entries + positions_before - tokens) * hidden
         if missing:
             config.remarks.append(f"of its learned positions {tokens} are counted: {missing:,} parameters fewer")
@@ -181,7 +60,7 @@ def _bert(*dropouts: str, types: int, positions_before: int = 0) -> Callable[[Co
             intermediate_size=config.number("intermediate_size", "hidden_dim"),
             token_types=config.number("type_vocab_size", default=types) if types else 1,
             next_sentence=config.head == "BertForPreTraining",
-            dropout=_drops(config, *dropouts),
+            dropout=config.drops(*dropouts, default=0.1),
         )
 
     return read
@@ -218,7 +97,7 @@ def _t5(config: Config) -> Family:
         head_size=None if heads * size == hidden else size,
         gated=is_gated,
         tied_embeddings=is_tied,
-        dropout=_drops(config, "dropout_rate"),
+        dropout=config.drops("dropout_rate", default=0.1),
     )
 
 
@@ -260,18 +139,6 @@ def _swin(config: Config) -> Family:
     )
 
 
-def _check_positions(entries: int, tokens: int) -> None:
-    if tokens > entries:
-        raise ValueError(
-            f"it learns positions of {entries} tokens, got a --sequence-length of {tokens}; give at most {entries}"
-        )
-
-
-def _drops(config: Config, *names: str, default: float = 0.1) -> bool:
-    """Return whether any of a class's dropouts is above 0; `default`: of each that is absent."""
-    return max(config.share(name, default=default) for name in names) > 0
-
-
 def _classes(config: Config) -> int:
     named: Any = config.keys.get("id2label")
     count: Any = config.keys.get("num_labels") or (len(named) if isinstance(named, Mapping) else None)
@@ -283,11 +150,14 @@ def _classes(config: Config) -> int:
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
-        "gpt2": Architecture(("GPT2LMHeadModel",), _gpt2),
-        "opt": Architecture(("OPTForCausalLM",), _opt),
-        "gpt_neox": Architecture(("GPTNeoXForCausalLM",), _gpt_neox),
-        "falcon": Architecture(("FalconForCausalLM",), _falcon),
-        "bloom": Architecture(("BloomForCausalLM",), _bloom, Attention.STORED),
+        "gpt2": Architecture(("GPT2LMHeadModel",), gpt_decoders.read_gpt2),
+        "gpt_bigcode": Architecture(("GPTBigCodeForCausalLM",), gpt_decoders.read_bigcode),
+        "starcoder2": Architecture(("Starcoder2ForCausalLM",), gpt_decoders.read_starcoder2),
+        "phi": Architecture(("PhiForCausalLM",), gpt_decoders.read_phi),
+        "opt": Architecture(("OPTForCausalLM",), gpt_decoders.read_opt),
+        "gpt_neox": Architecture(("GPTNeoXForCausalLM",), gpt_decoders.read_gpt_neox),
+        "falcon": Architecture(("FalconForCausalLM",), gpt_decoders.read_falcon),
+        "bloom": Architecture(("BloomForCausalLM",), gpt_decoders.read_bloom, Attention.STORED),
         "llama": Architecture(("LlamaForCausalLM",), llama_reader()),
         "mistral": Architecture(("MistralForCausalLM",), llama_reader(RotaryDecoder(key_value_heads=8, window=4096))),
         "qwen2": Architecture(

@@ -31,6 +31,8 @@ IGNORED: Final = frozenset(
 _STRUCTURAL: Final = re.compile(
     "size|dim|head|layer|expert|rank|window|norm|bias|share|block|chunk|kernel|conv|state|rnn|lora|attn|attention|mlp|moe"
 )
+GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
+"""Names of GELU and of its approximations."""
 _NO_MODEL: Final[tuple[Any, ...]] = (None, False, 0, [], {}, "")
 
 
@@ -105,6 +107,17 @@ class Config:
         given = self.keys.get(name)
         if given is not None and given not in (value, *others):
             self.lacks.append(f"{name} is {_word(given)}, but {lack}")
+
+    def drops(self, *names: str, default: float) -> bool:
+        """Return whether any of a class's dropouts is above 0; `default`: of each that is absent."""
+        return max(self.share(name, default=default) for name in names) > 0
+
+    def check_positions(self, entries: int) -> None:
+        """Raise ValueError where sequences are longer than the learned positions."""
+        if self.sequence() > entries:
+            raise ValueError(
+                f"it learns positions of {entries} tokens, got a --sequence-length of {self.sequence()}; give at most {entries}"
+            )
 
     def note_dropout(self, *names: str) -> None:
         """Note the dropouts that a family does not have."""

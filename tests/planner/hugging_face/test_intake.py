@@ -360,6 +360,15 @@ FALCON = {
 FALCON_40B = FALCON | {
     "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "new_decoder_architecture": True,
 }  # fmt: skip
+STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "hidden_size": 3072, "intermediate_size": 12288,
+    "num_hidden_layers": 30, "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152, "rope_theta": 10_000.0,
+    "sliding_window": 4096,
+}  # fmt: skip
+PHI_2 = {
+    "architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_size": 2560, "intermediate_size": 10240,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 51200, "partial_rotary_factor": 0.4,
+}  # fmt: skip
 PARALLEL = {"parallel_residual": True, "rotary_base": 10_000.0}
 
 
@@ -372,11 +381,12 @@ PARALLEL = {"parallel_residual": True, "rotary_base": 10_000.0}
             PARALLEL | {"rotary_size": 64, "shared_norm": True, "key_value_heads": 1, "biases": False},
             6_921_720_704,
         ),
+        (STARCODER2, {"rotary_size": 128, "rotary_base": 10_000.0, "key_value_heads": 2}, 3_030_371_328),
         (FALCON_40B, PARALLEL | {"rotary_size": 64, "key_value_heads": 8, "biases": False}, 41_303_293_952),
     ],
-    ids=["gpt-neox-20b", "falcon-7b", "falcon-40b"],
+    ids=["gpt-neox-20b", "falcon-7b", "starcoder2-3b", "falcon-40b"],
 )
-def test_models_with_parallel_branches_have_the_published_parameters(config, fields, parameters) -> None:
+def test_models_with_rotary_positions_have_the_published_parameters(config, fields, parameters) -> None:
     read = read_config(config, tokens=2048)
     layers, size, heads = (config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     assert read.family == Gpt(layers, size, heads, 2048, config["vocab_size"], **fields)
@@ -391,6 +401,8 @@ def test_models_with_parallel_branches_have_the_published_parameters(config, fie
         (NEOX | {"intermediate_size": 20480}, "intermediate_size is 20480, but gpt has a feed-forward of 4 × 6144"),
         (NEOX | {"rotary_pct": 0.27}, "gpt.rotary_size must be even and at most 96"),
         (FALCON | {"alibi": True}, "alibi is true, but gpt has learned or rotary positions"),
+        (STARCODER2 | {"sliding_window": 1024}, "sliding_window 1024 is not modelled in gpt"),
+        (PHI_2 | {"qk_layernorm": True}, "gpt does not normalise queries and keys"),
     ],
 )
 def test_parallel_branches_of_another_shape_are_refused_by_field(config, sentence) -> None:
@@ -411,6 +423,16 @@ def test_base_of_angles_is_read_in_both_spellings_and_their_scaling_remarked() -
         "sequences of 4096 tokens are longer than max_position_embeddings 2048",
         "scaling linear of rotary angles is left out, which changes neither time nor memory",
     )
+
+
+def test_starcoder_has_one_head_of_keys_and_values_and_phi_biases_that_a_remark_counts() -> None:
+    starcoder = GPT2 | {"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, "vocab_size": 49152}
+    read = read_config(starcoder | {"n_positions": 8192}, tokens=8192)
+    assert Model.of(read.family).parameters == 15_517_456_384
+    assert read.remarks == ()
+    phi = read_config(PHI_2, tokens=2048)
+    assert Model.of(phi.family).parameters == 2_779_683_840 - 51_200
+    assert phi.remarks == ("biases of its projection are not counted: 51,200 parameters",)
 
 
 @pytest.mark.parametrize(
