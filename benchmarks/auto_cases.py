@@ -14,8 +14,12 @@ from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.runtime import Runtime
-from trainwright.search import Problem
+from trainwright.search import SEARCHES, Problem, Search
+from trainwright.search.alpa.search import alpa_of_degrees
 from trainwright.training import Optimizer, Training
+
+SEARCHES_OF_DEGREES: Mapping[str, Search] = {**SEARCHES, "alpa": alpa_of_degrees}
+"""Searches by name; of Alpa the plans of degrees alone, which `auto` takes."""
 
 FAST_HOST = Runtime(host_seconds_per_operator=30e-6)
 """Runtime of the cases' profiles, that of the recorded searches."""

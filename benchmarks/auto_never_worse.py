@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from auto_cases import Case
+from auto_cases import SEARCHES_OF_DEGREES, Case
 from auto_references import references
-from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl, SearchProgress
+from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, SearchProgress
 from trainwright.search.plan_variants import VariantSearch, fastest_variant
 
 RESULTS = Path(__file__).parent / "results" / "auto_results.csv"
@@ -91,7 +91,8 @@ class Timed:
                 firsts.append(time.process_time() - start)
 
         try:
-            best = VariantSearch(SEARCHES[search], fastest_variant)(problem, SearchControl(report=note), 1)[0]
+            run = VariantSearch(SEARCHES_OF_DEGREES[search], fastest_variant)
+            best = run(problem, SearchControl(report=note), 1)[0]
         except NoFeasiblePlan:
             best = None
         spent = time.process_time() - start

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from auto_cases import Case, cases
+from auto_cases import SEARCHES_OF_DEGREES, Case, cases
 from trainwright import documents
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
@@ -75,7 +75,7 @@ def answer(case: Case, search: str) -> tuple[Answer, str]:
     problem = case.problem()
     start = time.process_time()
     try:
-        found = VariantSearch(SEARCHES[search], fastest_variant)(problem, CpuControl.of(budget_of(case)), 1)
+        found = VariantSearch(SEARCHES_OF_DEGREES[search], fastest_variant)(problem, CpuControl.of(budget_of(case)), 1)
     except NoFeasiblePlan:
         return Answer(case.number, str(case), search, math.inf, time.process_time() - start, NOTHING), ""
     spent = time.process_time() - start

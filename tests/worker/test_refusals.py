@@ -9,6 +9,7 @@ import pytest
 from trainwright.cluster import Emulation
 from trainwright.families import Custom, CustomKind, Gpt
 from trainwright.model import Model
+from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
 from trainwright.worker_api import FailureReason, GangNode, LayerCheck, LinkTask, ProfilingTask, TrialTask
@@ -19,9 +20,20 @@ from trainwright_worker.run_task import task_devices
 from trainwright_worker.validation import check_task
 
 
+def with_other_operators(stage: Stage) -> Stage:
+    """Return the stage with shardings of operators that the model does not have."""
+    operator = OperatorSpecs("convolution", "replicated", "R", ())
+    layers = (LayerSpecs(layer, "block", (operator,)) for layer in range(stage.first, stage.end))
+    return replace(stage, operators=SpanSpecs((1, len(stage.devices)), tuple(layers)))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (
+            lambda m, t: replace(t, plan=t.plan.map_stages(with_other_operators)),
+            "layer 0: expected a embedding of operators tokens, positions, got a block of convolution",
+        ),
         (lambda m, t: replace(t, gang=m.gang(1, 2)), "device node-b:1 is in the gang, but not in the plan"),
         (lambda m, t: replace(t, gang=m.gang(1)), "device node-b:0 is in the plan, but not in the gang"),
         (lambda m, t: replace(t, iterations=0), "iterations must be at least 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainwright.search.candidates import drop_equivalent, with_other_kinds
+from trainwright.search.candidates import drop_equivalent, with_both_shardings, with_other_kinds
 from trainwright.search.cost_objective import (
     MAX_SUBCLUSTERS,
     cheapest_first,
@@ -87,8 +87,8 @@ def run(
     """Return at most `top` candidates of a search, best by objective and preference first.
 
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
-    that the estimate does not tell apart are one candidate (`drop_equivalent`), and half of `auto`'s may be the best plans of
-    other kinds (`with_other_kinds`). If both time and cost are the objective, return their Pareto front; preferences do not
+    that the estimate does not tell apart are one candidate (`drop_equivalent`), half of `auto`'s may be the best plans of
+    other kinds (`with_other_kinds`), and the last of Alpa's may be one with shardings of operators, or without (`with_both_shardings`). If both time and cost are the objective, return their Pareto front; preferences do not
     apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or,
     if cost is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible or none ends in time.
     """
@@ -119,7 +119,7 @@ def _first(planner: str, ordered: list[Candidate], problem: Problem, top: int | 
         return candidates
     shapes = drop_equivalent(candidates, max(TOLERANCE, problem.preference.tolerance))
     if planner != "auto" or problem.limits.objective is Objective.COST:
-        return shapes[:top]
+        return with_both_shardings(shapes, top)
     return with_other_kinds(shapes, top, problem)
 
 

@@ -244,6 +244,18 @@ def _saves_nothing(candidate: Candidate, other: Candidate, tolerance: float) -> 
     )
 
 
+def with_both_shardings(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the first `count` candidates in their order; the last of several gives place to a plan of another sort than all.
+
+    The two sorts are plans of degrees alone and plans with shardings of operators. Trials of one do not tell what the other takes.
+    """
+    first, rest = list(candidates[:count]), candidates[count:]
+    sorts = {candidate.plan.has_operators for candidate in first}
+    if count > 1 and len(sorts) == 1:
+        first[-1] = next((other for other in rest if other.plan.has_operators not in sorts), first[-1])
+    return first
+
+
 _MEASURED_BAND: Final = 4 * MEAN_MEASURED_ERROR
 """Share by which a plan may be slower and still be the faster one, with measured profiles."""
 

@@ -15,15 +15,18 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.documents import dumps, parse
+from trainwright.exports import Capabilities
 from trainwright.families import T5, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan, Stage
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, Search, SearchControl, run
-from trainwright.search.alpa.search import alpa, brief_alpa
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, Search, SearchControl, run
+from trainwright.search.alpa.search import alpa, alpa_of_degrees, brief_alpa
+from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.strategy import Sharding
 from trainwright.training import RequestedDtype, Training
+from trainwright.worker_api.operator_support import operators_refusal
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -58,7 +61,7 @@ def test_brief_search_stops_when_larger_micro_batches_stop_helping(
     make_problem: MakeProblem, make_cluster: MakeCluster
 ) -> None:
     problem = make_problem(make_cluster((("fast", 4),) * 2, between=5e6), layers=8, batch=32)
-    bests: dict[Search, list[float | None]] = {alpa: [], brief_alpa: []}
+    bests: dict[Search, list[float | None]] = {alpa_of_degrees: [], brief_alpa: []}
     answers = {
         search: search(problem, SearchControl(report=lambda one, into=into: into.append(one.best_seconds)), None)
         for search, into in bests.items()
@@ -116,7 +119,8 @@ def test_scarce_memory_leads_to_sharding_recompute_or_more_stages() -> None:
 
 def test_weight_update_is_sharded_when_there_are_replicas(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     """The paper achieves this by rewriting all-reduces (§4.2)."""
-    for candidate in run("alpa", make_problem(make_cluster((("fast", 4),)), layers=6)):
+    problem = make_problem(make_cluster((("fast", 4),)), layers=6)
+    for candidate in alpa_of_degrees(problem, SearchControl(), None):
         for stage in stages_of(candidate.plan):
             for layers in stage.layers:
                 assert candidate.operators or (layers.strategy.data > 1) == (
@@ -182,6 +186,43 @@ def test_candidates_carry_the_operator_shardings_of_their_stages() -> None:
                 assert [layer.layer for layer in specs.layers] == list(range(stage.first, stage.end))
                 assert len(stage.devices) == specs.mesh_shape[0] * specs.mesh_shape[1]
                 assert '"algorithm"' in dumps(specs)
+
+
+GPT = Gpt(4, 1024, 16, 512, 51200)
+
+
+def test_plans_hold_shardings_that_the_worker_runs_and_their_degrees_are_candidates_too() -> None:
+    problem = sheet_problem(GPT, {"p3.8xlarge": 1}, 16)
+    candidates = alpa(problem, SearchControl(), None)
+    plans = [candidate.plan for candidate in candidates]
+    sharded = [plan for plan in plans if plan.has_operators]
+    assert sharded
+    assert not any(candidate.operators for candidate in candidates)
+    degrees = {with_runtime_choices(plan.without_operators, problem.cost_context) for plan in sharded}
+    assert degrees <= {with_runtime_choices(plan, problem.cost_context) for plan in plans}
+    assert all(operators_refusal(plan, problem.model) is None for plan in sharded)
+
+
+@pytest.mark.parametrize("planner", [alpa_of_degrees, brief_alpa])
+def test_alpa_within_auto_has_plans_of_degrees_alone(planner: Search) -> None:
+    problem = sheet_problem(GPT, {"p3.8xlarge": 1}, 16)
+    assert not any(one.plan.has_operators for one in planner(problem, SearchControl(), None))
+
+
+@pytest.mark.parametrize("limits", [Limits(max_tensor_degree=2), Limits(expressible_by=Capabilities(every_plan=True))])
+def test_limits_leave_no_shardings_of_operators(limits: Limits) -> None:
+    problem = replace(sheet_problem(GPT, {"p3.8xlarge": 1}, 16), limits=limits)
+    whole = len(problem.devices)
+    for candidate in alpa(problem, SearchControl(), None):
+        assert all(stage.operators is None or len(stage.devices) < whole for stage in candidate.plan.stages)
+        assert limits.allows_plan(candidate.plan)
+
+
+@pytest.mark.parametrize("top", [2, 3])
+def test_first_candidates_are_of_both_sorts(top: int) -> None:
+    given = run("alpa", sheet_problem(GPT, {"p3.8xlarge": 1}, 16), top=top)
+    assert {one.plan.has_operators for one in given} == {True, False}
+    assert len(given) == top
 
 
 def test_closest_plan_is_reported_when_nothing_fits(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:

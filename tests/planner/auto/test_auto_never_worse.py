@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nightly import quick_first
 
-from auto_cases import Case, cases
+from auto_cases import SEARCHES_OF_DEGREES, Case, cases
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl
 from trainwright.search.plan_variants import VariantSearch, fastest_variant
@@ -24,7 +24,7 @@ OTHERS = [name for name in SEARCHES if name != "auto"]
 
 def fastest(search: str, problem: Problem) -> Candidate:
     """Return the fastest candidate by the estimate, whatever is preferred over the band of its error."""
-    return VariantSearch(SEARCHES[search], fastest_variant)(problem, SearchControl(), 1)[0]
+    return VariantSearch(SEARCHES_OF_DEGREES[search], fastest_variant)(problem, SearchControl(), 1)[0]
 
 
 @pytest.mark.parametrize("number", quick_first(NIGHTLY, QUICK))

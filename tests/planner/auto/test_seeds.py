@@ -9,8 +9,10 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, run
+from trainwright.search.alpa.search import alpa_of_degrees
 from trainwright.search.auto import search, seeds
 from trainwright.search.galvatron.search import galvatron_bmw
+from trainwright.search.plan_variants import VariantSearch, fastest_variant
 
 BRIEF = SearchControl(effort=0.1)
 
@@ -115,7 +117,7 @@ def test_alpa_runs_last_at_higher_effort_when_it_did_not_run_first(
     few = make_problem(make_cluster((("fast", 4), ("slow", 2))), layers=4, batch=8)
     thorough = SearchControl(effort=1.5)
     found = seeds.late_candidates(many, thorough, lambda: False)
-    assert found == run("alpa", many, top=None)[:2]
+    assert found == VariantSearch(alpa_of_degrees, fastest_variant)(many, SearchControl(), None)[:2]
     assert seeds.late_candidates(many, SearchControl(), lambda: False) == []
     assert seeds.late_candidates(few, thorough, lambda: False) == []
     assert seeds.late_candidates(many, thorough, lambda: True) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -56,6 +56,21 @@ class MicroBatchSolution:
         """Return `[stage]` operator specs, None where degrees are exact; empty if they are exact for every stage."""
         operators = tuple(strategy.operators for _, strategy in self.stages)
         return operators if any(specs is not None for specs in operators) else ()
+
+    def plan_with_operators(self, problem: Problem) -> Plan | None:
+        """Build the plan with the shardings of operators that degrees do not say.
+
+        None if they say all, or if replicas of such a stage would have uneven rows.
+        """
+        plan, specs = self.plan(problem), self.operators
+        if not specs:
+            return None
+        stages = []
+        for stage, of_stage in zip(plan.stages, specs, strict=True):
+            if of_stage is not None and any(len(set(run.rows)) > 1 for run in stage.layers):
+                return None
+            stages.append(replace(stage, operators=of_stage))
+        return replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stages)),))
 
     def plan(self, problem: Problem) -> Plan:
         """Build the plan on real devices with the nearest expressible degrees."""

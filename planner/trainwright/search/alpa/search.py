@@ -20,6 +20,7 @@ from trainwright.search.candidates import LazyCandidate, best_of, fastest_first
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error
+from trainwright.worker_api.operator_support import operators_refusal, runs_operators
 
 GAP_RATIO = 1e-4
 """Least relative improvement that a pipeline is searched for; the paper's ε leaves a gap of B · ε instead."""
@@ -39,22 +40,32 @@ EXACT_EVALUATIONS_PER_ORDER = 2
 def alpa(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
     """Return Alpa's plans, fastest first by the exact replay; `top` does not change which ones are evaluated.
 
+    Where degrees do not say what the integer program chose and the worker runs it, a plan with the operators' shardings is
+    a candidate, and the plan of the nearest degrees is another one.
+
     Raises:
         NoFeasiblePlan: Nothing fits; the error names the plans that come closest.
     """
+    del top
+    is_free = problem.limits.expressible_by is None
+    return _search(problem, control, runs_operators=is_free and runs_operators(problem.model)).run()
+
+
+def alpa_of_degrees(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    """Return Alpa's plans by the nearest degrees alone."""
     del top
     return _search(problem, control).run()
 
 
 def brief_alpa(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
-    """Return Alpa's plans, stopping at the first micro-batch size that does not improve on the smaller ones."""
+    """Return Alpa's plans of degrees, stopping at the first micro-batch size that does not improve on the smaller ones."""
     del top
     return _search(problem, control).run(is_brief=True)
 
 
-def _search(problem: Problem, control: SearchControl) -> _Search:
+def _search(problem: Problem, control: SearchControl, *, runs_operators: bool = False) -> _Search:
     check_profiled(problem)
-    return _Search(problem, control, cluster_spans(problem.model))
+    return _Search(problem, control, cluster_spans(problem.model), runs_operators)
 
 
 @dataclass
@@ -62,6 +73,8 @@ class _Search:
     problem: Problem
     control: SearchControl
     spans: StageSpans
+    runs_operators: bool = False
+    """Whether plans may hold shardings of operators."""
     candidates: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
     """Least T of Eq. 2 so far."""
@@ -129,11 +142,20 @@ class _Search:
         operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
         for solution in solutions:
             plan = with_runtime_choices(solution.plan(self.problem), self.problem.cost_context)
-            operators.setdefault(plan, solution.operators)
+            operators.setdefault(plan, () if self.runs_operators else solution.operators)
+            if (sharded := self._plan_with_operators(solution)) is not None:
+                operators.setdefault(sharded, ())
         drafts = [LazyCandidate(0.0, partial(_given, plan)) for plan in operators]
         silent = replace(self.control, report=None)
         for candidate in best_of(self.problem, drafts, silent, None):
             self.candidates.append(replace(candidate, operators=operators[candidate.plan]))
+
+    def _plan_with_operators(self, solution: MicroBatchSolution) -> Plan | None:
+        """Return the plan with the shardings of operators; None without any, or if limits or the worker refuse them."""
+        plan = solution.plan_with_operators(self.problem) if self.runs_operators else None
+        if plan is None or not self.problem.limits.allows_plan(plan) or operators_refusal(plan, self.problem.model):
+            return None
+        return with_runtime_choices(plan, self.problem.cost_context)
 
     def _report_progress(self, done: int, total: int) -> None:
         self.control.report_progress(done, total, self._least_seconds)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trainwright.cost.network import node_classes
-from trainwright.search.alpa.search import alpa, brief_alpa
+from trainwright.search.alpa.search import alpa_of_degrees, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
 from trainwright.search.galvatron.search import galvatron_bmw
@@ -14,7 +14,7 @@ from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Searc
 
 MAX_AMP_DEVICES = 256
 """Maximum devices for AMP as a first search, where it takes at most two seconds."""
-WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 128), (alpa, 8))
+WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 128), (alpa_of_degrees, 8))
 """(search, maximum devices)."""
 MAX_ALPA_DEVICES = 64
 """Maximum devices for a late, brief Alpa, whose plans rarely beat those found by then: it takes a third of the time."""
@@ -64,7 +64,7 @@ def warm_start_candidates(
 
 def late_candidates(problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]) -> list[Candidate]:
     """Return a brief Alpa's best plans at an effort above 1, where Alpa was not a warm start; empty after the deadline."""
-    max_searched_devices = max((most for search, most in WARM_START_SEARCHES if search is alpa), default=0)
+    max_searched_devices = max((most for search, most in WARM_START_SEARCHES if search is alpa_of_degrees), default=0)
     is_worth_it = control.effort > 1 and max_searched_devices < len(problem.devices) <= MAX_ALPA_DEVICES
     if not is_worth_it or is_out_of_time():
         return []
