@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Final
 
@@ -74,8 +74,15 @@ SHARDED_OPERATORS: Final[Mapping[str, Mapping[str, OperatorAxes]]] = {
 """Operators that the worker runs sharded, by family and name."""
 
 
-_GPT2: Final = {"rotary_size": None, "parallel_residual": False, "key_value_heads": None, "biases": True}
-"""Fields of a GPT whose blocks are those of GPT-2 or OPT."""
+_COMMON: Final = frozenset(
+    {"layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "tied_embeddings", "family"}
+)
+_ANY_VALUE: Final[Mapping[type[Gpt | Llama], frozenset[str]]] = {
+    Gpt: _COMMON | {"activation", "dropout", "rotary_base"},
+    Llama: _COMMON
+    | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"},
+}
+"""Fields that the worker's sharded operators read; any other must have its default."""
 
 
 def operators_refusal(plan: Plan, model: Model) -> str | None:
@@ -95,9 +102,13 @@ def _model_problems(model: Model) -> Iterator[str]:
     if not isinstance(family, Gpt | Llama):
         yield f"operators: the worker shards those of gpt and llama one by one, got {family.family}; take a plan of degrees"
         return
-    for field, usual in _GPT2.items() if isinstance(family, Gpt) else ():
-        if (value := getattr(family, field)) != usual:
-            yield f"operators: the worker shards those of gpt with {field} {usual}, got {value}; take a plan of degrees"
+    for field in fields(family):
+        value = getattr(family, field.name)
+        if field.name not in _ANY_VALUE[type(family)] and value != field.default:
+            yield (
+                f"operators: the worker shards those of {family.family} with {field.name} {field.default}, got {value}; take a "
+                "plan of degrees"
+            )
     for name in dict.fromkeys(model.layers):
         for operator in model.kind(name).operators:
             if operator.name not in SHARDED_OPERATORS[family.family]:

@@ -65,7 +65,11 @@ def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
         (Moe(2, 64, 4, 32, experts=4, expert_every=2), "got moe"),
         (Gpt(1, 64, 4, 32, 128, parallel_residual=True), "of gpt with parallel_residual False, got True"),
         (Gpt(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
-        (replace(FAMILY, query_key_norm=True), "does not shard query_normalisation of block by itself"),
+        (replace(FAMILY, query_key_norm=True), "of llama with query_key_norm False, got True"),
+        (replace(FAMILY, query_key_value_bias=True), "of llama with query_key_value_bias False, got True"),
+        (replace(FAMILY, attention_window=4), "of llama with attention_window None, got 4"),
+        (replace(FAMILY, activation="gelu"), "of llama with activation None, got gelu"),
+        (replace(FAMILY, residual_multiplier=0.5), "of llama with residual_multiplier None, got 0.5"),
     ],
 )
 def test_other_models_are_refused_by_name(family: Family, message: str) -> None:
