@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trainwright_papers.comparison import Comparison, Grid, format_figure, spearman
-from trainwright_papers.published_bands import LeftOutSource, left_out_sources
+from trainwright_papers.published_bands import OWN_TRIALS, LeftOutSource, left_out_sources
 from trainwright_papers.published_scores import ScoredRow, ScoredTable, groups, source_of
 
 MIN_RANKED = 3
@@ -197,7 +197,15 @@ def _left_out_note(tested: Sequence[LeftOutSource]) -> list[str]:
     if not rows:
         return []
     inside = sum(each.inside for each in tested) / rows
-    return [f"Rows inside the band that other sources make: {inside:.0%} of {rows}."]
+    notes = [f"Rows inside the band that other sources make: {inside:.0%} of {rows}."]
+    after = [(each.rows - OWN_TRIALS, each.inside_after) for each in tested if each.inside_after is not None]
+    if after:
+        share = sum(number * inside_after for number, inside_after in after) / sum(number for number, _ in after)
+        mean = fmean(inside_after for _, inside_after in after)
+        notes.append(
+            f"Rows inside it after {OWN_TRIALS} trials of their source narrowed it: {share:.0%}; {mean:.0%} as the mean of {len(after)} sources."
+        )
+    return notes
 
 
 def _group_grid(name: str, members: dict[str, list[ScoredRow]]) -> Grid:
@@ -218,8 +226,17 @@ def _order_grid(by_source: dict[str, list[ScoredRow]]) -> Grid:
 def _left_out_grid(tested: Sequence[LeftOutSource]) -> Grid:
     return Grid(
         "each source left out",
-        ("source", "rows", "inside", "bands of the others"),
-        tuple((each.source, str(each.rows), f"{each.inside / each.rows:.0%}", each.bands) for each in tested),
+        ("source", "rows", "inside", "bands of the others", f"inside after {OWN_TRIALS} trials", "width of before"),
+        tuple(
+            (
+                each.source,
+                str(each.rows),
+                f"{each.inside / each.rows:.0%}",
+                each.bands,
+                *("–" if share is None else f"{share:.0%}" for share in (each.inside_after, each.narrowing)),
+            )
+            for each in tested
+        ),
     )
 
 

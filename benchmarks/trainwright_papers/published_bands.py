@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
-from math import exp
+from math import exp, log
 from typing import Final
 
 import numpy as np
 
 from trainwright.error_bands import ErrorBand, error_band
+from trainwright.runtime import OwnTrials
 from trainwright_papers.published_scores import ScoredRow, groups, source_of
 
 FASTER_RATIO: Final = 0.1
@@ -18,6 +19,11 @@ SLOWER_RATIO: Final = 0.06
 """Shares of the runs below a band and above it, each source weighing the same. They leave out less than a fifth, so that of
 sources that did not make the band 8 of 10 runs lie inside, and of none of 20 runs fewer than 6 (docs/accuracy.md).
 """
+
+
+OWN_TRIALS: Final = 5
+DRAWS: Final = 24
+"""Rows of a source that are its trials in the test of narrowed bands, and draws of them."""
 
 
 def bands_of(scored: Sequence[ScoredRow]) -> list[ErrorBand]:
@@ -69,15 +75,23 @@ def _within_ratio(by_source: Sequence[np.ndarray]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutSource:
-    """Rows of one source, and how many of them are inside the bands that the other sources make."""
+    """Rows of one source, and how many of them are inside the bands that the other sources make.
+
+    Attributes:
+        inside_after: share of the rows inside the bands once OWN_TRIALS other rows of the source have calibrated the
+            estimates, the mean of DRAWS draws; None where fewer than as many rows are left.
+        narrowing: width of these bands over that of the bands before, as logarithms.
+    """
 
     source: str
     rows: int
     inside: int
     bands: str
+    inside_after: float | None = None
+    narrowing: float | None = None
 
     def document(self) -> dict[str, object]:
-        return {"source": self.source, "rows": self.rows, "inside": self.inside, "bands": self.bands}
+        return asdict(self)
 
 
 def left_out_sources(scored: Sequence[ScoredRow]) -> list[LeftOutSource]:
@@ -93,5 +107,26 @@ def left_out_sources(scored: Sequence[ScoredRow]) -> list[LeftOutSource]:
             band.least_ratio <= 1 + each.error <= band.greatest_ratio for band, each in zip(of_row, rows, strict=True)
         )
         names = dict.fromkeys(f"{band.least_ratio:.2f}–{band.greatest_ratio:.2f}" for band in of_row)
-        tested.append(LeftOutSource(source, len(rows), inside, ", ".join(names)))
+        after = _after_own_trials([log(1 + each.error) for each in rows], of_row)
+        tested.append(LeftOutSource(source, len(rows), inside, ", ".join(names), *after))
     return tested
+
+
+def _after_own_trials(errors: Sequence[float], bands: Sequence[ErrorBand]) -> tuple[float, float] | tuple[None, None]:
+    """Return the share of rows inside the bands that own trials narrow, and the width of these over that of the bands before.
+
+    Some rows are trials. Their mean error calibrates the others, as one ratio of all seconds.
+    """
+    if len(errors) < 2 * OWN_TRIALS:
+        return None, None
+    inside, widths = list[bool](), list[float]()
+    for number in range(DRAWS):
+        order = np.random.default_rng(number).permutation(len(errors))
+        trials = np.array([errors[place] for place in order[:OWN_TRIALS]])
+        left_out = (trials - trials.mean()) * OWN_TRIALS / (OWN_TRIALS - 1)  # from the mean of the others
+        own = OwnTrials(OWN_TRIALS, float(np.sqrt(np.mean(left_out**2))))
+        for place in order[OWN_TRIALS:]:
+            band = bands[place].narrowed(own)
+            inside.append(band.least_ratio <= exp(errors[place] - trials.mean()) <= band.greatest_ratio)
+            widths.append(band.width / bands[place].width)
+    return float(np.mean(inside)), float(np.mean(widths))

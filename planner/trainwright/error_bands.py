@@ -16,12 +16,17 @@ from typing import Final
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.documents import adapter
 from trainwright.plan import Plan
+from trainwright.runtime import OwnTrials
 from trainwright.strategy import Sharding
 
 MEAN_MEASURED_ERROR: Final = 0.015
 """Mean error of predictions with measured profiles, on emulated devices (docs/accuracy.md)."""
 MIN_SOURCES: Final = 3
 """Sources below which a band of a framework or a generation says too little: the errors of one source are alike."""
+BAND_DEVIATIONS: Final = 1.42
+"""Half of a band's width in standard deviations: mean of the normal quantiles above 10 % and below 6 %, which lie outside."""
+PRIOR_TRIALS: Final = 4
+"""Own trials that weigh as much as what published runs say of the errors within a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +54,27 @@ class ErrorBand:
         """Return the seconds between which a measurement is expected; the estimate itself is among them."""
         return seconds * min(self.least_ratio, 1.0), seconds * max(self.greatest_ratio, 1.0)
 
-    def narrowed(self, trials: int) -> ErrorBand:
-        """Return the band after calibration by a number of a user's own trials.
+    @property
+    def width(self) -> float:
+        """Width as a logarithm."""
+        return math.log(self.greatest_ratio / self.least_ratio)
 
-        A run's logarithmic error is that of its source, of variance b, plus its own, of variance w. The mean of n trials
-        leaves b·w / (w + n·b) of the first (the posterior of a normal mean), and nothing of the second.
+    def narrowed(self, own: OwnTrials) -> ErrorBand:
+        """Return the band after calibration to a user's own trials.
+
+        A run's logarithmic error is that of its source, of variance b, plus its own, of variance w. The mean of n trials leaves
+        b·w / (w + n·b) of the first (the posterior of a normal mean). Of the second it leaves (k·w + n·d²) / (k + n), where d
+        is the deviation of the trials: the posterior of a variance whose prior counts as k trials.
         """
-        within = self.within_ratio**2
-        unknown_share = within / (within + trials * (1 - within)) if within else float(trials == 0)
-        width = math.sqrt(within + (1 - within) * unknown_share)
         least, greatest = math.log(self.least_ratio), math.log(self.greatest_ratio)
-        middle, half = (least + greatest) / 2 * unknown_share, (greatest - least) / 2 * width
+        middle, variance = (least + greatest) / 2, (self.width / 2 / BAND_DEVIATIONS) ** 2
+        within = variance * self.within_ratio**2
+        between = variance - within
+        unknown_share = within / (within + own.count * between) if within else 0.0
+        seen = own.count if own.error_ratio is not None else 0
+        remaining = (PRIOR_TRIALS * within + seen * (own.error_ratio or 0.0) ** 2) / (PRIOR_TRIALS + seen)
+        half = BAND_DEVIATIONS * math.sqrt(remaining + between * unknown_share)
+        middle *= unknown_share
         return replace(self, least_ratio=math.exp(middle - half), greatest_ratio=math.exp(middle + half))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from trainwright.bounds import OMITTED_DEFAULT, OMITTED_ONE
+from trainwright.bounds import OMITTED_DEFAULT, OMITTED_NONE, OMITTED_ONE
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 
@@ -57,6 +57,26 @@ class ProcessBytes:
     def __post_init__(self) -> None:
         if self.held_bytes < 0:
             raise ValueError(f"held_bytes of {self.accelerator} must be at least 0, got {self.held_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTrials:
+    """Measured trials of a user to which calibration fitted a runtime.
+
+    Attributes:
+        count: plans that were tried.
+        error_ratio: root mean square of the logarithms of measured over predicted seconds, each trial predicted by the fit to
+            the others; None for a single plan, which cannot say.
+    """
+
+    count: int
+    error_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count of own_trials must be at least 1, got {self.count}; leave own_trials out instead")
+        if self.error_ratio is not None and self.error_ratio < 0:
+            raise ValueError(f"error_ratio of own_trials must be at least 0, got {self.error_ratio}")
 
 
 class Kernels(StrEnum):
@@ -181,6 +201,7 @@ class Runtime:
         update_calls_per_tensor: kernels that the host issues for each tensor in the optimizer's step, each in a third of
             host_seconds_per_operator, where profiles are estimated; 0: one kernel updates many tensors.
         trainer: name of the trainer whose runtime it is: the command line then proposes plans that it supports; None: any plan.
+        own_trials: to which calibration fitted it; None: none, or by a release that did not write them.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -219,6 +240,7 @@ class Runtime:
     product_ratio: Annotated[float, OMITTED_ONE] = 1.0
     update_bytes_per_parameter: Annotated[float, OMITTED_DEFAULT] = 0.0
     update_calls_per_tensor: Annotated[int, OMITTED_DEFAULT] = 0
+    own_trials: Annotated[OwnTrials | None, OMITTED_NONE] = None
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

@@ -73,6 +73,16 @@ def test_a_left_out_source_is_tested_by_the_bands_of_the_others(scored: ScoredRo
     assert left_out_sources(rows_of(scored, "alone", [1.0])) == []
 
 
+def test_own_trials_narrow_the_band_of_a_left_out_source_to_its_spread(scored: ScoredRow) -> None:
+    others = [row for name in "abc" for row in rows_of(scored, name, [0.6, 0.8, 1.0, 1.3, 1.6])]
+    slow, few = rows_of(scored, "slow", [2.09, 2.1, 2.11, 2.12] * 3), rows_of(scored, "few", [2.0] * 9)
+    tested = {each.source: each for each in left_out_sources([*others, *slow, *few])}
+    assert tested["slow"].inside == 0
+    assert tested["slow"].inside_after == 1
+    assert 0 < (tested["slow"].narrowing or 0) < 0.8
+    assert tested["few"].inside_after is None
+
+
 def test_a_framework_of_few_other_sources_has_the_wide_band(scored: ScoredRow) -> None:
     own = [row for number in range(MIN_SOURCES) for row in rows_of(scored, f"own {number}", [1.0, 1.01], "megatron")]
     wide = [row for name in "abcd" for row in rows_of(scored, name, [0.7, 1.4])]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from math import log, sqrt
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -22,6 +24,7 @@ from trainwright.calibration.measured_trials import Trial, Trials
 from trainwright.calibration.memory_bounds import MemoryBounds, refuses, with_assumption_as_constant
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
+from trainwright.runtime import OwnTrials
 
 Predict = Callable[[Vector, int], Vector]
 """Predictions of one trial (one or several numbers) from parameter values and the trial's index."""
@@ -208,6 +211,7 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
+    runtime = replace(runtime, own_trials=_own_trials(trials.trials, seconds, helps=time.helps))
     with_memory = tuple(number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size)
     bounds = _memory_bounds(evaluation, trials.trials, with_memory)
     memory_quantities: dict[int, Quantity] = {}
@@ -258,6 +262,16 @@ def _fit_times(
         report=report,
     )
     return factors, outcome
+
+
+def _own_trials(trials: tuple[Trial, ...], seconds: tuple[Quantity, ...], *, helps: bool) -> OwnTrials:
+    """Return how many plans were tried, and the errors of predictions of them by the fit to the others, or without a fit."""
+    count = len({trial.plan for trial in trials})
+    if count == 1:
+        return OwnTrials(count)
+    predicted = [quantity.left_out if helps else quantity.before for quantity in seconds]
+    errors = (log(quantity.measured / number) for quantity, number in zip(seconds, predicted, strict=True))
+    return OwnTrials(count, sqrt(fmean(error**2 for error in errors)))
 
 
 def _memory_bounds(evaluation: Evaluation, trials: tuple[Trial, ...], with_memory: tuple[int, ...]) -> MemoryBounds:

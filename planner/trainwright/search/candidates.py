@@ -16,6 +16,7 @@ from trainwright.cost.network import node_classes
 from trainwright.error_bands import MEAN_MEASURED_ERROR, ErrorBand, error_band, generation_of, plan_kind
 from trainwright.families import Custom
 from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.runtime import OwnTrials
 from trainwright.search.plan_defaults import with_runtime_choices
 from trainwright.search.problem import Candidate, Problem, SearchControl
 from trainwright.strategy import Sharding
@@ -288,7 +289,8 @@ def band_of_estimates(candidate: Candidate, problem: Problem) -> ErrorBand | Non
     None for measured and emulated ones, and for a user's own model, which no published run trained.
     """
     band = published_band(candidate, problem)
-    return band.narrowed(1) if band is not None and is_calibrated(problem) else band
+    own = own_trials(problem)
+    return band if band is None or own is None else band.narrowed(own)
 
 
 def published_band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
@@ -299,9 +301,13 @@ def published_band(candidate: Candidate, problem: Problem) -> ErrorBand | None:
     return error_band(problem.runtime.trainer, {generation_of(name) for name in accelerators})
 
 
-def is_calibrated(problem: Problem) -> bool:
-    """Return whether trials calibrated the runtime: it then has compute ratios; of how many trials it does not say, at least one."""
-    return bool(problem.runtime.compute_ratios)
+def own_trials(problem: Problem) -> OwnTrials | None:
+    """Return the trials that calibrated the runtime; None without any.
+
+    A calibrated runtime has compute ratios. One that does not state its trials was fitted to at least one.
+    """
+    runtime = problem.runtime
+    return runtime.own_trials or (OwnTrials(1) if runtime.compute_ratios else None)
 
 
 def is_without_published_runs(problem: Problem) -> bool:

@@ -12,7 +12,7 @@ from trainwright.calibration import DeviceMemory, Evidence, FailedTrial, Trial, 
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.runtime import ComputeRatio, Runtime
+from trainwright.runtime import ComputeRatio, OwnTrials, Runtime
 from trainwright.strategy import Sharding
 
 TRUTH = Runtime(
@@ -203,7 +203,9 @@ def test_single_trial_moves_only_the_shared_ratio(plans, setting):
 
     shared = found.runtime.compute_ratio("emulated-fast")
     assert found.runtime == replace(
-        setting.runtime, compute_ratios=tuple(ComputeRatio(name, shared) for name in ("emulated-fast", "emulated-slow"))
+        setting.runtime,
+        compute_ratios=tuple(ComputeRatio(name, shared) for name in ("emulated-fast", "emulated-slow")),
+        own_trials=OwnTrials(1),
     )
     assert _error(held_back, setting, found.runtime) < _error(held_back, setting)
     assert found.memory_errors is None
@@ -225,7 +227,7 @@ def test_factors_stay_when_they_do_not_help(plans, setting):
     found = fit(Trials(tuple(trials)), setting)
 
     assert not found.time_helps
-    assert replace(found.runtime, constant_bytes=0) == setting.runtime
+    assert replace(found.runtime, constant_bytes=0, own_trials=None) == setting.runtime
     assert found.time_errors.after == found.time_errors.before < found.time_errors.left_out
 
 
@@ -378,3 +380,15 @@ def test_trial_of_another_cluster_is_refused_by_name(plans, make_problem, make_c
     smaller = make_problem(make_cluster((("fast", 2), ("fast", 2))), batch=BATCH).cost_context
     with pytest.raises(ValueError, match=r"trial 0 \(odd one\): .*node"):
         fit(Trials((Trial(plans[0], 1.0, name="odd one"),)), smaller)
+
+
+def test_fit_states_its_trials_and_how_far_fits_to_the_others_predict_them(plans, setting):
+    draw = np.random.default_rng(1)
+    trials = tuple(_measured(plan, setting, draw=draw, peak_memory_bytes=None) for plan in plans[::4])
+    fitted = fit(Trials((*trials, trials[0])), setting)
+    own, seconds = fitted.runtime.own_trials, [trial.iteration_seconds for trial in fitted.trials]
+    logs = [np.log(quantity.measured / quantity.left_out) for quantity in seconds]
+    assert fitted.time_helps
+    assert own.count == len(trials)
+    assert own.error_ratio == pytest.approx(np.sqrt(np.mean(np.square(logs))))
+    assert documents.loads(documents.dumps(fitted.runtime), Runtime) == fitted.runtime

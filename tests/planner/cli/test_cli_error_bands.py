@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from trainwright import error_bands
 from trainwright.cli import app
 from trainwright.cluster import Device
-from trainwright.error_bands import MIN_SOURCES, ErrorBand, error_band, plan_kind, scarce_runs
+from trainwright.error_bands import BAND_DEVIATIONS, MIN_SOURCES, ErrorBand, error_band, plan_kind, scarce_runs
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.runtime import OwnTrials
 from trainwright.strategy import Sharding, Strategy
 
 
@@ -93,15 +95,25 @@ def test_the_estimate_is_in_its_own_range():
     assert ErrorBand(None, None, 3, 9, 0.7, 0.8, 0.5).range_of(2.0) == (1.4, 2.0)
 
 
-def test_trials_narrow_a_band_to_what_runs_of_one_source_differ_by():
-    band = ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.5)
-    widths = [narrowed.greatest_ratio / narrowed.least_ratio for narrowed in map(band.narrowed, (0, 1, 5, 10**6))]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] == pytest.approx(2.5)
-    assert widths[-1] == pytest.approx(2.5**0.5, rel=1e-3)
-    fitted = band.narrowed(10**6)
+WIDE = ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.5)
+
+
+def test_trials_that_state_no_error_narrow_a_band_to_what_runs_of_one_source_differ_by():
+    widths = [WIDE.narrowed(OwnTrials(count)).width for count in (1, 5, 10**6)]
+    assert [WIDE.width, *widths] == sorted([WIDE.width, *widths], reverse=True)
+    assert widths[-1] == pytest.approx(WIDE.width / 2, rel=1e-3)
+    fitted = WIDE.narrowed(OwnTrials(10**6))
     assert fitted.greatest_ratio * fitted.least_ratio == pytest.approx(1, rel=1e-3)
-    assert ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.0).narrowed(1).range_of(1.0) == (1.0, 1.0)
+    assert ErrorBand(None, None, 9, 40, 0.8, 2.0, 0.0).narrowed(OwnTrials(1)).range_of(1.0) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("error_ratio", "narrows"), [(0.0, True), (0.05, True), (0.8, False)])
+def test_a_band_follows_the_errors_of_own_trials_the_more_the_more_they_are(error_ratio, narrows):
+    plain = WIDE.narrowed(OwnTrials(3)).width
+    widths = [WIDE.narrowed(OwnTrials(count, error_ratio)).width for count in (3, 30, 10**6)]
+    assert (widths[0] < plain) == narrows
+    assert widths == sorted(widths, reverse=narrows)
+    assert widths[-1] == pytest.approx(2 * BAND_DEVIATIONS * error_ratio, abs=2e-3)
 
 
 def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
@@ -125,26 +137,27 @@ def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
     assert answer["estimated_range"]["scarce_runs"] == {"Tesla-T4": 21}
 
 
-def test_a_calibrated_runtime_narrows_the_range_and_says_by_how_much(tmp_path):
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ("compute_ratios: [{accelerator: NVIDIA-A100-SXM4-40GB, ratio: 1.2}]", "your trial; "),
+        ("own_trials: {count: 5, error_ratio: 0.02}", "your 5 trials; "),
+    ],
+    ids=["of an older release", "with its trials"],
+)
+def test_a_calibrated_runtime_narrows_the_range_and_says_by_how_much(tmp_path, stated, words):
     cluster, model, runtime = (tmp_path / f"{name}.yaml" for name in ("cluster", "model", "runtime"))
     cluster.write_text(CliRunner().invoke(app, ["cluster", "p4d.24xlarge=1"]).stdout)
     model.write_text(
         "gpt: {layers: 4, hidden_size: 512, heads: 8, sequence_length: 512, vocabulary_size: 50304}\nglobal_batch_size: 16\n"
     )
-    runtime.write_text("compute_ratios: [{accelerator: NVIDIA-A100-SXM4-40GB, ratio: 1.2}]\n")
-    given = [
-        "plan",
-        "--planner",
-        "megatron",
-        "--cluster",
-        str(cluster),
-        "--model",
-        str(model),
-        "--runtime",
-        str(runtime),
-    ]
-    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
-    assert "which your trials narrow from" in " ".join(told.stdout.split()), told.output
+    runtime.write_text(f"{stated}\n")
+    documents = [f"--cluster={cluster}", f"--model={model}", f"--runtime={runtime}"]
+    given = ["plan", "--planner=megatron", *documents]
+    shown = " ".join(CliRunner().invoke(app, given, env={"COLUMNS": "200"}).stdout.split())
+    assert re.search(
+        rf"8 of 10 runs within -\d+ to \+\d+% after {words}-\d+ to \+\d+% before, as 8 of 10 published", shown
+    )
     found = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)["estimated_range"]
     before = found["before_calibration"]
     assert found["greatest_seconds"] / found["least_seconds"] < before["greatest_seconds"] / before["least_seconds"]
@@ -209,3 +222,12 @@ def test_no_published_band_is_claimed_for_a_users_own_model(tmp_path):
     assert "published runs (" not in told.stdout
     answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
     assert answer["estimated_range"] == {"published_runs": 0}
+
+
+def test_own_trials_support_a_model_that_no_published_run_trained(tmp_path):
+    model, runtime = tmp_path / "model.yaml", tmp_path / "runtime.yaml"
+    model.write_text(OWN)
+    runtime.write_text("own_trials: {count: 4, error_ratio: 0.03}\n")
+    given = ["plan", f"--cluster={EXAMPLES / 'mixed-cluster.yaml'}", f"--model={model}", f"--runtime={runtime}"]
+    shown = CliRunner().invoke(app, [*given, "--planner=amp"], env={"COLUMNS": "200"}).stdout
+    assert "your 4 trials deviate by 3.0% from predictions by the fit to the others" in " ".join(shown.split())

@@ -187,7 +187,7 @@ def candidate_figure(candidates: Sequence[PageCandidate], problem: Problem) -> E
     left_out = (
         f"{len(candidates) - len(shown)} of {len(candidates)} are left out." if len(shown) < len(candidates) else ""
     )
-    marks = [("mark", "predicted, and the band in which 8 of 10 published runs lie" if any(bands) else "predicted")]
+    marks = [("mark", "predicted, and the band in which 8 of 10 runs are expected" if any(bands) else "predicted")]
     if is_measured:
         has_range = any(each.measured_range is not None for each in shown)
         marks.append(("measured", "measured, from the shortest iteration to the longest" if has_range else "measured"))
