@@ -93,7 +93,9 @@ def _sets() -> Iterator[tuple[str, Problem, Sequence[Outcome]]]:
     for setting, experiment in EXPERIMENTS.items():
         measured = [figure for figure in amp_figures().trials if figure.setting == setting]
         problem = amp_problem(setting)
-        problem = replace(problem, runtime=assuming_process_memory(problem.runtime, problem.cluster, problem.profiles))
+        problem = replace(
+            problem, runtime=assuming_process_memory(problem.runtime, problem.cluster, problem.profiles.origin)
+        )
         yield experiment.title, problem, [Outcome(amp_plan(figure), figure.seconds) for figure in measured]
     try:
         tables = Tables.of_environment()

@@ -85,7 +85,9 @@ def problem_of(
     the limits lacks.
     """
     runtime, limits, is_open = runtime or Runtime(), limits or Limits(), training.dtype is RequestedDtype.AUTO
-    states_memory, given = limits.memory_headroom_ratio is not None, None
+    given = None
+    if limits.memory_headroom_ratio is None:
+        runtime = assuming_process_memory(runtime, cluster, "estimated" if profiles is None else profiles.origin)
     limits = limits.leaving_unknown_memory(runtime, cluster)
     if profiles is not None:
         given = of_cluster(profiles, cluster)
@@ -104,7 +106,7 @@ def problem_of(
         global_batch_size=training.global_batch_size,
         limits=limits,
         optimizer=training.optimizer,
-        runtime=runtime if states_memory else assuming_process_memory(runtime, cluster, layers),
+        runtime=runtime,
         chooses_format=is_open and given is None,
     )
 

@@ -14,7 +14,7 @@ from trainwright.calibration.factors import Evaluation, MemoryFactors
 from trainwright.calibration.robust_least_squares import Vector
 from trainwright.cost.context import CostContext
 from trainwright.runtime import Runtime
-from trainwright.search import ASSUMED_PROCESS_BYTES, Limits, assuming_process_memory
+from trainwright.search import Limits, assuming_process_memory, is_assumed
 
 UNEXPLAINED_SHARE: Final = 0.88
 """Share of its memory below which a device that ran out of it is unexplained: fragments alone seldom take the rest."""
@@ -117,21 +117,23 @@ class MemoryBounds:
 def with_assumption_as_constant(context: CostContext) -> Runtime:
     """Return the runtime whose constant includes what plans assume of a process, which trials may lower.
 
-    Plans assume it of GPUs with estimated layers; the processes are stated to hold nothing else, so that none is assumed again.
+    Plans assume it of GPUs with estimated layers. The processes are stated to hold nothing else, so that none is assumed again,
+    but for what is assumed of one card beyond another.
     """
-    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles)
-    assumed = {entry.accelerator for entry in runtime.process_bytes if entry.held_bytes == ASSUMED_PROCESS_BYTES}
+    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles.origin)
+    assumed = {entry.accelerator: entry.held_bytes for entry in runtime.process_bytes if is_assumed(entry)}
     if not assumed:
         return runtime
+    least = min(assumed.values())
     processes = (
-        replace(entry, held_bytes=0) if entry.accelerator in assumed else entry for entry in runtime.process_bytes
+        replace(entry, held_bytes=entry.held_bytes - least) if entry.accelerator in assumed else entry
+        for entry in runtime.process_bytes
     )
-    constant = runtime.constant_bytes + ASSUMED_PROCESS_BYTES
-    return replace(runtime, constant_bytes=constant, process_bytes=tuple(processes))
+    return replace(runtime, constant_bytes=runtime.constant_bytes + least, process_bytes=tuple(processes))
 
 
 def refuses(context: CostContext, evaluation: Evaluation, trials: Sequence[int]) -> bool:
     """Return whether plans for the context's runtime refuse one of the trials, with all that they assume."""
-    limits = Limits().leaving_unknown_memory(context.runtime, context.cluster)
-    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles)
+    runtime = assuming_process_memory(context.runtime, context.cluster, context.profiles.origin)
+    limits = Limits().leaving_unknown_memory(runtime, context.cluster)
     return any(evaluation.filled_share(trial, runtime) > 1 - limits.headroom for trial in trials)

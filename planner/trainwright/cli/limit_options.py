@@ -15,7 +15,7 @@ from trainwright.exports import TARGETS, Capabilities, Target
 from trainwright.families import Family
 from trainwright.report.plan_summary import short_names
 from trainwright.runtime import Runtime
-from trainwright.search import UNKNOWN_MEMORY_RATIO, Limits, Objective, Problem
+from trainwright.search import ASSUMED_FRAGMENTS_RATIO, UNKNOWN_MEMORY_RATIO, Limits, Objective, Problem
 from trainwright.training_run import TrainingRun
 
 ANY_TRAINER: Final = "any"
@@ -40,7 +40,7 @@ HeadroomOption = Annotated[
         parser=share_of,
         metavar="SHARE",
         help="Share of every device's memory to leave free; default: "
-        f"{UNKNOWN_MEMORY_RATIO}, and what fragments where the runtime states the memory of a process.",
+        f"{UNKNOWN_MEMORY_RATIO}, {ASSUMED_FRAGMENTS_RATIO} where the memory of a process is assumed, and what fragments where the runtime states it.",
     ),
 ]
 

@@ -91,6 +91,9 @@ class Inputs:
         one for all accelerators or that of the profiles.
         """
         cluster, runtime = self._cluster, runtime_of(self.runtime)
+        if limits is None or limits.memory_headroom is None:
+            origin = "estimated" if self._given_profiles is None else self._given_profiles.origin
+            runtime = assuming_process_memory(runtime, cluster, origin)
         within = Limits() if limits is None else limits.limits(runtime, cluster, is_given=is_given)
         if self._given_profiles is not None and not is_given:
             within = _without_small(within, cluster, self._given_profiles)
@@ -103,8 +106,6 @@ class Inputs:
             remedy = "measure profiles in a format that it has" if is_open else "`dtype: auto` prices what it can run"
             note(f"{trainer} has no {training.model.dtype}; {remedy}")
         profiles = self._profiles(cluster, training, runtime)
-        if limits is None or limits.memory_headroom is None:
-            runtime = assuming_process_memory(runtime, cluster, profiles)
         return Problem(
             cluster=cluster,
             model=training.model,

@@ -7,24 +7,26 @@ from dataclasses import replace
 from trainwright.report.remark import Remark
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_presets
-from trainwright.search import ASSUMED_PROCESS_BYTES, Candidate, Problem
+from trainwright.search import Candidate, Problem, is_assumed
 
 
 def assumed_runtime(candidate: Candidate, problem: Problem) -> Remark:
     """Return the preset that the runtime is, and the memory that is assumed of a process; empty where both are stated."""
     runtime = problem.runtime
     used = set(problem.cluster.accelerators_of(candidate.plan.nodes))
-    assumed = any(
-        process_bytes.accelerator in used and process_bytes.held_bytes == ASSUMED_PROCESS_BYTES
+    assumed = sorted(
+        process_bytes.held_bytes
         for process_bytes in runtime.process_bytes
+        if process_bytes.accelerator in used and is_assumed(process_bytes)
     )
     stated = replace(runtime, process_bytes=())
     name = next((name for name, preset in runtime_presets().items() if preset.runtime == stated), None)
     fields = {
         **({"runtime": name} if name and stated != Runtime() else {}),
-        **({"assumed_process_bytes": ASSUMED_PROCESS_BYTES} if assumed else {}),
+        **({"assumed_process_bytes": assumed[-1]} if assumed else {}),
     }
-    memory = f"{ASSUMED_PROCESS_BYTES / 1e9:g} GB a device for what a process holds besides tensors"
+    sizes = " to ".join(f"{size / 1e9:g}" for size in dict.fromkeys(assumed[:1] + assumed[-1:]))
+    memory = f"{sizes} GB a device for what a process holds besides tensors"
     sentences = [f"Runtime: {runtime_presets()[name].title}."] if name and stated != Runtime() else []
     if assumed and stated == Runtime():
         sentences = [

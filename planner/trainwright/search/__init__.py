@@ -26,8 +26,6 @@ from trainwright.search.preference.candidate_order import (
 )
 from trainwright.search.preference.error_band_order import TOLERANCE, is_ordered_over_band, order_over_band
 from trainwright.search.problem import (
-    ASSUMED_PROCESS_BYTES,
-    UNKNOWN_MEMORY_RATIO,
     Candidate,
     Limits,
     NoFeasiblePlan,
@@ -38,7 +36,13 @@ from trainwright.search.problem import (
     Search,
     SearchControl,
     SearchProgress,
+)
+from trainwright.search.process_memory import (
+    ASSUMED_FRAGMENTS_RATIO,
+    UNKNOWN_MEMORY_RATIO,
+    assumed_process_bytes,
     assuming_process_memory,
+    is_assumed,
 )
 from trainwright.search.registry import SEARCH_MODULES, LazySearch, load_search
 
@@ -49,7 +53,7 @@ MAY_LEAVE_DEVICES_IDLE = frozenset({"auto"})
 FEW_SUBCLUSTERS = 16
 
 __all__ = [
-    "ASSUMED_PROCESS_BYTES",
+    "ASSUMED_FRAGMENTS_RATIO",
     "SEARCHES",
     "UNKNOWN_MEMORY_RATIO",
     "Candidate",
@@ -63,7 +67,9 @@ __all__ = [
     "Search",
     "SearchControl",
     "SearchProgress",
+    "assumed_process_bytes",
     "assuming_process_memory",
+    "is_assumed",
     "preload_search",
     "required_profiles",
     "run",

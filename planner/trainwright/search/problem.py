@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from threading import Event
-from typing import Final, Protocol
+from typing import Protocol
 
-from trainwright.cluster import Cluster, Device, Node, is_cpu
+from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
 from trainwright.exports.capabilities import Capabilities
@@ -21,8 +21,9 @@ from trainwright.operator_shardings import SpanSpecs
 from trainwright.outside.notebook import ShownInNotebooks
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.runtime import ProcessBytes, Runtime
+from trainwright.runtime import Runtime
 from trainwright.search.plan_defaults import with_runtime_choices
+from trainwright.search.process_memory import unknown_memory_ratio
 from trainwright.strategy import Strategy
 from trainwright.training import Optimizer
 from trainwright.training_run import SECONDS_PER_HOUR, TrainingRun, price_per_row
@@ -42,15 +43,6 @@ class Objective(StrEnum):
     TIME = "time"
     COST = "cost"
     PARETO = "pareto"
-
-
-UNKNOWN_MEMORY_RATIO: Final = 0.08
-"""Share of a device's memory that fragments, or that a process holds besides a plan's tensors where that is not assumed either."""
-_MIN_CONTEXT_BYTES: Final = 256 * 2**20
-"""Bytes of a GPU that a process takes at least outside of its allocator: a CUDA context with its kernels takes more."""
-ASSUMED_PROCESS_BYTES: Final = 2_000_000_000
-"""Bytes of a GPU that a process of an unknown trainer holds besides its tensors: what Sailor states for Megatron and DeepSpeed
-without tensor degrees (https://github.com/eth-easl/sailor)."""
 
 
 @dataclass(frozen=True)
@@ -132,20 +124,13 @@ class Limits:
         return frozenset(Dtype) if self.expressible_by is None else self.expressible_by.dtypes
 
     def leaving_unknown_memory(self, runtime: Runtime, cluster: Cluster) -> Limits:
-        """Return the limits with the default head-room where none is stated: what fragments, where the runtime states the memory.
+        """Return the limits with the default head-room where none is stated, by what the runtime states of a process's memory.
 
-        It does if its constant bytes can be all that a process holds: calibration fits fewer to peaks of the allocator alone.
-        What profiles measured is all of it on a single device, since processes that profile have no communicators.
+        `runtime`: with what is assumed of processes (`assuming_process_memory`).
         """
         if self.memory_headroom_ratio is not None:
             return self
-        measured = {process_bytes.accelerator for process_bytes in runtime.process_bytes if process_bytes.held_bytes}
-        is_measured = len(cluster.devices) == 1 and all(
-            accelerator.name in measured for accelerator in cluster.accelerators
-        )
-        is_known = runtime.constant_bytes >= _MIN_CONTEXT_BYTES or is_measured
-        ratio = runtime.fragmented_ratio if is_known else UNKNOWN_MEMORY_RATIO
-        return replace(self, memory_headroom_ratio=ratio)
+        return replace(self, memory_headroom_ratio=unknown_memory_ratio(runtime, cluster))
 
     def allowed(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return the nodes that plans may use, in their order."""
@@ -156,16 +141,6 @@ class Limits:
             and node.name not in self.spare
             and node.accelerator not in self.spare
         )
-
-
-def assuming_process_memory(runtime: Runtime, cluster: Cluster, profiles: Profiles) -> Runtime:
-    """Return the runtime with the memory of an unknown process on GPUs with estimated profiles of which it states none."""
-    if runtime.constant_bytes >= _MIN_CONTEXT_BYTES or profiles.origin != "estimated":
-        return runtime
-    stated = {process_bytes.accelerator for process_bytes in runtime.process_bytes}
-    names = [a.name for a in cluster.accelerators if a.emulation is None and not is_cpu(a.name)]
-    assumed = (ProcessBytes(name, ASSUMED_PROCESS_BYTES) for name in names if name not in stated)
-    return replace(runtime, process_bytes=(*runtime.process_bytes, *assumed))
 
 
 @dataclass(frozen=True)

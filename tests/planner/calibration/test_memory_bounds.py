@@ -23,7 +23,7 @@ from trainwright.layer import Attention
 from trainwright.plan import Plan
 from trainwright.report.trial_report import calibration_report
 from trainwright.runtime import Runtime
-from trainwright.search import Limits
+from trainwright.search import Limits, Problem, assumed_process_bytes
 from trainwright.training import RequestedDtype, Training
 
 BATCH = 32
@@ -172,19 +172,33 @@ def test_memory_is_lowered_without_any_figure_where_a_plan_ran_that_should_not(c
     assert fitted.memory_errors is None
 
 
-@pytest.mark.parametrize("layers", [32, 36])
-def test_assumed_memory_of_a_process_gives_way_to_a_plan_that_ran(layers: int) -> None:
-    """Plans for estimated layers assume 2 GB of an unknown process, besides their head-room."""
+def _on(machines: dict[str, int], layers: int, runtime: Runtime | None = None) -> Problem:
     training = Training(
         gpt=Gpt(layers, 1024, 16, 1024, 50257),
         global_batch_size=32,
         dtype=RequestedDtype.FLOAT16,
         attention=Attention.STORED,
     )
-    cluster = cluster_of({"p3.8xlarge": 1})
-    problem = library.problem(cluster, training)
+    return library.problem(cluster_of(machines), training, runtime=runtime)
+
+
+@pytest.mark.parametrize("machines", [{"p3.8xlarge": 1}, {"p3.8xlarge": 1, "g4dn.12xlarge": 1}], ids=len)
+@pytest.mark.parametrize("layers", [36, 40])
+def test_assumed_memory_of_a_process_gives_way_to_a_plan_that_ran(layers: int, machines: dict[str, int]) -> None:
+    """Plans for estimated layers assume the memory of an unknown process, besides their head-room."""
+    problem = _on(machines, layers)
     plan = library.plan_in_words("dp4 mb2", problem)
     before = library.estimate(plan, problem)
     assert not before.feasible
     fitted = library.calibrate(Trials((Trial(plan, before.iteration_seconds),)), problem).runtime
-    assert library.estimate(plan, library.problem(cluster, training, runtime=fitted)).feasible
+    assert library.estimate(plan, _on(machines, layers, fitted)).feasible
+
+
+def test_assumed_memory_of_a_process_differs_by_card_after_the_fit() -> None:
+    problem = _on({"p3.8xlarge": 1, "g4dn.12xlarge": 1}, 12)
+    plan = library.plan_in_words("dp8 mb2", problem)
+    before = library.estimate(plan, problem)
+    trial = Trial(plan, before.iteration_seconds, before.peak_memory_bytes)
+    fitted = library.calibrate(Trials((trial,)), problem).runtime
+    v100, t4 = (fitted.constant_bytes_of(name) for name in problem.accelerators)
+    assert v100 - t4 == assumed_process_bytes(problem.accelerators[0]) - assumed_process_bytes(problem.accelerators[1])

@@ -13,7 +13,7 @@ from trainwright.report.assumptions import assumed_network, assumed_runtime
 from trainwright.report.remark import Remark
 from trainwright.runtime import Runtime
 from trainwright.runtime_presets import runtime_preset
-from trainwright.search import ASSUMED_PROCESS_BYTES, Candidate, Limits, Problem
+from trainwright.search import Candidate, Limits, Problem, assumed_process_bytes
 from trainwright.training import Training
 
 
@@ -37,10 +37,17 @@ def test_a_network_that_is_reached_in_full_is_not_mentioned() -> None:
     assert not assumed_network(*answered({"dgx-a100": 2})).sentences
 
 
-def test_an_unknown_trainer_gets_an_assumption_that_is_said() -> None:
-    found = assumed_runtime(*answered({"g4dn.12xlarge": 1}))
-    assert found.sentences[0].startswith("No runtime is stated: Trainwright's own worker is assumed, and 2 GB a device")
-    assert found.fields == {"assumed_process_bytes": ASSUMED_PROCESS_BYTES}
+@pytest.mark.parametrize(
+    ("counts", "words"), [({"dgx-a100": 1}, "2 GB"), ({"p3.8xlarge": 1, "g4dn.12xlarge": 1}, "0.6 to 1 GB")]
+)
+def test_an_unknown_trainer_gets_an_assumption_by_card_that_is_said(counts: dict[str, int], words: str) -> None:
+    candidate, problem = answered(counts)
+    whole = replace(candidate, plan=library.plan_in_words(f"dp{len(problem.devices)} mb1", problem))
+    said = assumed_runtime(whole, problem)
+    assert said.sentences[0].startswith(
+        f"No runtime is stated: Trainwright's own worker is assumed, and {words} a device"
+    )
+    assert said.fields == {"assumed_process_bytes": max(map(assumed_process_bytes, problem.accelerators))}
 
 
 def test_memory_that_a_user_leaves_free_needs_no_assumption() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from trainwright.accelerators import cluster_of
 from trainwright.cluster import Cluster
-from trainwright.profiles import Profiles
 from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import (
-    ASSUMED_PROCESS_BYTES,
+    ASSUMED_FRAGMENTS_RATIO,
     SEARCHES,
     UNKNOWN_MEMORY_RATIO,
     Candidate,
@@ -23,6 +22,7 @@ from trainwright.search import (
     Problem,
     SearchControl,
     SearchProgress,
+    assumed_process_bytes,
     assuming_process_memory,
     run,
 )
@@ -36,7 +36,6 @@ AMP_FAMILY = ("amp", "amp-annealing", "megatron", "random")
 EFFORT = 0.1
 SMALL = (("fast", 2), ("slow", 1), ("fast", 1))
 UNEVEN = (("fast", 4), ("slow", 2), ("fast", 2))
-ESTIMATED = Profiles((), "estimated")
 
 
 @pytest.fixture(scope="module")
@@ -231,16 +230,20 @@ def test_unknown_memory_is_left_free_unless_the_runtime_states_it(problem: Probl
     assert left(Runtime(constant_bytes=2**20)) == UNKNOWN_MEMORY_RATIO
 
 
-def test_gpus_without_stated_memory_of_a_process_get_an_assumption() -> None:
-    cluster = cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})
-    v100, t4 = (accelerator.name for accelerator in cluster.accelerators)
-    assumed = assuming_process_memory(Runtime(), cluster, ESTIMATED)
-    assert assumed.constant_bytes_of(v100) == assumed.constant_bytes_of(t4) == ASSUMED_PROCESS_BYTES
-    measured = assuming_process_memory(Runtime(process_bytes=(ProcessBytes(v100, 5),)), cluster, ESTIMATED)
-    assert (measured.constant_bytes_of(v100), measured.constant_bytes_of(t4)) == (5, ASSUMED_PROCESS_BYTES)
-    stated = Runtime(constant_bytes=2**30)
-    assert assuming_process_memory(stated, cluster, ESTIMATED) == stated
+def test_gpus_without_stated_memory_of_a_process_get_an_assumption_by_card() -> None:
+    cluster = cluster_of({"dgx-a100": 1, "p3.8xlarge": 1, "g4dn.12xlarge": 1})
+    a100, v100, t4 = (accelerator.name for accelerator in cluster.accelerators)
+    assumed = assuming_process_memory(Runtime(), cluster, "estimated")
+    sizes = [assumed.constant_bytes_of(name) for name in (t4, v100, a100)]
+    assert sizes == sorted(set(sizes)) == [assumed_process_bytes(name) for name in (t4, v100, a100)]
+    assert assumed_process_bytes("Abacus") == sizes[-1]
+    measured = assuming_process_memory(Runtime(process_bytes=(ProcessBytes(v100, 5),)), cluster, "estimated")
+    assert (measured.constant_bytes_of(v100), measured.constant_bytes_of(t4)) == (5, sizes[0])
+    assert Limits().leaving_unknown_memory(assumed, cluster).memory_headroom_ratio == ASSUMED_FRAGMENTS_RATIO
+    assert Limits().leaving_unknown_memory(measured, cluster).memory_headroom_ratio == UNKNOWN_MEMORY_RATIO
+    for stated in (Runtime(constant_bytes=2**30), Runtime()):
+        assert assuming_process_memory(stated, cluster, "estimated" if stated.constant_bytes else "measured") == stated
 
 
 def test_emulated_devices_hold_what_their_tables_say(problem: Problem) -> None:
-    assert assuming_process_memory(Runtime(), problem.cluster, ESTIMATED) == Runtime()
+    assert assuming_process_memory(Runtime(), problem.cluster, "estimated") == Runtime()
