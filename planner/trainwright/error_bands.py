@@ -25,8 +25,6 @@ MIN_SOURCES: Final = 3
 """Sources below which a band of a framework or a generation says too little: the errors of one source are alike."""
 BAND_DEVIATIONS: Final = 1.42
 """Half of a band's width in standard deviations: mean of the normal quantiles above 10 % and below 6 %, which lie outside."""
-PRIOR_TRIALS: Final = 4
-"""Own trials that weigh as much as what published runs say of the errors within a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +61,14 @@ class ErrorBand:
         """Return the band after calibration to a user's own trials.
 
         A run's logarithmic error is that of its source, of variance b, plus its own, of variance w. The mean of n trials leaves
-        b·w / (w + n·b) of the first (the posterior of a normal mean). Of the second it leaves (k·w + n·d²) / (k + n), where d
-        is the deviation of the trials: the posterior of a variance whose prior counts as k trials.
+        b·w / (w + n·b) of the first (the posterior of a normal mean); their own errors say what remains of the second.
         """
         least, greatest = math.log(self.least_ratio), math.log(self.greatest_ratio)
         middle, variance = (least + greatest) / 2, (self.width / 2 / BAND_DEVIATIONS) ** 2
         within = variance * self.within_ratio**2
         between = variance - within
         unknown_share = within / (within + own.count * between) if within else 0.0
-        seen = own.count if own.error_ratio is not None else 0
-        remaining = (PRIOR_TRIALS * within + seen * (own.error_ratio or 0.0) ** 2) / (PRIOR_TRIALS + seen)
-        half = BAND_DEVIATIONS * math.sqrt(remaining + between * unknown_share)
+        half = BAND_DEVIATIONS * math.sqrt(own.remaining_variance(within) + between * unknown_share)
         middle *= unknown_share
         return replace(self, least_ratio=math.exp(middle - half), greatest_ratio=math.exp(middle + half))
 

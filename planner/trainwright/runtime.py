@@ -59,13 +59,17 @@ class ProcessBytes:
             raise ValueError(f"held_bytes of {self.accelerator} must be at least 0, got {self.held_bytes}")
 
 
+PRIOR_TRIALS: Final = 4
+"""Own trials that weigh as much as what published runs say of errors (docs/accuracy.md)."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnTrials:
-    """Measured trials of a user to which calibration fitted a runtime.
+    """Measured trials of a user to which calibration fitted the seconds, or the memory, of a runtime.
 
     Attributes:
         count: plans that were tried.
-        error_ratio: root mean square of the logarithms of measured over predicted seconds, each trial predicted by the fit to
+        error_ratio: root mean square of the logarithms of measured over predicted figures, each trial predicted by the fit to
             the others; None for a single plan, which cannot say.
     """
 
@@ -77,6 +81,12 @@ class OwnTrials:
             raise ValueError(f"count of own_trials must be at least 1, got {self.count}; leave own_trials out instead")
         if self.error_ratio is not None and self.error_ratio < 0:
             raise ValueError(f"error_ratio of own_trials must be at least 0, got {self.error_ratio}")
+
+    def remaining_variance(self, prior: float) -> float:
+        """Return the variance of errors given the trials: the posterior of one whose prior counts as PRIOR_TRIALS trials."""
+        if self.error_ratio is None:
+            return prior
+        return (PRIOR_TRIALS * prior + self.count * self.error_ratio**2) / (PRIOR_TRIALS + self.count)
 
 
 class Kernels(StrEnum):
@@ -201,7 +211,8 @@ class Runtime:
         update_calls_per_tensor: kernels that the host issues for each tensor in the optimizer's step, each in a third of
             host_seconds_per_operator, where profiles are estimated; 0: one kernel updates many tensors.
         trainer: name of the trainer whose runtime it is: the command line then proposes plans that it supports; None: any plan.
-        own_trials: to which calibration fitted it; None: none, or by a release that did not write them.
+        own_trials: to which calibration fitted its seconds; None: none, or by a release that did not write them.
+        own_memory_trials: likewise its memory.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -241,6 +252,7 @@ class Runtime:
     update_bytes_per_parameter: Annotated[float, OMITTED_DEFAULT] = 0.0
     update_calls_per_tensor: Annotated[int, OMITTED_DEFAULT] = 0
     own_trials: Annotated[OwnTrials | None, OMITTED_NONE] = None
+    own_memory_trials: Annotated[OwnTrials | None, OMITTED_NONE] = None
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

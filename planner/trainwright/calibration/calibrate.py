@@ -211,7 +211,8 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
     factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
-    runtime = replace(runtime, own_trials=_own_trials(trials.trials, seconds, helps=time.helps))
+    own = _own_trials(trials.trials, seconds, helps=time.helps)
+    runtime = replace(runtime, own_trials=own, own_memory_trials=None)
     with_memory = tuple(number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size)
     bounds = _memory_bounds(evaluation, trials.trials, with_memory)
     memory_quantities: dict[int, Quantity] = {}
@@ -225,6 +226,8 @@ def fit(trials: Trials, context: CostContext, report: Report = lambda _: None) -
         factors += bounds.factors.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
         memory_quantities = dict(zip(with_memory, sizes, strict=True))
+        own = _own_trials([trials.trials[number] for number in with_memory], sizes, helps=memory.helps)
+        runtime = replace(runtime, own_memory_trials=own)
         odd_memory = {number for number, is_odd in zip(with_memory, memory.outliers, strict=True) if is_odd}
     return Fit(
         runtime=runtime,
@@ -264,13 +267,13 @@ def _fit_times(
     return factors, outcome
 
 
-def _own_trials(trials: tuple[Trial, ...], seconds: tuple[Quantity, ...], *, helps: bool) -> OwnTrials:
-    """Return how many plans were tried, and the errors of predictions of them by the fit to the others, or without a fit."""
+def _own_trials(trials: Sequence[Trial], quantities: Sequence[Quantity], *, helps: bool) -> OwnTrials | None:
+    """Return how many plans were tried, and the errors of predictions by the fit to the other trials, or without a fit."""
     count = len({trial.plan for trial in trials})
-    if count == 1:
-        return OwnTrials(count)
-    predicted = [quantity.left_out if helps else quantity.before for quantity in seconds]
-    errors = (log(quantity.measured / number) for quantity, number in zip(seconds, predicted, strict=True))
+    if count < 2:
+        return OwnTrials(count) if count else None
+    predicted = [quantity.left_out if helps else quantity.before for quantity in quantities]
+    errors = (log(quantity.measured / number) for quantity, number in zip(quantities, predicted, strict=True))
     return OwnTrials(count, sqrt(fmean(error**2 for error in errors)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, log, sqrt
 from typing import Final
 
 import numpy as np
@@ -63,9 +63,18 @@ class ModelUncertainty:
 
     @classmethod
     def of(cls, context: CostContext) -> ModelUncertainty:
-        """Return the expected errors of predictions in a context: memory of estimated layers, or of other trainers, is less sure."""
+        """Return the expected errors of predictions in a context.
+
+        Memory of estimated layers, or of other trainers, is less sure, unless trials that calibrated the runtime say otherwise.
+        """
         is_own = context.profiles.origin == "measured" and context.runtime.trainer is None
-        return cls() if is_own else cls(memory=FOREIGN_MEMORY)
+        doubts, own = cls() if is_own else cls.of_other_trainers(), context.runtime.own_memory_trials
+        return replace(doubts, memory=sqrt(own.remaining_variance(doubts.memory**2))) if own else doubts
+
+    @classmethod
+    def of_other_trainers(cls) -> ModelUncertainty:
+        """Return the expected errors where another trainer than our worker runs the plans."""
+        return cls(memory=FOREIGN_MEMORY)
 
 
 @dataclass(frozen=True, eq=False)

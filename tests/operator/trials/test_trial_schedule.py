@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from property_tests import examples
 
 from trainwright import documents
-from trainwright.trial_selection import Rule, TrialPosterior, propose
+from trainwright.trial_selection import ModelUncertainty, Rule, TrialPosterior, propose
 from trainwright.worker_api import TrialReport
 from trainwright_operator.flow.documents.planned_trials import PlannedTrials, Role
 from trainwright_operator.flow.trials.trial_schedule import TrialResult, next_trials
@@ -124,6 +124,16 @@ def test_only_baselines_remain_when_the_best_candidate_is_clear(planned: Planned
     assert not [
         turn for turn in made if turn.is_worth_it and turn.trial.role is Role.CANDIDATE and turn.trial is not first
     ]
+
+
+def test_faster_plan_that_may_not_fit_is_less_worth_it_where_another_trainer_runs_it(planned: PlannedTrials) -> None:
+    slow, fast = [trial for trial in planned.trials if trial.role is Role.CANDIDATE][:2]
+    small = replace(slow, predicted_seconds=1.02), replace(fast, predicted_seconds=1.0)
+    uncertainty = replace(planned.uncertainty, covariance=((1e-8, 0.0), (0.0, 1e-8)), memory_shares=(0.3, 0.93))
+    two = replace(planned, trials=small, uncertainty=uncertainty)
+    for doubts, worth in ((None, True), (ModelUncertainty.of_other_trainers(), False)):
+        turns = next_trials(two, {slow.name: TrialResult(1.02)}, 0.0155, doubts)
+        assert [turn.is_worth_it for turn in turns if turn.trial.name == fast.name] == [worth]
 
 
 def test_failed_first_trial_does_not_end_the_trials(planned: PlannedTrials) -> None:

@@ -16,7 +16,7 @@ from trainwright.cli import app
 from trainwright.families import Gpt
 from trainwright.layer import Attention
 from trainwright.report.memory_fit import SURE, fit
-from trainwright.runtime import Runtime
+from trainwright.runtime import OwnTrials, Runtime
 from trainwright.runtime_presets import runtime_preset, runtime_presets
 from trainwright.search import Problem
 from trainwright.training import RequestedDtype, Training
@@ -104,3 +104,15 @@ def test_memory_of_another_trainer_or_of_estimated_layers_is_less_sure() -> None
     spread = ModelUncertainty.of(own.cost_context).memory
     for other in (problem, replace(own, runtime=problem.runtime), replace(own, profiles=problem.profiles)):
         assert ModelUncertainty.of(other.cost_context).memory > 2 * spread
+
+
+def test_own_trials_say_how_sure_memory_is() -> None:
+    problem = gpt2_xl("deepspeed", Attention.FUSED)
+    spread = ModelUncertainty.of(problem.cost_context).memory
+
+    def after(own: OwnTrials) -> float:
+        runtime = replace(problem.runtime, own_memory_trials=own)
+        return ModelUncertainty.of(replace(problem, runtime=runtime).cost_context).memory
+
+    assert after(OwnTrials(1)) == spread
+    assert 0.02 < after(OwnTrials(100, 0.02)) < after(OwnTrials(5, 0.02)) < spread < after(OwnTrials(5, 0.3))

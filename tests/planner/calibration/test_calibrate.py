@@ -227,7 +227,8 @@ def test_factors_stay_when_they_do_not_help(plans, setting):
     found = fit(Trials(tuple(trials)), setting)
 
     assert not found.time_helps
-    assert replace(found.runtime, constant_bytes=0, own_trials=None) == setting.runtime
+    unfitted = replace(found.runtime, constant_bytes=0, own_trials=None, own_memory_trials=None)
+    assert unfitted == setting.runtime
     assert found.time_errors.after == found.time_errors.before < found.time_errors.left_out
 
 
@@ -391,4 +392,14 @@ def test_fit_states_its_trials_and_how_far_fits_to_the_others_predict_them(plans
     assert fitted.time_helps
     assert own.count == len(trials)
     assert own.error_ratio == pytest.approx(np.sqrt(np.mean(np.square(logs))))
+    assert fitted.runtime.own_memory_trials is None
     assert documents.loads(documents.dumps(fitted.runtime), Runtime) == fitted.runtime
+
+
+def test_fit_states_how_far_fits_to_the_others_predict_the_memory_of_trials_that_state_it(plans, setting):
+    draw = np.random.default_rng(2)
+    trials = [_measured(plan, setting, draw=draw) for plan in plans[:12:3]]
+    trials[0] = replace(trials[0], peak_memory_bytes=None)
+    own = fit(Trials(tuple(trials)), setting).runtime.own_memory_trials
+    assert own.count == 3
+    assert 0 < own.error_ratio < NOISE

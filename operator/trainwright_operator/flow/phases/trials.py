@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainwright.cluster import Cluster
+from trainwright.trial_selection import ModelUncertainty
 from trainwright.worker_api import Progress
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState, TrialStatus
@@ -100,7 +101,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
         return Waiting(actions=tuple(action for stored in maps if stored for action in discard_result(context, stored)))
-    turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
+    doubts = None if context.spec.trials.framework is None else ModelUncertainty.of_other_trainers()
+    turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below, doubts)
     active = _select_gang(context, findings, turns, attempts)
     step = active.advance(context)
     exhaustion = _exhaustion(context, step) if step is not None else None

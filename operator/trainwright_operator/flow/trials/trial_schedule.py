@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from trainwright.trial_selection import Rule, StoppingDecision, TrialPosterior, propose
+from trainwright.trial_selection import ModelUncertainty, Rule, StoppingDecision, TrialPosterior, propose
 from trainwright_operator.flow.documents.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.documents.planned_trials import PlannedTrial, PlannedTrials, Role
 from trainwright_operator.flow.gangs.lifecycle import is_under_way, stored_result
@@ -119,9 +119,14 @@ class TrialTurn:
 
 
 def next_trials(
-    planned: PlannedTrials, tried: Mapping[str, TrialResult], regret_below: float | None
+    planned: PlannedTrials,
+    tried: Mapping[str, TrialResult],
+    regret_below: float | None,
+    doubts: ModelUncertainty | None = None,
 ) -> tuple[TrialTurn, ...]:
     """Return all planned trials in execution order. `tried`: results of ended trials by name, oldest first.
+
+    `doubts`: how sure the predicted memory is; without them as of our worker.
 
     Without `regret_below`, they keep the document's order. With it, baselines keep their places and tried candidates
     come first, oldest first. The next candidate is the one with the largest expected regret reduction (knowledge
@@ -130,7 +135,7 @@ def next_trials(
     if regret_below is None or planned.uncertainty is None:
         return tuple(TrialTurn(trial) for trial in planned.trials)
     numbers = {trial.name: number for number, trial in enumerate(planned.trials)}
-    posterior = _posterior(planned, {numbers[name]: result for name, result in tried.items()})
+    posterior = _posterior(planned, {numbers[name]: result for name, result in tried.items()}, doubts)
     candidates = [number for number, trial in enumerate(planned.trials) if trial.role is Role.CANDIDATE]
     finished = [numbers[name] for name in tried if numbers[name] in candidates]
     left = [number for number in candidates if number not in finished]
@@ -145,10 +150,12 @@ def next_trials(
     return tuple(next(coming) if trial.role is Role.CANDIDATE else TrialTurn(trial) for trial in planned.trials)
 
 
-def _posterior(planned: PlannedTrials, tried: Mapping[int, TrialResult]) -> TrialPosterior:
+def _posterior(
+    planned: PlannedTrials, tried: Mapping[int, TrialResult], doubts: ModelUncertainty | None
+) -> TrialPosterior:
     assert planned.uncertainty is not None
-    seconds = [trial.predicted_seconds for trial in planned.trials]
-    posterior = TrialPosterior.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
+    seconds, uncertainty = [trial.predicted_seconds for trial in planned.trials], planned.uncertainty
+    posterior = TrialPosterior.before_trials(seconds, uncertainty.covariance, uncertainty.memory_shares, doubts)
     for number, result in tried.items():
         if result.seconds is None:
             posterior = posterior.after_failure(number, out_of_memory=result.out_of_memory)
