@@ -25,6 +25,8 @@ MIN_SOURCES: Final = 3
 """Sources below which a band of a framework or a generation says too little: the errors of one source are alike."""
 BAND_DEVIATIONS: Final = 1.42
 """Half of a band's width in standard deviations: mean of the normal quantiles above 10 % and below 6 %, which lie outside."""
+EIGHT_OF_TEN_DEVIATIONS: Final = 1.28
+"""Standard deviations within which 8 of 10 of a normal distribution lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,14 @@ class ErrorBand:
         return math.log(self.greatest_ratio / self.least_ratio)
 
     def narrowed(self, own: OwnTrials) -> ErrorBand:
-        """Return the band after calibration to a user's own trials.
+        """Return the band after calibration to a user's own trials, in which 8 of 10 further runs of this user lie.
 
-        A run's logarithmic error is that of its source, of variance b, plus its own, of variance w. The mean of n trials leaves
-        b·w / (w + n·b) of the first (the posterior of a normal mean); their own errors say what remains of the second.
+        A run's logarithmic error is that of its source plus its own, of variance w. The fit takes away the mean error of n
+        trials, and with it all of the first and leaves w / n of its own mean.
         """
-        least, greatest = math.log(self.least_ratio), math.log(self.greatest_ratio)
-        middle, variance = (least + greatest) / 2, (self.width / 2 / BAND_DEVIATIONS) ** 2
-        within = variance * self.within_ratio**2
-        between = variance - within
-        unknown_share = within / (within + own.count * between) if within else 0.0
-        half = BAND_DEVIATIONS * math.sqrt(own.remaining_variance(within) + between * unknown_share)
-        middle *= unknown_share
-        return replace(self, least_ratio=math.exp(middle - half), greatest_ratio=math.exp(middle + half))
+        published = (self.width / 2 / BAND_DEVIATIONS * self.within_ratio) ** 2
+        half = EIGHT_OF_TEN_DEVIATIONS * math.sqrt(own.remaining_variance(published) * (1 + 1 / own.count))
+        return replace(self, least_ratio=math.exp(-half), greatest_ratio=math.exp(half))
 
 
 def plan_kind(plan: Plan) -> str:

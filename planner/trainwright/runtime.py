@@ -59,7 +59,7 @@ class ProcessBytes:
             raise ValueError(f"held_bytes of {self.accelerator} must be at least 0, got {self.held_bytes}")
 
 
-PRIOR_TRIALS: Final = 4
+PRIOR_TRIALS: Final = 2
 """Own trials that weigh as much as what published runs say of errors (docs/accuracy.md)."""
 
 
@@ -82,11 +82,15 @@ class OwnTrials:
         if self.error_ratio is not None and self.error_ratio < 0:
             raise ValueError(f"error_ratio of own_trials must be at least 0, got {self.error_ratio}")
 
-    def remaining_variance(self, prior: float) -> float:
-        """Return the variance of errors given the trials: the posterior of one whose prior counts as PRIOR_TRIALS trials."""
+    def remaining_variance(self, published: float) -> float:
+        """Return the variance of errors of one user, given that of published runs, which counts as PRIOR_TRIALS trials.
+
+        The squared errors are of predictions by the other trials, whose mean errs, too: by 1 / (count - 1) of the variance.
+        """
         if self.error_ratio is None:
-            return prior
-        return (PRIOR_TRIALS * prior + self.count * self.error_ratio**2) / (PRIOR_TRIALS + self.count)
+            return published
+        own = self.error_ratio**2 * (self.count - 1) / self.count
+        return (PRIOR_TRIALS * published + self.count * own) / (PRIOR_TRIALS + self.count)
 
 
 class Kernels(StrEnum):
