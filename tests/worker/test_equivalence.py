@@ -94,6 +94,17 @@ NEOX = {
 """GPT whose branches are parallel: one all-reduce sums both, and a backward's reduces two gradients at once."""
 
 
+OLMO = {
+    "llama": {
+        "layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 37, "intermediate_size": 24,
+        "key_value_heads": 2, "tied_embeddings": True, "query_key_norm": True, "query_key_norm_over": "width",
+        "block_norms": "after", "attention_window": 3, "full_attention_every": 2, "activation": "gelu",
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.5, "logits_multiplier": 0.5, "logits_soft_cap": 3.0,
+    }
+}  # fmt: skip
+"""Llama whose tensor groups exchange statistics within a segment, too, of the fields that OLMo, Gemma and Granite have."""
+
+
 def parted_layers(model: Model, plan: Plan) -> int:
     """Return the number of layers that the plan runs sequence parallel, over all ranks."""
     return sum(
@@ -129,9 +140,11 @@ DIVIDED = [
     *parted("divided-llama", OTHERS["llama"], 9400, 1, has=has_divided_boundary),
 ]
 NEOX_PARTED = parted("parted-neox", NEOX, 5700, 2)
+OLMO_PARTED = parted("parted-olmo", OLMO, 5810, 2)
 PARTED = [
     *DIVIDED,
     *NEOX_PARTED,
+    *OLMO_PARTED,
     *(
         one
         for family, model, seed, count in (
@@ -167,6 +180,7 @@ QUICK = {
     *names(INDIVISIBLE),
     *names(DIVIDED[1:4]),
     *names(NEOX_PARTED),
+    *names(OLMO_PARTED),
     *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-10", "adam-gpt-1", "adam-moe-1"),
     *("clipped-gpt-0", "clipped-gpt-1", "clipped-t5-0", "clipped-t5-1"),
     *("tied-zero1-tp1", "tied-zero2-tp2", "tied-zero3-tp2", "tied-zero1-zero3-tp1", "tied-zero2-none-tp2"),
@@ -174,7 +188,7 @@ QUICK = {
     *(
         name
         for family in ("gpt", *OTHERS)
-        for name in names([one for one in PARTED if family in one["model"] and one not in DIVIDED])[:2]
+        for name in names([one for one in PARTED if family in one["model"] and one not in [*DIVIDED, *OLMO_PARTED]])[:2]
     ),
 }
 """Cases that run outside the nightly run."""
