@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from flow_world import World, node, spec_of
 
 from trainwright.cluster import Device
 from trainwright.operator_shardings import LayerSpecs, SpanSpecs
@@ -77,4 +78,13 @@ def test_shardings_within_the_unrest_of_a_cpu_are_not_told_apart() -> None:
     trials = [measured(name, 1.0, has_operators=name == "a", cores=0.0) for name in "ab"]
     assert explain_operators(trials) == (
         "; shardings of operators and degrees alone are not told apart: a took 1 s, b 1 s"
+    )
+
+
+def test_trials_of_alpa_run_plans_of_both_sorts() -> None:
+    world = World(nodes=(node("n1"), node("n2")), spec=spec_of(search={"planner": "Alpa"}, trials={"topK": 3}))
+    world.run()
+    assert {" operators " in trial.summary for trial in world.status.trials} == {True, False}
+    assert (
+        "; shardings of operators did not beat degrees alone: candidate-3 took " in world.condition("Succeeded").message
     )

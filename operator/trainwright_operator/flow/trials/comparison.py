@@ -29,12 +29,11 @@ def explain_doubt(winner: TrialReport, baseline: TrialReport) -> str:
 
 def explain_operators(measured: Sequence[MeasuredTrial]) -> str:
     """Return whether shardings of operators beat the best plan of degrees alone; empty where not both were measured."""
-    seconds: dict[bool, MeasuredTrial] = {}
-    for trial in sorted(measured, key=lambda each: each.seconds, reverse=True):
-        seconds[trial.planned.plan.has_operators] = trial
-    if len(seconds) < 2:
+    ranked = sorted(measured, key=lambda trial: (trial.seconds, trial.planned.overall_rank))
+    operators = next((trial for trial in ranked if trial.planned.plan.has_operators), None)
+    degrees = next((trial for trial in ranked if not trial.planned.plan.has_operators), None)
+    if operators is None or degrees is None:
         return ""
-    operators, degrees = seconds[True], seconds[False]
     first, last = (operators, degrees) if operators.seconds < degrees.seconds else (degrees, operators)
     compared = (
         f"{operators.planned.name} took {operators.seconds:.4g} s, {degrees.planned.name} {degrees.seconds:.4g} s"
