@@ -17,7 +17,7 @@ from trainwright.worker_api import TrialSeriesReport, TrialSeriesTask
 from trainwright_demo.__main__ import ROOT, bring_up_local_cluster
 from trainwright_demo.kubectl import Kubectl
 from trials.accuracy import PlanTrial, keep, show
-from trials.plans import ChosenPlan, chosen_plans
+from trials.plans import ChosenPlan, chosen_plans, sharded_plans
 from trials.pods import Bench, bench_on
 from trials.settings import (
     CLUSTER_FILE,
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--talkative", type=int, default=10, help="at least this many that communicate much (default 10)"
     )
+    parser.add_argument("--operators", action="store_true", help="only plans of Alpa that shard operators")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--keep-cluster", action="store_true", help="leave the cluster up")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -58,8 +59,11 @@ def main() -> int:
                 profiles = measured_profiles(bench, shape, setting)
                 if arguments.measured:
                     _keep_measured(arguments.measured, number, surroundings, profiles)
-                plans = chosen_plans(
-                    setting, surroundings, profiles, count=arguments.plans, talkative=arguments.talkative
+                count = arguments.plans
+                plans = (
+                    sharded_plans(setting, surroundings, profiles, count=count)
+                    if arguments.operators
+                    else chosen_plans(setting, surroundings, profiles, count=count, talkative=arguments.talkative)
                 )
                 tried += Trials(bench, setting, shape, arguments.iterations, console).of(plans)
                 show(setting, [one for one in tried if one.setting is setting], console)

@@ -70,6 +70,17 @@ def chosen_plans(
     return found
 
 
+def sharded_plans(
+    setting: TrialScenario, surroundings: MeasuredCluster, profiles: Profiles, *, count: int
+) -> list[ChosenPlan]:
+    """Return up to `count` plans of Alpa with stages of shardings of operators, the fastest first."""
+    cluster, runtime = surroundings.cluster, surroundings.runtime
+    problem = Problem(cluster, setting.model, profiles, setting.batch, runtime=runtime)
+    plans = [candidate.plan for candidate in run("alpa", problem, top=None) if candidate.plan.has_operators]
+    costs = [estimate(p, model=setting.model, cluster=cluster, profiles=profiles, runtime=runtime) for p in plans]
+    return [ChosenPlan("alpa", plan, cost) for plan, cost in zip(plans, costs, strict=True)][:count]
+
+
 def _devices(cluster: Cluster) -> list[Device]:
     return [Device(node.name, slot) for node in cluster.nodes for slot in range(node.devices)]
 
