@@ -12,6 +12,7 @@ from trainwright.search.cost_objective import (
     in_time,
     on_growing_subclusters,
     on_subclusters,
+    on_subclusters_in_time,
     pareto,
     subsampled,
 )
@@ -135,9 +136,9 @@ def _run_search(
     """Return the search's own candidates: enough that a preference has some to choose from."""
     search, count = _search(planner, problem), _requested_candidates(planner, problem, top)
     if problem.limits.objective is Objective.COST:
-        # Where time is short, the cheapest plan may need more nodes than pay for themselves.
-        is_growing = planner in MAY_LEAVE_DEVICES_IDLE and problem.limits.row_seconds == math.inf
-        on_parts = on_growing_subclusters if is_growing else on_subclusters
+        on_parts = on_growing_subclusters if planner in MAY_LEAVE_DEVICES_IDLE else on_subclusters
+        if problem.limits.row_seconds < math.inf:  # the cheapest plan may need more nodes than pay for themselves
+            on_parts = on_subclusters_in_time
         return cheapest_first(on_parts(search, problem, control, count, max_subclusters=max_subclusters))
     candidates = search(problem, control, count)
     return (

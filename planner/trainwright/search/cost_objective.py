@@ -48,12 +48,10 @@ def on_subclusters(
     """Return the search's candidates, subcluster by subcluster, each in the order of the search.
 
     All nodes come first, with half of the budget, then subclusters from small to large, with equal shares of what is left.
-    Once a plan ends the run of the limits in time, subclusters that by the work bound cannot are left out. Raises ValueError
-    if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
     """
     _check_prices(problem)
     largest, *others = subclusters(problem, max_subclusters)
-    most = problem.limits.row_seconds * problem.global_batch_size
     subproblems = [largest, *sorted(others, key=lambda part: len(part.devices))]
     candidates: list[Candidate] = []
     infeasible: NoFeasiblePlan | None = None
@@ -61,12 +59,48 @@ def on_subclusters(
         if candidates and control.expired():
             break
         least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
-        if least is not None and most < math.inf and least <= most < _bound_seconds(subproblem):
-            continue
         share = control.part(2 if number == 0 else len(subproblems) - number)
         try:
             candidates += search(
                 subproblem, replace(share, report=_report_share(control, number, len(subproblems), least)), top
+            )
+        except NoFeasiblePlan as error:
+            infeasible = infeasible or error
+    if infeasible is not None and not candidates:
+        raise infeasible
+    return candidates
+
+
+def on_subclusters_in_time(
+    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
+) -> list[Candidate]:
+    """Return the search's candidates for the cheapest plan that ends the run of the limits in time.
+
+    All nodes come first, which shows what time is possible, then subclusters in the order of `on_growing_subclusters`, with its
+    shares of the budget. Once a plan ends in time, left out are subclusters that by the work bound cannot, or whose plans cost
+    more than the cheapest that does. Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on
+    any subcluster.
+    """
+    _check_prices(problem)
+    largest, *others = [(subcluster, _price_bound(subcluster)) for subcluster in subclusters(problem, max_subclusters)]
+    bounded = [largest, *sorted(others, key=_promise)]
+    most = problem.limits.row_seconds * problem.global_batch_size
+    candidates: list[Candidate] = []
+    infeasible: NoFeasiblePlan | None = None
+    for number, (subproblem, bound) in enumerate(bounded):
+        if candidates and control.expired():
+            break
+        cheapest = min(
+            (_price(candidate) for candidate in candidates if candidate.estimate.iteration_seconds <= most),
+            default=math.inf,
+        )
+        if cheapest < math.inf and (bound >= cheapest or _bound_seconds(subproblem) > most):
+            continue
+        least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
+        share = control.part(min(len(bounded) - number, 4))
+        try:
+            candidates += search(
+                subproblem, replace(share, report=_report_share(control, number, len(bounded), least)), top
             )
         except NoFeasiblePlan as error:
             infeasible = infeasible or error

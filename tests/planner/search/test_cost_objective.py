@@ -17,11 +17,13 @@ from trainwright.search.candidates import candidate_of
 from trainwright.search.cost_objective import (
     cheapest_first,
     on_growing_subclusters,
+    on_subclusters_in_time,
     pareto,
     pareto_front,
     subclusters,
     subsampled,
 )
+from trainwright.training_run import TrainingRun
 
 MakeProblem = Callable[..., Problem]
 MakeCluster = Callable[..., Cluster]
@@ -146,6 +148,23 @@ def test_parts_of_one_accelerator_come_first_and_none_takes_more_than_a_quarter_
 
     on_growing_subclusters(search, problem, SearchControl(deadline_seconds=80.0, clock=lambda: 0.0), 1)
     assert asked == [({SLOW}, 20.0), ({FAST}, 20.0), ({FAST, OTHER_FAST}, 80 / 3), ({FAST, SLOW}, 40.0)]
+
+
+def test_parts_that_may_be_cheapest_come_after_all_nodes_where_a_run_has_to_end_in_time(
+    problem: Problem, any_candidate: Candidate
+) -> None:
+    timed = replace(problem, limits=Limits(objective=Objective.COST, run=TrainingRun(rows=12, within_seconds=4000.0)))
+    searched = list[tuple[set[str], float | None]]()
+    answers = {3: (1000.0, 9.0), 2: (2000.0, 6.0), 1: (5000.0, 2.0)}
+
+    def search(part: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        searched.append((set(part.nodes), control.deadline_seconds))
+        return [costing(any_candidate, *answers[len(part.nodes)])]
+
+    on_subclusters_in_time(search, timed, SearchControl(deadline_seconds=80.0, clock=lambda: 0.0), 1)
+    everything, *parts = searched
+    assert everything == ({FAST, OTHER_FAST, SLOW}, 20.0)
+    assert parts == [({SLOW}, 20.0), ({FAST}, 80 / 3), ({FAST, OTHER_FAST}, 40.0), ({FAST, SLOW}, 80.0)]
 
 
 def test_error_without_a_plan_is_that_of_all_devices(problem: Problem) -> None:
