@@ -171,12 +171,20 @@ def _priced_node(described: DescribedNode, network: Port | None) -> PricedNode:
         or (machine.network.port if machine is not None else None),
         _inside(described, sheet, machine) if described.devices > 1 else None,
     )
-    price = None
+    return PricedNode(node, _price(described, sheet, machine), described.reported)
+
+
+def _price(described: DescribedNode, sheet: DataSheet | None, machine: Machine | None) -> float | None:
+    """Return the price of its machine type, else of the cheapest listed machine with its devices, else of as many devices."""
     if machine is not None and machine.price_per_hour is not None:
-        price = machine.price_per_hour.value
-    elif sheet is not None and sheet.price_per_hour is not None:
-        price = sheet.price_per_hour.value * described.devices
-    return PricedNode(node, price, described.reported)
+        return machine.price_per_hour.value
+    if sheet is None:
+        return None
+    alike = [each for each in machines() if (each.accelerator, each.devices) == (sheet.name, described.devices)]
+    prices = [each.price_per_hour.value for each in alike if each.price_per_hour is not None]
+    if not prices and sheet.price_per_hour is not None:
+        return sheet.price_per_hour.value * described.devices
+    return min(prices, default=None)
 
 
 def _machine_of(described: DescribedNode, sheet: DataSheet | None) -> Machine | None:

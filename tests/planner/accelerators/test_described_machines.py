@@ -135,6 +135,29 @@ def test_words_are_told_from_counts(words: str, expected: bool) -> None:
     assert is_described(words) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "price"),
+    [
+        ("a=8xA100-80", "p4de.24xlarge"),
+        ("t=4xT4", "g4dn.12xlarge"),
+        ("t=1xT4", "g4dn.xlarge"),
+        ("v=8xV100-16", "p3.16xlarge"),
+    ],
+)
+def test_machines_in_words_cost_what_the_cheapest_listed_one_with_their_devices_does(words: str, price: str) -> None:
+    (placed,) = priced_nodes(described_nodes(words), network_port("25Gbit"))
+    listed = machine(price).price_per_hour
+    assert listed is not None
+    assert placed.price_per_hour == listed.value
+
+
+def test_machines_of_no_listed_size_cost_what_their_devices_do() -> None:
+    (placed,) = priced_nodes(described_nodes("t=3xT4"), network_port("25Gbit"))
+    one = data_sheet("Tesla-T4").price_per_hour
+    assert one is not None
+    assert placed.price_per_hour == pytest.approx(3 * one.value)
+
+
 def test_a_node_of_a_listed_machine_has_its_links_and_price() -> None:
     reported = Accelerator("NVIDIA-A100-SXM4-40GB", 40 * 2**30)
     node = DescribedNode("n", reported.name, 8, machine_type="p4d.24xlarge", reported=reported)
