@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,8 +13,14 @@ WARM_UP_SHARE: Final = 0.25
 """Share of the logged iterations that are dropped at most as warm-up."""
 MAX_WARM_UP: Final = 3
 """Iterations that are dropped at most: the first ones compile kernels, grow memory pools and connect communicators."""
+PAUSE_RATIO: Final = 2.0
+"""Interval between two readings of a bar over the usual one, above which the trainer paused. Assumed."""
+BAR_ERROR_SECONDS: Final = 2
+"""Seconds that an interval can seem longer than it is, with room: bars show whole seconds."""
+MAX_NAMED: Final = 3
+"""Entries of a list that a sentence names."""
 _GIB, _MIB = 2**30, 2**20
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROLS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBER: Final = r"([\d,]+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 
 
@@ -54,13 +61,13 @@ class _Format:
     """Format of a trainer's log.
 
     Attributes:
-        mark: what a line of an iteration holds.
+        mark: of a line: what says that it is of an iteration, else nothing.
         seconds: of the iterations in the lines, in their order.
         peaks: rank and bytes of every statement of a peak.
         needs: what an iteration's line looks like, for a refusal.
     """
 
-    mark: re.Pattern[str]
+    mark: Callable[[str], object]
     seconds: Callable[[list[str], Batch], Iterator[float]]
     peaks: Callable[[list[str]], Iterator[tuple[int, int]]]
     needs: str
@@ -76,7 +83,7 @@ def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
 
     Raises ValueError with one sentence for a log without iterations.
     """
-    lines = [line for line in re.split(r"[\r\n]+", _COLOURS.sub("", text)) if line]
+    lines = [line for line in re.split(r"[\r\n]+", _CONTROLS.sub("", text)) if line]
     if trainer is None:
         trainer = _recognised(lines)
     elif trainer not in FORMATS:
@@ -84,7 +91,7 @@ def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
     format_ = FORMATS[trainer]
     seconds = [value for value in format_.seconds(lines, batch) if value > 0]
     if not seconds:
-        raise ValueError(f"holds no iteration of {trainer}: no line has {format_.needs}")
+        raise ValueError(f"holds no iteration of {trainer}: no line has {format_.needs}{_other_bars(lines)}")
     dropped = min(MAX_WARM_UP, max(int(WARM_UP_SHARE * len(seconds)), int(len(seconds) > 1)))
     peaks: dict[int, int] = {}
     for rank, peak in format_.peaks(lines):
@@ -93,11 +100,13 @@ def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
 
 
 def _recognised(lines: list[str]) -> str:
-    counts = {name: sum(format_.mark.search(line) is not None for line in lines) for name, format_ in FORMATS.items()}
+    counts = {name: sum(bool(format_.mark(line)) for line in lines) for name, format_ in FORMATS.items()}
     name = max(counts, key=lambda name: counts[name])
     if not counts[name]:
         kinds = "; ".join(f"{name}: {format_.needs}" for name, format_ in FORMATS.items())
-        raise ValueError(f"holds no iteration of a trainer that is known ({kinds}); log every step, or give --report")
+        raise ValueError(
+            f"holds no iteration of a trainer that is known ({kinds}); log every step, or give --report{_other_bars(lines)}"
+        )
     return name
 
 
@@ -133,7 +142,7 @@ _DEEPSPEED: Final = re.compile(rf"{_DEEPSPEED_RATE.pattern}|{_DEEPSPEED_STAGES.p
 _DEEPSPEED_PEAK: Final = re.compile(rf"(?:MaxMemAllocated=|\bMax_MA )\s*{_NUMBER}\s?GB")
 _PROGRESS: Final = re.compile(r"\b(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<[^\]]*(?:s/it|it/s)")
 _RUNTIME: Final = re.compile(rf"'train_steps_per_second': '?{_NUMBER}")
-_ACCELERATE: Final = re.compile(rf"{_PROGRESS.pattern}|{_RUNTIME.pattern}")
+_DESCRIPTION: Final = re.compile(r"([^\W\d][^|]*):\s+(?:\d+%\|.*)?$")
 _FSDP2: Final = re.compile(rf"^step \d+: {_NUMBER} s, loss ")
 _FSDP2_PEAK: Final = re.compile(rf"^step \d+: .*\bpeak {_NUMBER} GiB")
 
@@ -156,21 +165,79 @@ def _deepspeed(lines: list[str], batch: Batch) -> Iterator[float]:
     yield from stages or (batch.rows / rate for rate in _values(_DEEPSPEED_RATE, lines) if rate > 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reading of a progress bar.
+
+    Attributes:
+        description: what stands before its percentage: `Loading checkpoint shards`.
+        seconds: whole, since the bar's start.
+    """
+
+    description: str
+    step: int
+    total: int
+    seconds: int
+
+
+def _readings(line: str) -> Iterator[_Reading]:
+    end = 0
+    for match in _PROGRESS.finditer(line):
+        step, total, hours, minutes, seconds = (int(text or 0) for text in match.groups())
+        before = re.sub(r"\[[^\]]*\]:?", "", line[end : match.start()])  # without the prefix of a rank
+        described = _DESCRIPTION.search(before)
+        yield _Reading(described[1] if described else "", step, total, 3600 * hours + 60 * minutes + seconds)
+        end = match.end()
+
+
+def _accelerate_mark(line: str) -> bool:
+    return _RUNTIME.search(line) is not None or any(not reading.description for reading in _readings(line))
+
+
 def _accelerate(lines: list[str], batch: Batch) -> Iterator[float]:
     """Yield the mean of the steps by the bar of the training, whose seconds are whole; without a bar that of the whole run."""
     del batch
-    bars: dict[int, dict[int, int]] = {}
-    for line in lines:
-        for step, total, hours, minutes, seconds in _PROGRESS.findall(line):
-            elapsed = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)
-            bars.setdefault(int(total), {}).setdefault(int(step), elapsed)
-    longest = max(bars.values(), key=lambda bar: max(bar.values()), default={})  # other bars load weights, or evaluate
-    steps = sorted(step for step in longest if step > 0)
-    steps = steps[min(MAX_WARM_UP, len(steps) // 4) :]
-    if len(steps) > 1 and longest[steps[-1]] > longest[steps[0]]:
-        yield (longest[steps[-1]] - longest[steps[0]]) / (steps[-1] - steps[0])
+    readings = [reading for line in lines for reading in _readings(line)]
+    intervals = _without_pauses(_intervals(readings, _training_steps(readings)))
+    steps, seconds = sum(steps for steps, _ in intervals), sum(seconds for _, seconds in intervals)
+    if seconds:
+        yield seconds / steps
     else:
         yield from (1 / rate for rate in _values(_RUNTIME, lines) if rate > 0)
+
+
+def _training_steps(readings: list[_Reading]) -> int:
+    """Return the steps of the bar that lasts longest; 0 without any. Loading weights is described, evaluating is shorter."""
+    bars = (reading for reading in readings if not reading.description)
+    return max(bars, key=lambda reading: reading.seconds, default=_Reading("", 0, 0, 0)).total
+
+
+def _intervals(readings: list[_Reading], total: int) -> list[tuple[int, int]]:
+    """Return the steps and seconds between the readings of one bar after its warm-up, but for those with another bar between."""
+    intervals, last, is_interrupted = list[tuple[int, int]](), _Reading("", 0, total, 0), False
+    for reading in readings:
+        if reading.description or reading.total != total:
+            is_interrupted = True
+        elif reading.step > last.step and reading.seconds >= last.seconds:  # else of another rank, or written again
+            if last.step and not is_interrupted:
+                intervals.append((reading.step - last.step, reading.seconds - last.seconds))
+            last, is_interrupted = reading, False
+    return intervals[min(MAX_WARM_UP, len(intervals) // 4) :]
+
+
+def _without_pauses(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Drop the intervals far above the median, in which the trainer evaluates or saves without a bar."""
+    usual = statistics.median(seconds / steps for steps, seconds in intervals) if intervals else 0.0
+    return [
+        (steps, seconds) for steps, seconds in intervals if seconds <= PAUSE_RATIO * usual * steps + BAR_ERROR_SECONDS
+    ]
+
+
+def _other_bars(lines: list[str]) -> str:
+    """Return what a refusal adds for bars of other work than training; nothing without any."""
+    names = dict.fromkeys(reading.description for line in lines for reading in _readings(line) if reading.description)
+    named = ", ".join(f"`{name}`" for name in [*names][:MAX_NAMED])
+    return f"; its progress bars are of {named}, not of a training" if names else ""
 
 
 def _fsdp2(lines: list[str], batch: Batch) -> Iterator[float]:
@@ -189,21 +256,23 @@ def _peaks(pattern: re.Pattern[str], unit: int) -> Callable[[list[str]], Iterato
 
 FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
     {
-        "megatron": _Format(_MEGATRON, _megatron, _peaks(_MEGATRON_PEAK, _MIB), "`elapsed time per iteration (ms): …`"),
-        "torchtitan": _Format(_TORCHTITAN, _torchtitan, _peaks(_TORCHTITAN_PEAK, _GIB), "`step: … tps: …`"),
+        "megatron": _Format(
+            _MEGATRON.search, _megatron, _peaks(_MEGATRON_PEAK, _MIB), "`elapsed time per iteration (ms): …`"
+        ),
+        "torchtitan": _Format(_TORCHTITAN.search, _torchtitan, _peaks(_TORCHTITAN_PEAK, _GIB), "`step: … tps: …`"),
         "deepspeed": _Format(
-            _DEEPSPEED,
+            _DEEPSPEED.search,
             _deepspeed,
             _peaks(_DEEPSPEED_PEAK, _GIB),
             "`CurrSamplesPerSec=…` or `steps: … iter time (s): …`",
         ),
         "accelerate": _Format(
-            _ACCELERATE,
+            _accelerate_mark,
             _accelerate,
             lambda _: iter(()),
             "a progress bar `12/100 [00:14<…` or `'train_steps_per_second': …`",
         ),
-        "fsdp2": _Format(_FSDP2, _fsdp2, _peaks(_FSDP2_PEAK, _GIB), "`step …: … s, loss …`"),
+        "fsdp2": _Format(_FSDP2.search, _fsdp2, _peaks(_FSDP2_PEAK, _GIB), "`step …: … s, loss …`"),
     }
 )
 """Formats by the name of `--format`."""

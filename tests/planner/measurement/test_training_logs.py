@@ -111,6 +111,56 @@ def test_whole_run_counts_where_the_bar_is_missing(quote: str) -> None:
     assert read_log(text, BATCH).iteration_seconds == (2.0,)
 
 
+def described(name: str, step: int, total: int, elapsed: int) -> str:
+    return f"\r{name}: {100 * step // total}%|██▌  | {step}/{total} [{clock(elapsed)}<00:14,  7.00s/it]"
+
+
+def clock(seconds: int) -> str:
+    return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+LOADING = "".join(described("Loading checkpoint shards", step, 4, 7 * step) for step in range(5))
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "[default0]: "])
+def test_bars_with_a_description_are_no_training(prefix: str) -> None:
+    steps = "".join(bar(step, clock(step)).replace("\r", f"\r{prefix}") for step in range(21))
+    run = read_log(LOADING + steps, BATCH)
+    assert (run.trainer, run.iteration_seconds) == ("accelerate", (1.0,))
+
+
+@pytest.mark.parametrize("name", [None, "accelerate"])
+def test_log_of_bars_with_a_description_alone_is_refused(name: str | None) -> None:
+    with pytest.raises(ValueError, match=r"its progress bars are of `Loading checkpoint shards`, not of a training"):
+        read_log(LOADING, BATCH, name)
+
+
+def test_bars_with_a_description_do_not_hide_the_format_of_the_other_lines() -> None:
+    assert read_log(LOADING + "\n" + LOGS["megatron"][0], BATCH).trainer == "megatron"
+
+
+@pytest.mark.parametrize("evaluation", ["Evaluating", None])
+@pytest.mark.parametrize("seconds", [3, 100])
+def test_evaluations_and_saving_between_steps_do_not_count(evaluation: str | None, seconds: int) -> None:
+    text, elapsed = "", 0
+    for step in range(1, 31):
+        elapsed += 1
+        text += bar(step, clock(elapsed))
+        if step % 10 == 0:
+            for part in range(1, 51):
+                line = described(evaluation or "", part, 50, seconds * part // 50)
+                text += line if evaluation else line.replace("\r: ", "\r")
+            elapsed += seconds
+        elif step == 15:
+            elapsed += 60  # a checkpoint, which no bar shows
+    assert read_log(text, BATCH).iteration_seconds == (1.0,)
+
+
+def test_bar_of_fast_steps_is_their_mean() -> None:
+    text = "".join(bar(step, clock(step * 2 // 5)) for step in range(1, 101))
+    assert read_log(text, BATCH).iteration_seconds == pytest.approx((0.4,), rel=0.03)
+
+
 @pytest.mark.parametrize("count", [1, 2, 8, 100])
 def test_at_most_three_iterations_are_warm_up(count: int) -> None:
     run = read_log("\n".join(megatron(1000 * number, number % 10) for number in range(1, count + 1)), BATCH)
