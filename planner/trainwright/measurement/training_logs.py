@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,8 @@ WARM_UP_SHARE: Final = 0.25
 """Share of the logged iterations that are dropped at most as warm-up."""
 MAX_WARM_UP: Final = 3
 """Iterations that are dropped at most: the first ones compile kernels, grow memory pools and connect communicators."""
+LEAST_ITERATIONS: Final = 3
+"""Iterations of a log that are needed: one of warm-up, and two that show whether they agree."""
 PAUSE_RATIO: Final = 2.0
 """Interval between two readings of a bar over the usual one, above which the trainer paused. Assumed."""
 BAR_ERROR_SECONDS: Final = 2
@@ -21,7 +24,7 @@ MAX_NAMED: Final = 3
 """Entries of a list that a sentence names."""
 _GIB, _MIB = 2**30, 2**20
 _CONTROLS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_NUMBER: Final = r"([\d,]+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+_NUMBER: Final = r"([+-]?(?:[\d,]+(?:\.\d+)?(?:[eE][+-]?\d+)?|(?i:nan|inf)))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class LoggedRun:
         warm_up: logged iterations that were dropped.
         peak_bytes: by rank, the most that each states; of rank 0 where the log does not say of which.
         dtype: number format of the weights, if the log states it: `float32`.
+        skipped: which of its iterations, from 1, have a time that is no positive number.
     """
 
     trainer: str
@@ -54,6 +58,7 @@ class LoggedRun:
     warm_up: int
     peak_bytes: Mapping[int, int]
     dtype: str | None = None
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,14 @@ class _Format:
         seconds: of the iterations in the lines, in their order.
         peaks: rank and bytes of every statement of a peak.
         needs: what an iteration's line looks like, for a refusal.
+        is_mean: whether it has the mean of the iterations after the warm-up alone.
     """
 
     mark: Callable[[str], object]
     seconds: Callable[[list[str], Batch], Iterator[float]]
     peaks: Callable[[list[str]], Iterator[tuple[int, int]]]
     needs: str
+    is_mean: bool = False
 
 
 def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
@@ -81,7 +88,7 @@ def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
         batch: of the plan that ran.
         trainer: name of the format; None: the one that most lines are of.
 
-    Raises ValueError with one sentence for a log without iterations.
+    Raises ValueError with one sentence for a log without iterations, or with fewer than `LEAST_ITERATIONS`.
     """
     lines = [line for line in re.split(r"[\r\n]+", _CONTROLS.sub("", text)) if line]
     if trainer is None:
@@ -89,14 +96,29 @@ def read_log(text: str, batch: Batch, trainer: str | None = None) -> LoggedRun:
     elif trainer not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {trainer!r}")
     format_ = FORMATS[trainer]
-    seconds = [value for value in format_.seconds(lines, batch) if value > 0]
+    logged = [*format_.seconds(lines, batch)]
+    seconds = [value for value in logged if _is_positive(value)]
     if not seconds:
         raise ValueError(f"holds no iteration of {trainer}: no line has {format_.needs}{_other_bars(lines)}")
-    dropped = min(MAX_WARM_UP, max(int(WARM_UP_SHARE * len(seconds)), int(len(seconds) > 1)))
+    if len(seconds) < LEAST_ITERATIONS and not format_.is_mean:
+        raise ValueError(_too_few(len(seconds), trainer))
+    dropped = 0 if format_.is_mean else min(MAX_WARM_UP, max(int(WARM_UP_SHARE * len(seconds)), 1))
     peaks: dict[int, int] = {}
     for rank, peak in format_.peaks(lines):
         peaks[rank] = max(peak, peaks.get(rank, 0))
-    return LoggedRun(trainer, tuple(seconds[dropped:]), dropped, peaks, _dtype(lines))
+    skipped = tuple(number for number, value in enumerate(logged, 1) if not _is_positive(value))
+    return LoggedRun(trainer, tuple(seconds[dropped:]), dropped, peaks, _dtype(lines), skipped)
+
+
+def _is_positive(value: float) -> bool:
+    return value > 0 and math.isfinite(value)
+
+
+def _too_few(count: int, trainer: str) -> str:
+    return (
+        f"holds {count} iteration{'s' * (count > 1)} of {trainer}, the first of which warms up; at least {LEAST_ITERATIONS} "
+        "are needed: log more iterations"
+    )
 
 
 def _recognised(lines: list[str]) -> str:
@@ -104,9 +126,7 @@ def _recognised(lines: list[str]) -> str:
     name = max(counts, key=lambda name: counts[name])
     if not counts[name]:
         kinds = "; ".join(f"{name}: {format_.needs}" for name, format_ in FORMATS.items())
-        raise ValueError(
-            f"holds no iteration of a trainer that is known ({kinds}); log every step, or give --report{_other_bars(lines)}"
-        )
+        raise ValueError(f"holds no iteration of a trainer that is known ({kinds}); log every step{_other_bars(lines)}")
     return name
 
 
@@ -118,6 +138,11 @@ def _values(pattern: re.Pattern[str], lines: list[str]) -> Iterator[float]:
     for line in lines:
         if match := pattern.search(line):
             yield _number(match[1])
+
+
+def _seconds(amount: float, rates: Iterator[float]) -> Iterator[float]:
+    """Yield the seconds of an amount at each rate; not a number where the rate is no positive one."""
+    return (amount / rate if _is_positive(rate) else math.nan for rate in rates)
 
 
 def _rank(line: str) -> int:
@@ -157,12 +182,12 @@ def _torchtitan(lines: list[str], batch: Batch) -> Iterator[float]:
         raise ValueError("has tokens a second, but rows of the model have none")
     tokens = batch.rows * batch.tokens_per_row / batch.devices
     steps = [line for line in lines if _TORCHTITAN.search(line)]
-    return (tokens / rate for rate in _values(_TORCHTITAN, _of_first_rank(steps)) if rate > 0)
+    return _seconds(tokens, _values(_TORCHTITAN, _of_first_rank(steps)))
 
 
 def _deepspeed(lines: list[str], batch: Batch) -> Iterator[float]:
     stages = [*_values(_DEEPSPEED_STAGES, lines)]  # the pipeline's engine states the time itself
-    yield from stages or (batch.rows / rate for rate in _values(_DEEPSPEED_RATE, lines) if rate > 0)
+    yield from stages or _seconds(batch.rows, _values(_DEEPSPEED_RATE, lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +226,11 @@ def _accelerate(lines: list[str], batch: Batch) -> Iterator[float]:
     intervals = _without_pauses(_intervals(readings, _training_steps(readings)))
     steps, seconds = sum(steps for steps, _ in intervals), sum(seconds for _, seconds in intervals)
     if seconds:
+        if steps + 1 < LEAST_ITERATIONS:  # the first step comes before the first interval
+            raise ValueError(_too_few(steps + 1, "accelerate"))
         yield seconds / steps
     else:
-        yield from (1 / rate for rate in _values(_RUNTIME, lines) if rate > 0)
+        yield from _seconds(1, _values(_RUNTIME, lines))
 
 
 def _training_steps(readings: list[_Reading]) -> int:
@@ -248,8 +275,8 @@ def _fsdp2(lines: list[str], batch: Batch) -> Iterator[float]:
 def _peaks(pattern: re.Pattern[str], unit: int) -> Callable[[list[str]], Iterator[tuple[int, int]]]:
     def read(lines: list[str]) -> Iterator[tuple[int, int]]:
         for line in lines:
-            if (match := pattern.search(line)) and (peak := round(_number(match[1]) * unit)):
-                yield _rank(line), peak
+            if (match := pattern.search(line)) and _is_positive(peak := _number(match[1]) * unit):
+                yield _rank(line), round(peak)
 
     return read
 
@@ -271,6 +298,7 @@ FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
             _accelerate,
             lambda _: iter(()),
             "a progress bar `12/100 [00:14<…` or `'train_steps_per_second': …`",
+            is_mean=True,
         ),
         "fsdp2": _Format(_FSDP2.search, _fsdp2, _peaks(_FSDP2_PEAK, _GIB), "`step …: … s, loss …`"),
     }

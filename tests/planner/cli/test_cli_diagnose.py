@@ -73,6 +73,14 @@ def test_log_in_float32_is_noted() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_iterations_without_a_positive_time_are_named() -> None:
+    Path("run.log").write_text(log_of(5000, float("nan"), 900, -3, 900))
+    result = call("diagnose", "--log=run.log")
+    assert result.exit_code == 0, result.output
+    assert "run.log: left out iterations 2, 4 of its lines, whose time is no positive number" in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
 def test_plan_of_a_choice_is_a_plan_that_estimate_reads() -> None:
     result = call("diagnose", "--seconds=0.3", "--output=json", "--plan=pp2 dp1 tp8 mb8 recompute")
     first = json.loads(result.stdout)["choices"][0]
@@ -89,13 +97,16 @@ def test_plan_of_a_choice_is_a_plan_that_estimate_reads() -> None:
         (("--seconds=1", "--format=megatron"), "--format needs --log"),
         (("--log=model.yaml",), "model.yaml: holds no iteration of a trainer that is known"),
         (("--log=missing.log",), "missing.log"),
+        (("--log=first.log",), "first.log: holds 1 iteration of megatron"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_diagnosis_without_a_measurement_is_refused(options: tuple[str, ...], sentence: str) -> None:
+    Path("first.log").write_text(log_of(2810))
     result = call("diagnose", *options)
     assert result.exit_code == 2
     assert sentence in result.stderr
+    assert "--report" not in result.stderr
 
 
 @pytest.mark.usefixtures("folder")
@@ -125,7 +136,7 @@ def test_trial_of_a_log_is_appended_with_the_memory_of_its_ranks() -> None:
 )
 @pytest.mark.usefixtures("folder")
 def test_trial_without_its_log_is_refused(options: tuple[str, ...], sentence: str) -> None:
-    Path("run.log").write_text(log_of(90, 80, memory="[Rank 40] memory (MB) | max allocated: 9000.0"))
+    Path("run.log").write_text(log_of(90, 80, 80, memory="[Rank 40] memory (MB) | max allocated: 9000.0"))
     result = call("trial", *options)
     assert result.exit_code == 2
     assert sentence in result.stderr

@@ -97,11 +97,11 @@ def test_engine_of_stages_states_the_time_itself() -> None:
 def test_every_rank_may_log_its_rate() -> None:
     lines = [
         torchtitan(rate, number).replace("rank0", f"rank{rank}")
-        for number, rate in enumerate((1000, 8192), 1)
+        for number, rate in enumerate((1000, 8192, 8192), 1)
         for rank in (0, 1)
     ]
     run = read_log("\n".join(lines), BATCH)
-    assert run.iteration_seconds == (4.0,)
+    assert run.iteration_seconds == (4.0, 4.0)
     assert sorted(run.peak_bytes) == [0, 1]
 
 
@@ -161,11 +161,36 @@ def test_bar_of_fast_steps_is_their_mean() -> None:
     assert read_log(text, BATCH).iteration_seconds == pytest.approx((0.4,), rel=0.03)
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 100])
+@pytest.mark.parametrize("count", [3, 8, 100])
 def test_at_most_three_iterations_are_warm_up(count: int) -> None:
     run = read_log("\n".join(megatron(1000 * number, number % 10) for number in range(1, count + 1)), BATCH)
     assert len(run.iteration_seconds) + run.warm_up == count
-    assert run.warm_up == {1: 0, 2: 1, 8: 2, 100: 3}[count]
+    assert run.warm_up == {3: 1, 8: 2, 100: 3}[count]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_iterations_after_the_warm_up_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"holds {count} iterations? of megatron.*at least 3.*log more iterations"):
+        read_log("\n".join(megatron(2810, number) for number in range(1, count + 1)), BATCH)
+
+
+def test_bar_of_too_few_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"holds 2 iterations of accelerate.*at least 3"):
+        read_log(bar(1, "00:09") + bar(2, "00:11"), BATCH)
+
+
+@pytest.mark.parametrize("value", ["nan", "-5100.0", "inf", "0.0"])
+def test_iterations_whose_time_is_no_positive_number_are_named_and_left_out(value: str) -> None:
+    lines = [megatron(number, 1) for number in (9000, 5000, 5000, 5000)]
+    lines.insert(2, lines[2].replace("5000.0", value))
+    run = read_log("\n".join(lines), BATCH)
+    assert run.iteration_seconds == (5.0, 5.0, 5.0)
+    assert run.skipped == (3,)
+
+
+def test_rates_that_are_no_positive_number_are_named_and_left_out() -> None:
+    run = read_log("\n".join(deepspeed(rate, 1) for rate in (32.0, 64.0, float("nan"), 0.0, -3.0, 128.0)), BATCH)
+    assert (run.iteration_seconds, run.skipped) == ((4.0, 2.0), (3, 4, 5))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +199,7 @@ def test_at_most_three_iterations_are_warm_up(count: int) -> None:
         (
             "Traceback (most recent call last):\nOutOfMemoryError",
             None,
-            "holds no iteration of a trainer that is known (megatron: ",
+            "log every step",
         ),
         ("", "deepspeed", "holds no iteration of deepspeed: no line has `CurrSamplesPerSec="),
         (LOGS["megatron"][0], "torchtitan", "holds no iteration of torchtitan: no line has `step: … tps: …`"),

@@ -13,7 +13,7 @@ from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.output import note
 from trainwright.cluster import Device
 from trainwright.exports.uniform_shape import ranks
-from trainwright.measurement.training_logs import FORMATS, Batch, LoggedRun, read_log
+from trainwright.measurement.training_logs import FORMATS, MAX_NAMED, Batch, LoggedRun, read_log
 from trainwright.plan import Plan
 from trainwright.search import Problem
 from trainwright.throughput import tokens_per_row
@@ -88,6 +88,11 @@ def logged_run(file: Path, log_format: str | None, plan: Plan, problem: Problem)
         f"{file}: {count} iteration time{'s' * (count > 1)} of {run.trainer}, after {run.warm_up} of warm-up"
         + ("" if run.peak_bytes else "; it states no memory")
     )
+    if run.skipped:
+        numbers = ", ".join(map(str, run.skipped[:MAX_NAMED])) + ", …" * (len(run.skipped) > MAX_NAMED)
+        note(
+            f"{file}: left out iteration{'s' * (len(run.skipped) > 1)} {numbers} of its lines, whose time is no positive number"
+        )
     if run.dtype is not None and run.dtype != problem.model.dtype:
         note(
             f"{file}: its weights are in {run.dtype}, but the prediction is of {problem.model.dtype}; give that as dtype"
