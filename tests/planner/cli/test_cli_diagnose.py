@@ -80,6 +80,18 @@ def test_iterations_without_a_positive_time_are_named() -> None:
     assert "run.log: left out iterations 2, 4 of its lines, whose time is no positive number" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["diagnose", "trial"])
+@pytest.mark.usefixtures("folder")
+def test_log_of_another_trainer_than_the_runtime_is_noted(command: str) -> None:
+    Path("run.log").write_text(log_of(5000, 900, 900))
+    given = ["--cluster=cluster.yaml", "--model=model.yaml", f"--plan={PLAN}", "--log=run.log"]
+    own = CliRunner().invoke(app, [command, *given])
+    assert "its trainer is megatron, but the prediction is of a runtime without a trainer" in own.stderr
+    other = CliRunner().invoke(app, [command, *given, "--runtime=torchtitan"])
+    assert "its trainer is megatron, but the prediction is of torchtitan; give --runtime megatron" in other.stderr
+    assert "its trainer is" not in call(command, "--log=run.log").stderr
+
+
 @pytest.mark.usefixtures("folder")
 def test_plan_of_a_choice_is_a_plan_that_estimate_reads() -> None:
     result = call("diagnose", "--seconds=0.3", "--output=json", "--plan=pp2 dp1 tp8 mb8 recompute")

@@ -15,6 +15,7 @@ from trainwright.cluster import Device
 from trainwright.exports.uniform_shape import ranks
 from trainwright.measurement.training_logs import FORMATS, MAX_NAMED, Batch, LoggedRun, read_log
 from trainwright.plan import Plan
+from trainwright.runtime_presets import runtime_presets
 from trainwright.search import Problem
 from trainwright.throughput import tokens_per_row
 from trainwright.worker_api import REPORT_MARKER, RankMemory, TrialReport, TrialSeriesReport
@@ -96,6 +97,13 @@ def logged_run(file: Path, log_format: str | None, plan: Plan, problem: Problem)
     if run.dtype is not None and run.dtype != problem.model.dtype:
         note(
             f"{file}: its weights are in {run.dtype}, but the prediction is of {problem.model.dtype}; give that as dtype"
+        )
+    if run.trainer in runtime_presets() and run.trainer != problem.runtime.trainer:
+        predicted = (
+            problem.runtime.trainer or "a runtime without a trainer (by default that of Trainwright's own worker)"
+        )
+        note(
+            f"{file}: its trainer is {run.trainer}, but the prediction is of {predicted}; give --runtime {run.trainer}"
         )
     return run
 
