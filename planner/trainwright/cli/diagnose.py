@@ -38,7 +38,9 @@ def diagnose(  # noqa: PLR0913 - a plan, its measurement, and the inputs of an e
 ) -> None:
     """Say why an iteration takes as long as it does: measured against predicted, the cause, and what it costs."""
     check_format(log, log_format)
-    if (log is None) == (seconds is None):
+    if log is not None and seconds is not None:
+        raise ValueError("give one of --log and --seconds, not both")
+    if log is None and seconds is None:
         raise ValueError("give --log, the log of the run, or --seconds of an iteration")
     answer = estimated_plan(plan_file, inputs.problem(LimitOptions(memory_headroom=0.0), is_given=True), inputs)
     problem, plan = answer.problem, answer.best.plan

@@ -121,7 +121,11 @@ def cluster(
 
     Links and prices come from data sheets, memory from what nodes report.
     """
-    if sum((bool(machine), nodes is not None, discover)) != 1:
+    sources = {"machines": bool(machine), "--from": nodes is not None, "--discover": discover}
+    *others, last = [name for name, is_given in sources.items() if is_given] or [""]
+    if others:
+        raise ValueError(f"give one of {', '.join(others)} and {last}, not {'both' if len(others) == 1 else 'several'}")
+    if not last:
         raise ValueError("give machines, for example p3.8xlarge=3, or --from, or --discover")
     port = None if network is None else network_port(network)
     if machine:

@@ -105,7 +105,7 @@ def test_plan_of_a_choice_is_a_plan_that_estimate_reads() -> None:
     ("options", "sentence"),
     [
         ((), "give --log, the log of the run, or --seconds of an iteration"),
-        (("--log=run.log", "--seconds=1"), "give --log, the log of the run, or --seconds of an iteration"),
+        (("--log=run.log", "--seconds=1"), "give one of --log and --seconds, not both"),
         (("--seconds=1", "--format=megatron"), "--format needs --log"),
         (("--log=model.yaml",), "model.yaml: holds no iteration of a trainer that is known"),
         (("--log=missing.log",), "missing.log"),
@@ -139,7 +139,7 @@ def test_trial_of_a_log_is_appended_with_the_memory_of_its_ranks() -> None:
     ("options", "sentence"),
     [
         ((), "give --report, the worker's report, or --log, the log of a trainer"),
-        (("--log=run.log", "--report=run.log"), "give --report, the worker's report, or --log, the log of a trainer"),
+        (("--log=run.log", "--report=run.log"), "give one of --report and --log, not both"),
         (("--report=run.log", "--format=megatron"), "--format needs --log"),
         (("--report=run.log",), "give the log of another trainer by --log"),
         (("--log=run.log",), "the log is of rank 40, but the plan has 16 devices"),

@@ -49,7 +49,12 @@ def test_nodes_that_are_left_out_are_named_on_standard_error(tmp_path: Path) -> 
     ("options", "refusal"),
     [
         ([], "give machines, for example p3.8xlarge=3, or --from, or --discover"),
-        (["p3.8xlarge=1", "--discover"], "give machines"),
+        (["--from=nodes.json", "--discover"], "give one of --from and --discover, not both"),
+        (["p3.8xlarge=3", "--from=nodes.json"], "give one of machines and --from, not both"),
+        (
+            ["p3.8xlarge=3", "--from=nodes.json", "--discover"],
+            "give one of machines, --from and --discover, not several",
+        ),
         (["--from", "cluster.yaml"], "cluster.yaml: cannot be read"),
         (["--from", str(ROOT / "deploy" / "examples" / "planner" / "model.yaml")], "kubectl get nodes --output json"),
         (["--from", str(NODES)], "give the rate of the network, for example --network 25Gbit"),

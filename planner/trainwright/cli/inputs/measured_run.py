@@ -55,7 +55,9 @@ class MeasuredRun:
     def file(self) -> Path:
         """File of the measurement. Raises ValueError unless exactly one is given."""
         check_format(self.log, self.log_format)
-        if (self.worker_report is None) == (self.log is None):
+        if self.worker_report is not None and self.log is not None:
+            raise ValueError("give one of --report and --log, not both")
+        if self.worker_report is None and self.log is None:
             raise ValueError("give --report, the worker's report, or --log, the log of a trainer")
         return self.worker_report or self.log or Path()
 
