@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final
 
 IGNORED: Final = frozenset(
@@ -33,6 +34,8 @@ _STRUCTURAL: Final = re.compile(
 )
 GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 """Names of GELU and of its approximations."""
+_LIKENESS: Final = 0.8
+"""Least ratio of difflib at which a key counts as misspelt: `num_decoders` is that close to `num_decoder_layers` (assumed)."""
 _NO_MODEL: Final[tuple[Any, ...]] = (None, False, 0, [], {}, "")
 
 
@@ -76,29 +79,31 @@ class Config:
         """Return a whole number. Raises ValueError where it is absent without a default, or is something else."""
         value = self.value(*names, default=default)
         if value is None:
-            raise ValueError(f"{' or '.join(names)} is missing, which {self.model_type} needs")
+            written = [near for name in names for near in _nearest(name, self._unknown())]
+            remedy = f"; did you mean {names[0]} for {written[0]}?" if written else ""
+            raise ValueError(f"{' or '.join(names)} is missing, which {self.model_type} needs{remedy}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{names[0]} must be a whole number of at least 1, got {_word(value)}")
+            raise ValueError(f"{names[0]} must be a whole number of at least 1, got {_shown(value)}")
         return value
 
     def numbers(self, *names: str, default: Iterable[int]) -> tuple[int, ...]:
         """Return a list of whole numbers."""
         value = self.value(*names, default=tuple(default))
         if not isinstance(value, list | tuple) or not all(isinstance(number, int) and number > 0 for number in value):
-            raise ValueError(f"{names[0]} must be a list of whole numbers, got {_word(value)}")
+            raise ValueError(f"{names[0]} must be a list of whole numbers, got {_shown(value)}")
         return tuple(value)
 
     def share(self, *names: str, default: float) -> float:
         """Return a number of at least 0, such as a dropout's."""
         value = self.value(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ValueError(f"{names[0]} must be a number of at least 0, got {_word(value)}")
+            raise ValueError(f"{names[0]} must be a number of at least 0, got {_shown(value)}")
         return float(value)
 
     def flag(self, *names: str, default: bool) -> bool:
         value = self.value(*names, default=default)
         if value not in (True, False):
-            raise ValueError(f"{names[0]} must be true or false, got {_word(value)}")
+            raise ValueError(f"{names[0]} must be true or false, got {_shown(value)}")
         return bool(value)
 
     def demand(self, name: str, value: Any, *others: Any, lack: str) -> None:
@@ -139,12 +144,22 @@ class Config:
             raise ValueError("a config of Hugging Face does not say how long sequences are; give --sequence-length")
         return self.tokens
 
+    def check_spelling(self) -> None:
+        """Raise ValueError for a key nobody read that is close to an absent one of the class. To be called after reading."""
+        absent = [name for name in self._read if name not in self.keys]
+        for name in self._unknown():
+            for near in _nearest(name, absent):
+                raise ValueError(f"{name}: there is no such key in {self.head}; did you mean {near}?")
+
+    def _unknown(self) -> list[str]:
+        """Return the names of the keys that nobody has read so far, and that mean something to nobody."""
+        return sorted(name for name in self.keys if name not in self._read | IGNORED)
+
     def unread(self) -> None:
         """Note the keys that nobody read: a lack where one names a part of a model, else a remark on all of them."""
-        rest = {name: value for name, value in self.keys.items() if name not in self._read | IGNORED}
-        kept = {name: value for name, value in rest.items() if value not in _NO_MODEL}
+        kept = {name: self.keys[name] for name in self._unknown() if self.keys[name] not in _NO_MODEL}
         unknown = []
-        for name, value in sorted(kept.items()):
+        for name, value in kept.items():
             if _STRUCTURAL.search(name.lower()):
                 self.lacks.append(f"{name} {_word(value)} is not known of {self.model_type}")
             else:
@@ -155,6 +170,16 @@ class Config:
     def skip(self, *names: str) -> None:
         """Leave these keys out, whatever they say."""
         self._read.update(names)
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Return the name that is closest to this one, if one is close enough."""
+    return get_close_matches(name, sorted(names), n=1, cutoff=_LIKENESS)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a refusal of its type shows it: text between quotes."""
+    return repr(_word(value)) if isinstance(value, str) else _word(value)
 
 
 def _word(value: Any) -> str:

@@ -177,7 +177,9 @@ def _rotary_part(config: Config, hidden: int, *, share: float) -> dict[str, Any]
     """Return how many values of a head are rotated, and the base of their angles; `share`: that of its class by default."""
     config.note_positions()
     scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip("rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base", "partial_rotary_factor")
+    config.skip(
+        "rope_parameters", "rope_scaling", "rope_theta", "rotary_pct", "rotary_emb_base", "partial_rotary_factor"
+    )
     if not isinstance(scaled, Mapping):
         config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
         return {}

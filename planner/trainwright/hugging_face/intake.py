@@ -63,6 +63,7 @@ def read_config(
     config = Config(keys, model_type, head, tokens, decoder_tokens)
     try:
         family = ARCHITECTURES[model_type].read(config)
+        config.check_spelling()
         config.unread()
     except ValueError as error:
         if not config.lacks:

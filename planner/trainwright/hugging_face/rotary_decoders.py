@@ -140,7 +140,7 @@ def _full_every(config: Config, kinds: Any) -> int | None:
 def _angles(config: Config, base: float) -> dict[str, Any]:
     """Return base and scaling of the rotary angles, from `rope_parameters` or from `rope_theta` and `rope_scaling` as before 5.0."""
     scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip("rope_parameters", "rope_scaling", "partial_rotary_factor")
+    config.skip("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
     if not isinstance(scaled, Mapping):
         config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
         return {}

@@ -75,6 +75,18 @@ SWIN = {
     "patch_size": 4, "image_size": 224, "id2label": {str(label): "" for label in range(1000)},
 }  # fmt: skip
 
+OF_EVERY_CLASS = {
+    "add_cross_attention": False, "bad_words_ids": None, "begin_suppress_tokens": None, "chunk_size_feed_forward": 0,
+    "cross_attention_hidden_size": None, "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "length_penalty": 1.0, "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1, "remove_invalid_values": False,
+    "repetition_penalty": 1.0, "return_dict_in_generate": False, "suppress_tokens": None, "temperature": 1.0,
+    "tf_legacy_loss": False, "tie_encoder_decoder": False, "top_k": 50, "top_p": 1.0, "torchscript": False,
+    "typical_p": 1.0, "use_bfloat16": False, "output_scores": False,
+}  # fmt: skip
+"""Keys that transformers 4 writes for every class."""
+
 
 @pytest.mark.parametrize(
     ("config", "tokens", "parameters"),
@@ -129,7 +141,7 @@ def test_parameters_are_the_published_ones_less_what_a_remark_says(config, token
         ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification: llama is planned as LlamaForCausalLM"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
-        ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number of at least 1, got '32'"),
         (QWEN | {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 12}, "max_window_layers, has full attention"),
         ({"model_type": "mistral", "architectures": None, "layer_types": ["full_attention", "sliding_attention"] * 16},
          "layer_types, or max_window_layers, has full attention elsewhere"),
@@ -486,3 +498,44 @@ def test_attention_with_alibi_stores_its_scores() -> None:
     bloom = {"model_type": "bloom", "hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880}
     assert read_config(bloom, tokens=2048).attention is Attention.STORED
     assert read_config(GPT2, tokens=1024).attention is Attention.FUSED
+
+
+MISSPELT = [
+    (LLAMA, "tie_word_embeddings", "tie_word_embedding", "LlamaForCausalLM"),
+    (
+        T5_LARGE | {"feed_forward_proj": "gated-gelu"},
+        "feed_forward_proj",
+        "feedforward_proj",
+        "T5ForConditionalGeneration",
+    ),
+    (T5_LARGE, "d_kv", "dkv", "T5ForConditionalGeneration"),
+    (T5_LARGE, "num_decoder_layers", "num_decoders", "T5ForConditionalGeneration"),
+    (NEOX | {"rotary_pct": 0.25}, "rotary_pct", "rotary_pcnt", "GPTNeoXForCausalLM"),
+    (LLAMA, "rope_theta", "rope_tetha", "LlamaForCausalLM"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "written", "head"), MISSPELT, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_misspelt_key_is_refused_with_the_one_that_its_class_has(config, name, written, head) -> None:
+    changed = {written if key == name else key: value for key, value in config.items()}
+    with pytest.raises(
+        ValueError, match=f"^config.json: {written}: there is no such key in {head}; did you mean {name}\\?$"
+    ):
+        read_config(changed, tokens=512)
+
+
+def test_a_misspelt_key_that_a_class_needs_is_named_beside_it() -> None:
+    changed = {"hiden_size" if key == "hidden_size" else key: value for key, value in LLAMA.items()}
+    with pytest.raises(ValueError, match=r"hidden_size is missing, .*; did you mean hidden_size for hiden_size\?$"):
+        read_config(changed, tokens=512)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA, QWEN, MIXTRAL, QWEN3_MOE, GEMMA3, GPT2, BERT, T5_LARGE, VIT, SWIN],
+    ids=lambda config: config["model_type"],
+)
+def test_keys_of_generation_and_of_every_class_are_not_taken_for_misspelt_ones(config) -> None:
+    read_config(OF_EVERY_CLASS | config, tokens=512)
