@@ -50,6 +50,7 @@ class Config:
         defaults: sentences on keys that are absent.
         remarks: sentences on what the family leaves out, with what that changes.
         lacks: what no family of ours has, each with what to do; if there are any, the model is refused.
+        missing: names of keys that are needed and absent, which count as 1; None: they are refused.
     """
 
     keys: Mapping[str, Any]
@@ -60,6 +61,7 @@ class Config:
     defaults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)
+    missing: list[str] | None = None
     _read: set[str] = field(default_factory=set)
 
     def has(self, *names: str) -> bool:
@@ -78,6 +80,9 @@ class Config:
     def number(self, *names: str, default: int | None = None) -> int:
         """Return a whole number. Raises ValueError where it is absent without a default, or is something else."""
         value = self.value(*names, default=default)
+        if value is None and self.missing is not None:
+            self.missing.append(names[0])
+            return 1
         if value is None:
             written = [near for name in names for near in _nearest(name, self._unknown())]
             remedy = f"; did you mean {names[0]} for {written[0]}?" if written else ""
@@ -157,15 +162,17 @@ class Config:
 
     def unread(self) -> None:
         """Note the keys that nobody read: a lack where one names a part of a model, else a remark on all of them."""
-        kept = {name: self.keys[name] for name in self._unknown() if self.keys[name] not in _NO_MODEL}
-        unknown = []
-        for name, value in kept.items():
-            if _STRUCTURAL.search(name.lower()):
-                self.lacks.append(f"{name} {_word(value)} is not known of {self.model_type}")
-            else:
-                unknown.append(name)
+        structural = self.unknown_parts()
+        for name in structural:
+            self.lacks.append(f"{name} {_word(self.keys[name])} is not known of {self.model_type}")
+        unknown = [name for name in self._unknown() if name not in structural and self.keys[name] not in _NO_MODEL]
         if unknown:
             self.remarks.append(f"not read: {', '.join(unknown)}")
+
+    def unknown_parts(self) -> list[str]:
+        """Return the names of keys that nobody has read and that name a part of a model which this one has."""
+        unknown = (name for name in self._unknown() if self.keys[name] not in _NO_MODEL)
+        return [name for name in unknown if _STRUCTURAL.search(name.lower())]
 
     def skip(self, *names: str) -> None:
         """Leave these keys out, whatever they say."""

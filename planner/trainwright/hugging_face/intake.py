@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,9 +14,11 @@ from trainwright.layer import Attention
 
 _OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 _NEAREST: Final = (
-    ("num_local_experts", "moe"), ("num_experts", "moe"), ("n_routed_experts", "moe"), ("patch_size", "vit"),
-    ("type_vocab_size", "bert"), ("rms_norm_eps", "llama"),
+    ("moe_intermediate_size", "moe", "qwen3_moe"), ("num_local_experts", "moe", "mixtral"),
+    ("num_experts", "moe", "mixtral"), ("n_routed_experts", "moe", "mixtral"), ("is_encoder_decoder", "t5", "t5"),
+    ("patch_size", "vit", "vit"), ("type_vocab_size", "bert", "bert"), ("rms_norm_eps", "llama", "llama"),
 )  # fmt: skip
+"""Keys by which an unknown model is near a family, in order, with the known model type that its keys are compared to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,8 @@ def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
             f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that; {_OTHERWISE}"
         )
     if model_type not in ARCHITECTURES:
-        near = next((family for key, family in _NEAREST if key in keys), "gpt")
         raise ValueError(
-            f"{source}: {head or 'model_type'} ({model_type}) is not known; the nearest family is {near}; use that, or {_OTHERWISE}"
+            f"{source}: {head or 'model_type'} ({model_type}) is not known; {_nearest_family(keys, model_type, head)}"
         )
     heads = ARCHITECTURES[model_type].heads
     if head and head not in heads:
@@ -101,6 +103,29 @@ def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
             f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, or {_OTHERWISE}"
         )
     return model_type, head or heads[0]
+
+
+def _nearest_family(keys: Mapping[str, Any], model_type: str, head: str) -> str:
+    """Say which family is nearest to an unknown model, what of the model has no counterpart there, and what to do."""
+    near, alike = next(((family, alike) for key, family, alike in _NEAREST if keys.get(key)), ("gpt", "gpt2"))
+    config = Config(keys, model_type, head, tokens=1, missing=[])
+    with contextlib.suppress(ValueError):  # what was read up to there suffices to tell what is left
+        ARCHITECTURES[alike].read(config)
+    rest = config.unknown_parts()
+    differences = [
+        *([f"{', '.join(rest)} {'has' if len(rest) == 1 else 'have'} no counterpart there"] if rest else []),
+        *(
+            [f"{', '.join(config.missing)} {'is' if len(config.missing) == 1 else 'are'} missing"]
+            if config.missing
+            else config.lacks
+        ),
+    ]
+    if differences:
+        return f"the nearest family is {near}, but {', and '.join(differences)}; {_OTHERWISE}"
+    return (
+        f"the nearest family is {near}; if its layers are those of {alike}, write model_type {alike} and architectures "
+        f"[{ARCHITECTURES[alike].heads[0]}], else {_OTHERWISE}"
+    )
 
 
 def _type_of(head: str) -> str:

@@ -539,3 +539,26 @@ def test_a_misspelt_key_that_a_class_needs_is_named_beside_it() -> None:
 )
 def test_keys_of_generation_and_of_every_class_are_not_taken_for_misspelt_ones(config) -> None:
     read_config(OF_EVERY_CLASS | config, tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        (T5_LARGE | {"model_type": "mt5", "is_encoder_decoder": True},
+         "t5; if its layers are those of t5, write model_type t5 and architectures [T5ForConditionalGeneration], else describe"),
+        ({"model_type": "bart", "is_encoder_decoder": True, "d_model": 768, "num_hidden_layers": 6, "encoder_layers": 6},
+         "t5, but encoder_layers, num_hidden_layers have no counterpart there, and num_heads, "),
+        ({"model_type": "mamba", "hidden_size": 768, "n_layer": 24, "vocab_size": 50280, "state_size": 16, "conv_kernel": 4},
+         "gpt, but conv_kernel, state_size have no counterpart there, and n_head is missing; describe the model as custom"),
+        (QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5632},
+         "moe, but shared_expert_intermediate_size has no counterpart there; describe the model as custom"),
+        (LLAMA | {"model_type": "nemotron", "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+         "llama, but hidden_act is relu2, but llama has SiLU; describe the model as custom"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_an_unknown_type_is_refused_with_the_nearest_family_and_what_that_lacks(config, advice) -> None:
+    with pytest.raises(ValueError, match="is not known; the nearest family is ") as refusal:
+        read_config({**config, "architectures": None}, tokens=512)
+    assert advice in str(refusal.value)
+    assert "use that" not in str(refusal.value)
