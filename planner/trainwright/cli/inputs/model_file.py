@@ -42,11 +42,11 @@ def parse_training(
     """
     data = documents.loads_plain_given(content, source=str(path))
     if not is_config(data):
+        training: Training = documents.parse(data, Training, source=str(path), absent=absent)
         if tokens is not None or decoder_tokens is not None:
             raise ValueError(
                 f"--sequence-length is for a config.json of Hugging Face; {path} says its own, leave it out"
             )
-        training: Training = documents.parse(data, Training, source=str(path), absent=absent)
         return training
     if absent is None:
         raise ValueError(f"{path}: a config.json of Hugging Face has no batch; give --global-batch-size")

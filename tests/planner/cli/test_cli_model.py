@@ -1,0 +1,35 @@
+"""Command `trainwright model`: what it refuses, and its formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainwright.cli import app
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "vocab_size": 1000,
+}  # fmt: skip
+
+
+def call(folder: Path, content: str, *options: str) -> Result:
+    file = folder / "config.json"
+    file.write_text(content)
+    return CliRunner().invoke(app, ["model", str(file), *options], env={"COLUMNS": "400"})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "expected a mapping at the top, got nothing"),
+        ("[]", "expected a mapping at the top, got a list"),
+        ("{}", "give exactly one model family"),
+    ],
+)
+def test_a_file_without_a_model_is_refused_by_what_it_is(content, sentence, tmp_path) -> None:
+    done = call(tmp_path, content, "--sequence-length", "2048")
+    assert done.exit_code == 2
+    assert sentence in done.stderr
