@@ -34,6 +34,8 @@ _STRUCTURAL: Final = re.compile(
 )
 GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 """Names of GELU and of its approximations."""
+OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
+"""Remedy for a model that no family has."""
 _LIKENESS: Final = 0.8
 """Least ratio of difflib at which a key counts as misspelt: `num_decoders` is that close to `num_decoder_layers` (assumed)."""
 _NO_MODEL: Final[tuple[Any, ...]] = (None, False, 0, [], {}, "")
@@ -63,9 +65,6 @@ class Config:
     lacks: list[str] = field(default_factory=list)
     missing: list[str] | None = None
     _read: set[str] = field(default_factory=set)
-
-    def has(self, *names: str) -> bool:
-        return any(self.keys.get(name) is not None for name in names)
 
     def value(self, *names: str, default: Any) -> Any:
         """Return the value of the first of these keys that is given, else the default of the class, which is noted."""
@@ -149,22 +148,26 @@ class Config:
             raise ValueError("a config of Hugging Face does not say how long sequences are; give --sequence-length")
         return self.tokens
 
-    def check_spelling(self) -> None:
-        """Raise ValueError for a key nobody read that is close to an absent one of the class. To be called after reading."""
-        absent = [name for name in self._read if name not in self.keys]
-        for name in self._unknown():
-            for near in _nearest(name, absent):
-                raise ValueError(f"{name}: there is no such key in {self.head}; did you mean {near}?")
-
     def _unknown(self) -> list[str]:
         """Return the names of the keys that nobody has read so far, and that mean something to nobody."""
         return sorted(name for name in self.keys if name not in self._read | IGNORED)
 
     def unread(self) -> None:
-        """Note the keys that nobody read: a lack where one names a part of a model, else a remark on all of them."""
+        """Note the keys that nobody read: a lack where some name parts of a model, else a remark on all of them.
+
+        Raises ValueError for one that is close to an absent key of the class.
+        """
+        absent = [name for name in self._read if name not in self.keys]
+        for name in self._unknown():
+            for near in _nearest(name, absent):
+                raise ValueError(f"{name}: there is no such key in {self.head}; did you mean {near}?")
         structural = self.unknown_parts()
-        for name in structural:
-            self.lacks.append(f"{name} {_word(self.keys[name])} is not known of {self.model_type}")
+        if structural:
+            parts = ", ".join(f"{name} {_word(self.keys[name])}" for name in structural)
+            self.lacks.append(
+                f"{parts} {'is' if len(structural) == 1 else 'are'} not known of {self.model_type}; leave out what changes no "
+                f"layer, or {OTHERWISE}"
+            )
         unknown = [name for name in self._unknown() if name not in structural and self.keys[name] not in _NO_MODEL]
         if unknown:
             self.remarks.append(f"not read: {', '.join(unknown)}")

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainwright.families import Family
+from trainwright.families import T5, Family
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
-from trainwright.hugging_face.config import Config
+from trainwright.hugging_face.config import OTHERWISE, Config
 from trainwright.layer import Attention
 
-_OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 _NEAREST: Final = (
     ("moe_intermediate_size", "moe", "qwen3_moe"), ("num_local_experts", "moe", "mixtral"),
     ("num_experts", "moe", "mixtral"), ("n_routed_experts", "moe", "mixtral"), ("is_encoder_decoder", "t5", "t5"),
@@ -66,7 +65,6 @@ def read_config(
     config = Config(keys, model_type, head, tokens, decoder_tokens)
     try:
         family = ARCHITECTURES[model_type].read(config)
-        config.check_spelling()
         config.unread()
     except ValueError as error:
         if not config.lacks:
@@ -75,6 +73,10 @@ def read_config(
         raise ValueError(f"{source}: {head}: {'; '.join(config.lacks)}")
     if "quantization_config" in keys:
         config.remarks.append("quantization_config is of the checkpoint; the training's number format is `dtype`")
+    if decoder_tokens is not None and not isinstance(family, T5):
+        raise ValueError(
+            f"{source}: {head} has no decoder beside an encoder, got a --decoder-sequence-length of {decoder_tokens}; leave it out"
+        )
     attention = ARCHITECTURES[model_type].attention
     return HuggingFaceModel(family, head, tuple(config.defaults), tuple(config.remarks), attention)
 
@@ -91,7 +93,7 @@ def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
     model_type = str(keys.get("model_type") or _type_of(head))
     if model_type in WITHOUT_FAMILY:
         raise ValueError(
-            f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that; {_OTHERWISE}"
+            f"{source}: {head or model_type}: {WITHOUT_FAMILY[model_type]}; no family has that; {OTHERWISE}"
         )
     if model_type not in ARCHITECTURES:
         raise ValueError(
@@ -100,7 +102,7 @@ def _class_of(keys: Mapping[str, Any], source: str) -> tuple[str, str]:
     heads = ARCHITECTURES[model_type].heads
     if head and head not in heads:
         raise ValueError(
-            f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, or {_OTHERWISE}"
+            f"{source}: {head}: {model_type} is planned as {' or '.join(heads)}; write that, or {OTHERWISE}"
         )
     return model_type, head or heads[0]
 
@@ -121,10 +123,10 @@ def _nearest_family(keys: Mapping[str, Any], model_type: str, head: str) -> str:
         ),
     ]
     if differences:
-        return f"the nearest family is {near}, but {', and '.join(differences)}; {_OTHERWISE}"
+        return f"the nearest family is {near}, but {', and '.join(differences)}; {OTHERWISE}"
     return (
         f"the nearest family is {near}; if its layers are those of {alike}, write model_type {alike} and architectures "
-        f"[{ARCHITECTURES[alike].heads[0]}], else {_OTHERWISE}"
+        f"[{ARCHITECTURES[alike].heads[0]}], else {OTHERWISE}"
     )
 
 

@@ -268,7 +268,7 @@ def moe_reader(
 
 def _head_size(config: Config, hidden: int, heads: int, absent: int | None) -> int | None:
     """Return the width of a head; None where all heads share the width of the model."""
-    if absent is None and not config.has("head_dim"):
+    if absent is None and config.keys.get("head_dim") is None:
         config.skip("head_dim")
         return None
     size = config.number("head_dim", default=absent)

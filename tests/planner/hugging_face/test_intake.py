@@ -138,7 +138,8 @@ def test_parameters_are_the_published_ones_less_what_a_remark_says(config, token
         ({"head_dim": 2.5}, "head_dim must be a whole number"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu, but llama has SiLU"),
         ({"mlp_bias": True}, "mlp_bias is true, but llama has no biases"),
-        ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama"),
+        ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama; leave out what changes no layer, or describe the model"),
+        ({"num_local_experts": 8, "q_lora_rank": 512}, "num_local_experts 8, q_lora_rank 512 are not known of llama; leave"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification: llama is planned as LlamaForCausalLM"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers must be a whole number of at least 1, got '32'"),
@@ -562,3 +563,8 @@ def test_an_unknown_type_is_refused_with_the_nearest_family_and_what_that_lacks(
         read_config({**config, "architectures": None}, tokens=512)
     assert advice in str(refusal.value)
     assert "use that" not in str(refusal.value)
+
+
+def test_tokens_of_a_decoder_are_refused_where_a_model_has_no_encoder() -> None:
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has no decoder beside an encoder, .* of 8; leave it out"):
+        read_config(LLAMA, tokens=512, decoder_tokens=8)
