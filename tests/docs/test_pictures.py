@@ -23,7 +23,7 @@ def test_folder_has_no_other_picture() -> None:
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        ("README.md", "difference.svg"),
+        ("README.md", "page.png"),
         ("README.md", "timeline.svg"),
         ("docs/index.md", "timeline.svg"),
         ("docs/index.md", "difference.svg"),
