@@ -167,7 +167,7 @@ _DEEPSPEED: Final = re.compile(rf"{_DEEPSPEED_RATE.pattern}|{_DEEPSPEED_STAGES.p
 _DEEPSPEED_PEAK: Final = re.compile(rf"(?:MaxMemAllocated=|\bMax_MA )\s*{_NUMBER}\s?GB")
 _PROGRESS: Final = re.compile(r"\b(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<[^\]]*(?:s/it|it/s)")
 _RUNTIME: Final = re.compile(rf"'train_steps_per_second': '?{_NUMBER}")
-_DESCRIPTION: Final = re.compile(r"([^\W\d][^|]*):\s+(?:\d+%\|.*)?$")
+_DESCRIPTION: Final = re.compile(r"([^\W\d][^|]*):\s+(?:\d+%.*)?$")
 _FSDP2: Final = re.compile(rf"^step \d+: {_NUMBER} s, loss ")
 _FSDP2_PEAK: Final = re.compile(rf"^step \d+: .*\bpeak {_NUMBER} GiB")
 

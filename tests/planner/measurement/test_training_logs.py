@@ -130,9 +130,10 @@ def test_bars_with_a_description_are_no_training(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "accelerate"])
-def test_log_of_bars_with_a_description_alone_is_refused(name: str | None) -> None:
+@pytest.mark.parametrize("text", [LOADING, LOADING.replace("%|██▌  |", "% Completed |")])
+def test_log_of_bars_with_a_description_alone_is_refused(name: str | None, text: str) -> None:
     with pytest.raises(ValueError, match=r"its progress bars are of `Loading checkpoint shards`, not of a training"):
-        read_log(LOADING, BATCH, name)
+        read_log(text, BATCH, name)
 
 
 def test_bars_with_a_description_do_not_hide_the_format_of_the_other_lines() -> None:
