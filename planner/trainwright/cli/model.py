@@ -16,7 +16,7 @@ from trainwright.cli.framework import command
 from trainwright.cli.inputs.document_files import content_of
 from trainwright.cli.inputs.model_file import DecoderSequenceLengthOption, SequenceLengthOption, parse_training
 from trainwright.cli.output import Format, Output, OutputOption, note, show, show_document, show_json
-from trainwright.families.fields import Doc, field_types
+from trainwright.families.fields import Doc, check_most, field_types
 from trainwright.families.resource_names import in_resource_names
 from trainwright.layer import Dtype
 from trainwright.report.model_reading import ModelReading, reading_table
@@ -65,8 +65,15 @@ def model(  # noqa: PLR0913 (options)
 
 
 def _manifest(training: Training, file: Path, content: bytes) -> dict[str, Any]:
-    """Return the TrainingPlan of a training; its annotation says of which file the fields are."""
+    """Return the TrainingPlan of a training; its annotation says of which file the fields are.
+
+    Raises ValueError for a field that is above what a TrainingPlan holds.
+    """
     family = training.family
+    try:
+        check_most(family)
+    except ValueError as error:
+        raise ValueError(f"{file}: a TrainingPlan does not hold this model: {error}") from None
     written = documents.dump(training)[family.family]
     not_offered = {
         name

@@ -67,6 +67,12 @@ class Bounds:
             )
             raise ValueError(f"{place} must {self.words.format(allowed)}, got {shown}")
 
+    def check_most(self, place: str, value: float) -> None:
+        """Raise ValueError if a number is above what a TrainingPlan holds."""
+        if value > self.most:
+            most = f"{self.most:,}" if isinstance(self.most, int) else f"{self.most:g}"
+            raise ValueError(f"{place} must {self.words.format(f'at most {most}')}, got {value}")
+
 
 @dataclass(frozen=True, slots=True)
 class Length(Bounds):
@@ -332,22 +338,29 @@ def check(noun: Any, place: Callable[[str], str] | None = None) -> None:
     `place` returns how the sentence names a field: by default with the family's tag.
     """
     for name, hint in field_types(type(noun)).items():
-        _check_bounds(place(name) if place else f"{noun.family}.{name}", hint, getattr(noun, name))
+        _check_bounds(Bounds.check, place(name) if place else f"{noun.family}.{name}", hint, getattr(noun, name))
     for rule in getattr(noun, "rules", ()):
         if not rule.check(noun):
             raise ValueError(rule.refusal(noun) if rule.refusal else f"{noun.family}: {rule.sentence}")
 
 
-def _check_bounds(place: str, hint: Any, value: Any) -> None:
+def check_most(noun: Any, *but: str) -> None:
+    """Raise ValueError in one sentence if a family's field, but for these, is above what a TrainingPlan holds."""
+    for name, hint in field_types(type(noun)).items():
+        if name not in but:
+            _check_bounds(Bounds.check_most, f"{noun.family}.{name}", hint, getattr(noun, name))
+
+
+def _check_bounds(check_bound: Callable[[Bounds, str, float], None], place: str, hint: Any, value: Any) -> None:
     if value is None:
         return
     kind, (inner, *others) = get_origin(hint), get_args(hint) or (hint,)
     if kind is Annotated:
         for bounds in others:
             if isinstance(bounds, Bounds):
-                bounds.check(place, len(value) if isinstance(bounds, Length) else value)
+                check_bound(bounds, place, len(value) if isinstance(bounds, Length) else value)
     if kind in (Annotated, Union, UnionType):  # an optional field's type stands before None
-        _check_bounds(place, inner, value)
+        _check_bounds(check_bound, place, inner, value)
     elif kind is tuple:
         for item in value:
-            _check_bounds(place, inner, item)
+            _check_bounds(check_bound, place, inner, item)

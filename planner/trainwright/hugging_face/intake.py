@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainwright.families import T5, Family
+from trainwright.families.fields import check_most
 from trainwright.hugging_face.architectures import ARCHITECTURES, WITHOUT_FAMILY
 from trainwright.hugging_face.config import OTHERWISE, Config
 from trainwright.layer import Attention
@@ -65,6 +66,7 @@ def read_config(
     config = Config(keys, model_type, head, tokens, decoder_tokens)
     try:
         family = ARCHITECTURES[model_type].read(config)
+        check_most(family, "sequence_length", "decoder_sequence_length")  # which are not of the file
         config.unread()
     except ValueError as error:
         if not config.lacks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,11 @@ def test_a_file_without_a_model_is_refused_by_what_it_is(content, sentence, tmp_
     done = call(tmp_path, content, "--sequence-length", "2048")
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_a_model_above_the_bounds_of_a_training_plan_is_refused_as_one_alone(tmp_path) -> None:
+    tokens = "--sequence-length", "2000000"
+    done = call(tmp_path, json.dumps(LLAMA), *tokens, "--training-plan")
+    assert done.exit_code == 2
+    assert "llama.sequence_length must be at most 1,048,576, got 2000000" in done.stderr
+    assert call(tmp_path, json.dumps(LLAMA), *tokens).exit_code == 0

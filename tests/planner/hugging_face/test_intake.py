@@ -138,6 +138,7 @@ def test_parameters_are_the_published_ones_less_what_a_remark_says(config, token
         ({"head_dim": 2.5}, "head_dim must be a whole number"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu, but llama has SiLU"),
         ({"mlp_bias": True}, "mlp_bias is true, but llama has no biases"),
+        ({"hidden_size": 7 * 10**15}, "llama.hidden_size must be at most 1,048,576, got 7000000000000000"),
         ({"q_lora_rank": 512}, "q_lora_rank 512 is not known of llama; leave out what changes no layer, or describe the model"),
         ({"num_local_experts": 8, "q_lora_rank": 512}, "num_local_experts 8, q_lora_rank 512 are not known of llama; leave"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification: llama is planned as LlamaForCausalLM"),
