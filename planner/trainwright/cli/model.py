@@ -50,10 +50,18 @@ def model(  # noqa: PLR0913 (options)
     batch = {"global_batch_size": global_batch_size}
     training = parse_training(content, file, sequence_length, decoder_sequence_length, absent=batch)
     if document:
-        show_document(training, Format.YAML, comment=f"{file}, read by `trainwright model`")
+        show_document(
+            training,
+            Format.JSON if output is Output.JSON else Format.YAML,
+            comment=f"{file}, read by `trainwright model`",
+        )
         return
     if training_plan:
-        typer.echo(yaml.safe_dump(_manifest(training, file, content), sort_keys=False, width=120), nl=False)
+        manifest = _manifest(training, file, content)
+        if output is Output.JSON:
+            show_json(manifest)
+        else:
+            typer.echo(yaml.safe_dump(manifest, sort_keys=False, width=120), nl=False)
         return
     if training.dtype is RequestedDtype.AUTO:
         training = training.in_format(Dtype.BFLOAT16)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from trainwright.cli import app
@@ -42,3 +43,10 @@ def test_a_model_above_the_bounds_of_a_training_plan_is_refused_as_one_alone(tmp
     assert done.exit_code == 2
     assert "llama.sequence_length must be at most 1,048,576, got 2000000" in done.stderr
     assert call(tmp_path, json.dumps(LLAMA), *tokens).exit_code == 0
+
+
+@pytest.mark.parametrize("form", ["--training-plan", "--document"])
+def test_what_is_written_is_json_where_that_is_the_output(form, tmp_path) -> None:
+    in_yaml = call(tmp_path, json.dumps(LLAMA), "--sequence-length", "16", form).stdout
+    in_json = call(tmp_path, json.dumps(LLAMA), "--sequence-length", "16", form, "--output", "json").stdout
+    assert json.loads(in_json) == yaml.safe_load(in_yaml)
