@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.hugging_face_classes import CAUSAL, HuggingFaceClass, hugging_face_class
 from trainwright.exports.launch import launch_script
 from trainwright.exports.model_values import MAX_GRADIENT_NORM
 from trainwright.exports.target import ExportFile, ExportRequest, comment, explained
@@ -36,9 +37,10 @@ class Fsdp2:
         tensor=False,
         shardings=frozenset({Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3}),
         dtypes=frozenset({Dtype.BFLOAT16, Dtype.FLOAT32}),
+        missing_families=frozenset({"trans_gan", "wide_resnet"}),
     )
     remark = (
-        f"{SCRIPT} trains on random tokens: replace batches() by your data. MODEL names the model. Pretrained weights: with PRETRAINED=1 rank 0 "
+        f"{SCRIPT} trains on random inputs: replace batches() by your data. MODEL names the model. Pretrained weights: with PRETRAINED=1 rank 0 "
         "reads them, and the others get them from there."
     )
 
@@ -63,6 +65,7 @@ def _script(request: ExportRequest) -> str:
         imports = "from torch.nn.parallel import DistributedDataParallel"
     if shape.recomputed_blocks:
         imports = f"{_RECOMPUTE}\n{imports}"
+    of_model = _class_of(request)
     return f'''{comment([f"Training by the plan, for {Fsdp2.software}; launch.sh starts it."])}import contextlib
 import importlib
 import os
@@ -78,27 +81,28 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torc
 
 
 def make_model():
-    """Return the model and its blocks. A model of yours takes input_ids and labels, and returns a dict with the loss."""
+    """Return the model and its blocks. A model of yours takes a batch of batches(), and returns a dict with the loss."""
     name = os.environ["MODEL"]
     if ":" in name:
         module, function = name.split(":")
         return getattr(importlib.import_module(module), function)()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, {of_model.name}
 
     if os.environ.get("PRETRAINED") and rank == 0:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        model = {of_model.name}.from_pretrained(name, dtype=torch.float32)
     else:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
+        model = {of_model.name}.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
     model.config.use_cache = False
-    return model, [part for part in model.modules() if type(part).__name__ in model._no_split_modules]
+    names = [name for name in model._no_split_modules if not name.endswith("Embeddings")]  # which the head may share
+    return model, [part for part in model.modules() if type(part).__name__ in names]
 
 
 def batches():
-    """Yield micro-batches of this rank: random tokens, in place of your data."""
+    """Yield micro-batches of this rank: random ones, in place of your data."""
     generator = torch.Generator().manual_seed(rank)
+    integers = lambda end, *shape: torch.randint(end, shape, generator=generator).to(device)
     while True:
-        tokens = torch.randint(VOCABULARY, (ROWS, SEQUENCE), generator=generator).to(device)
-        yield {{"input_ids": tokens, "labels": tokens}}
+        {of_model.batch}
 
 
 {_sharded(request) if is_sharded else _replicated(request)}
@@ -132,15 +136,18 @@ if __name__ == "__main__":
 '''
 
 
+def _class_of(request: ExportRequest) -> HuggingFaceClass:
+    return (None if request.model is None else hugging_face_class(request.model.family)) or CAUSAL
+
+
 def _constants(request: ExportRequest) -> str:
-    shape, model = request.shape, request.model
-    family = None if model is None else model.family
+    shape, of_model = request.shape, _class_of(request)
+    why = "yours" if of_model is CAUSAL else "model"
     return explained(
         [
             (f"ROWS = {shape.rows}", "of a micro-batch on one replica"),
             (f"MICRO_BATCHES = {shape.micro_batches}", "of an iteration"),
-            (f"SEQUENCE = {getattr(family, 'sequence_length', 1024)}", "model" if family else "yours: tokens of a row"),
-            (f"VOCABULARY = {getattr(family, 'vocabulary_size', 32000)}", "model" if family else "yours"),
+            *((f"{name} = {size}", why) for name, size in of_model.sizes),
             (f"MAX_NORM = {MAX_GRADIENT_NORM}", "to which gradients are clipped, as in every export"),
             ('STEPS = int(os.environ.get("TRAINWRIGHT_ITERATIONS", "100"))', "yours"),
         ],

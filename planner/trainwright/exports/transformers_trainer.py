@@ -11,10 +11,12 @@ from typing import Final
 
 from trainwright.exports.accelerate import FSDP, PRECISION
 from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.hugging_face_classes import hugging_face_class
 from trainwright.exports.launch import launch_script
 from trainwright.exports.model_values import MAX_GRADIENT_NORM
 from trainwright.exports.target import ExportFile, ExportRequest, explained
 from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.strategy import Sharding
 
 FSDP_FILE: Final = "fsdp_config.json"
@@ -29,24 +31,27 @@ class TransformersTrainer:
     capabilities = Capabilities(pipelines=False, tensor=False, shardings=FSDP | {Sharding.NONE})
     remark = (
         "The script is yours: SCRIPT, one that parses TrainingArguments, as transformers' examples do; arguments of launch.sh follow those "
-        "of the plan: `SCRIPT=run_clm.py bash launch.sh --model_name_or_path … --dataset_name … --do_train`. Pretrained weights: "
+        "of the plan: `SCRIPT=… bash launch.sh --model_name_or_path … --dataset_name … --do_train`. Pretrained weights: "
         "--model_name_or_path; without them --config_name."
     )
 
     def files(self, request: ExportRequest) -> tuple[ExportFile, ...]:
         before = f"arguments=(\n{explained(_arguments(request))})\n"
-        tokens = None if request.model is None else getattr(request.model.family, "sequence_length", None)
-        remarks = [*request.remarks_with_vocabulary]
-        if tokens is not None:
-            remarks.append(
-                f"The plan is for rows of {tokens} tokens: give the script that length (run_clm.py: --block_size {tokens})."
-            )
+        remarks = [*request.remarks_with_vocabulary, *([] if request.model is None else [_example(request.model)])]
         program = '"${SCRIPT:-train.py}" "${arguments[@]}" "${own[@]}"'
         before += 'own=("$@")  # yours, which follow the plan\n'
         files = [ExportFile("launch.sh", launch_script(request.ranks, program, remarks, before=before))]
         if request.shape.strategy.sharding in FSDP:
             files.append(ExportFile(FSDP_FILE, json.dumps(_fsdp(request), indent=2) + "\n"))
         return tuple(files)
+
+
+def _example(model: Model) -> str:
+    """Say which example script trains a model, and with which arguments for the sizes of a row."""
+    of_model = hugging_face_class(model.family)
+    if of_model is None:
+        return f"No example script of transformers trains {model.family.family}: SCRIPT is yours."
+    return of_model.example
 
 
 def _arguments(request: ExportRequest) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from trainwright.exports.deepspeed import config
 from trainwright.exports.launch import agents
 from trainwright.exports.megatron_arguments import layout, parallel_arguments
 from trainwright.exports.torchtitan import module_names
-from trainwright.families import T5, Bert, Gpt, Llama, Moe
+from trainwright.families import FAMILIES, T5, Bert, Family, Gpt, Llama, Moe, Swin, Vit, WideResnet
 from trainwright.families.fields import RotaryScaling
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
@@ -468,3 +468,37 @@ def test_script_of_torch_alone_is_short_and_asks_for_the_model(tmp_path: Path) -
     with pytest.raises(subprocess.CalledProcessError) as refusal:
         started(files["launch.sh"], "a", tmp_path)
     assert "MODEL: must be a folder or a name of Hugging Face" in refusal.value.stderr
+
+
+HUGGING_FACE: list[tuple[Family, str, list[str], str]] = [
+    (Gpt(2, 64, 4, sequence_length=32, vocabulary_size=100), "AutoModelForCausalLM", ["SEQUENCE = 32 "], "run_clm.py: --block_size 32"),
+    (Llama(2, 64, 4, sequence_length=32), "AutoModelForCausalLM", ["SEQUENCE = 32 "], "run_clm.py: --block_size 32"),
+    (Moe(2, 64, 4, sequence_length=32), "AutoModelForCausalLM", ["SEQUENCE = 32 "], "run_clm.py: --block_size 32"),
+    (Bert(2, 64, 4, sequence_length=32), "AutoModelForPreTraining", ['"next_sentence_label"'], "rows of 32 tokens with next_sentence"),
+    (Bert(2, 64, 4, sequence_length=32, next_sentence=False), "AutoModelForMaskedLM", ["SEQUENCE = 32 "], "run_mlm.py: --max_seq_length 32"),
+    (T5(2, 64, 4, sequence_length=32, decoder_sequence_length=8), "AutoModelForSeq2SeqLM", ["SEQUENCE = 32 ", "DECODER_SEQUENCE = 8 "],
+     "--max_source_length 32 --max_target_length 8"),
+    (T5(2, 64, 4, sequence_length=32), "AutoModelForSeq2SeqLM", ["DECODER_SEQUENCE = 32 "], "--max_target_length 32"),
+    (Vit(2, 64, 4, image_size=32, classes=10), "AutoModelForImageClassification", ["IMAGE = 32 ", "CLASSES = 10 "], "images of 32 × 32 pixels"),
+    (Swin((2, 2), 96), "AutoModelForImageClassification", ["IMAGE = 224 ", "CLASSES = 1000 "], "images of 224 × 224 pixels"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "name", "sizes", "example"), HUGGING_FACE, ids=lambda value: str(value)[:12])
+def test_hugging_face_exports_name_the_class_and_lengths_of_the_family(
+    family: Family, name: str, sizes: list[str], example: str
+) -> None:
+    plan, model = FSDP_SHAPE.plan(), Model.of(family, Dtype.BFLOAT16)
+    script = written("fsdp2", plan, model)["train_fsdp2.py"]
+    assert f"import AutoConfig, {name}\n" in script
+    assert all(size in script for size in sizes)
+    launch = " ".join(written("transformers", plan, model)["launch.sh"].replace("\n#", "").split())
+    assert example in launch
+    assert "run_clm.py" not in launch.replace(example, "")
+
+
+def test_families_without_a_class_of_hugging_face_are_yours_or_refused() -> None:
+    without = FAMILIES.keys() - {family.family for family, *_ in HUGGING_FACE}
+    assert without == {"custom"} | TARGETS["fsdp2"].capabilities.missing_families
+    launch = written("transformers", FSDP_SHAPE.plan(), Model.of(WideResnet()))["launch.sh"]
+    assert "No example script of transformers trains wide_resnet" in " ".join(launch.replace("\n#", "").split())
