@@ -161,7 +161,7 @@ def _unpriced(file: Path, target: Target, given: PriceInputs) -> PlanExport:
     optimizer, capabilities = _ASSUMED_OPTIMIZER, target.capabilities
     if training is not None:
         model, optimizer = training.in_format(dtype).model, training.optimizer
-        check_training(target, model, optimizer)
+        check_training(target, model, optimizer, plan)
         capabilities = capabilities.of(model, optimizer)
     near = replace(nearest_plan(plan, capabilities), dtype=dtype)
     return PlanExport(target, plan, near, model, optimizer, None, named, reason, states)

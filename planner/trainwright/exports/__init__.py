@@ -17,6 +17,9 @@ from trainwright.exports.torchrun import Torchrun
 from trainwright.exports.torchtitan import Torchtitan
 from trainwright.exports.transformers_trainer import TransformersTrainer
 from trainwright.exports.uniform_shape import UniformShape, shape_of
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright.training import Optimizer
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
@@ -32,6 +35,25 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 )
 """Targets by the name of `--to`."""
 
+
+def training_refusal(
+    capabilities: Capabilities, model: Model, optimizer: Optimizer, plan: Plan | None = None
+) -> str | None:
+    """Return why a trainer cannot train a model with an optimizer, and which targets can, by this plan; None if it can."""
+    missing = capabilities.missing(model, optimizer)
+    if missing is None:
+        return None
+    others = [
+        name
+        for name, target in TARGETS.items()
+        if target.capabilities.missing(model, optimizer) is None
+        and format_loss(model.dtype, target.capabilities) is None
+        and (plan is None or is_expressible(plan, target.capabilities.of(model, optimizer)))
+    ]
+    which = "take a target that has it" if plan is None else "take a target that has it and runs the plan as it is"
+    return f"{missing}; {which}: {', '.join(others[:-1])} or {others[-1]}"
+
+
 __all__ = [
     "TARGETS",
     "Capabilities",
@@ -45,4 +67,5 @@ __all__ = [
     "nearest_plan",
     "nearest_shapes",
     "shape_of",
+    "training_refusal",
 ]

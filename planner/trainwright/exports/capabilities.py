@@ -82,19 +82,16 @@ class Capabilities:
     sharded_optimizers: frozenset[Optimizer] = EVERY_OPTIMIZER
     missing_generations: frozenset[str] = frozenset()
 
-    def refusal(self, model: Model, optimizer: Optimizer) -> str | None:
-        """Return why it cannot train a model with an optimizer; None if it can."""
+    def missing(self, model: Model, optimizer: Optimizer) -> str | None:
+        """Return which part of training a model with an optimizer it lacks, as a sentence; None if it lacks none."""
         tag = model.family.family
         missing = f"{tag} models" if tag in self.missing_families else self.missing_field(model.family)
         if missing is not None:
-            return (
-                f"model: the trainer has no {missing}; take torchrun or pytorchjob, which start a script on "
-                "the plan as it is, or accelerate or deepspeed for a model in one stage"
-            )
+            return f"model: the trainer has no {missing}"
         if optimizer in self.optimizers:
             return None
         names = " and ".join(sorted(self.optimizers))
-        return f"optimizer: the trainer has {names} alone, got {optimizer}; change it, or take another trainer"
+        return f"optimizer: the trainer has {names} alone, got {optimizer}"
 
     def of(self, model: Model, optimizer: Optimizer) -> Capabilities:
         """Return the features that it has for a model and an optimizer."""

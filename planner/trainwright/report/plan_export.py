@@ -8,7 +8,7 @@ from importlib.metadata import version
 from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is_native
 from trainwright.answer import Answer, answer_of_plan
 from trainwright.answer.formats import in_format
-from trainwright.exports import Capabilities, ExportFile, ExportRequest, Target, format_loss, losses
+from trainwright.exports import Capabilities, ExportFile, ExportRequest, Target, format_loss, losses, training_refusal
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -124,7 +124,7 @@ class PlanExport:
             problem = replace(problem, limits=replace(problem.limits, expressible_by=own_formats))
         answer = answer_of_plan(problem, plan)
         original, requested = answer.best, answer.problem
-        check_training(target, requested.model, requested.optimizer)
+        check_training(target, requested.model, requested.optimizer, original.plan)
         problem = replace(
             requested, limits=requested.limits.leaving_unknown_memory(requested.runtime, requested.cluster)
         )
@@ -150,9 +150,9 @@ class PlanExport:
         )
 
 
-def check_training(target: Target, model: Model, optimizer: Optimizer) -> None:
-    """Raise ValueError for a model or an optimizer that a target lacks."""
-    if (refusal := target.capabilities.refusal(model, optimizer)) is not None:
+def check_training(target: Target, model: Model, optimizer: Optimizer, plan: Plan) -> None:
+    """Raise ValueError for a model or an optimizer that a target lacks, with the targets that run the plan."""
+    if refusal := training_refusal(target.capabilities, model, optimizer, plan):
         raise ValueError(refusal)
 
 

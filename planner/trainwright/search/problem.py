@@ -14,7 +14,7 @@ from typing import Protocol
 from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
-from trainwright.exports.capabilities import Capabilities
+from trainwright.exports import Capabilities, training_refusal
 from trainwright.layer import Dtype
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.operator_shardings import SpanSpecs
@@ -211,7 +211,7 @@ class Problem:
                 f"{self.least_rows_words}, but the global batch has {self.global_batch_size}; use a larger one"
             )
         trainer = self.limits.expressible_by
-        if trainer is not None and (refusal := trainer.refusal(self.model, self.optimizer)) is not None:
+        if trainer is not None and (refusal := training_refusal(trainer, self.model, self.optimizer)):
             raise NoFeasiblePlan(refusal)
         keep, layers = self.preference.keep, len(self.model.layers)
         if keep is not None and keep.model_layers != layers:

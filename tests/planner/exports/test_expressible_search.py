@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from exported_shapes import SHAPE
 
-from trainwright.exports import TARGETS, is_expressible
+from trainwright.exports import TARGETS, is_expressible, training_refusal
 from trainwright.families import Gpt, Llama
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import (
     Candidate,
@@ -91,7 +94,7 @@ def test_search_refuses_an_optimizer_that_the_trainer_lacks(make_problem: Callab
 def test_search_refuses_a_model_that_the_trainer_lacks(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     trainer = replace(TARGETS["torchtitan"].capabilities, missing_families=frozenset({problem.model.family.family}))
-    with pytest.raises(NoFeasiblePlan, match="model: the trainer has no gpt models; take torchrun or pytorchjob"):
+    with pytest.raises(NoFeasiblePlan, match="model: the trainer has no gpt models; take a target that has it: "):
         replace(problem, limits=replace(problem.limits, expressible_by=trainer))
 
 
@@ -105,7 +108,9 @@ def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(
     problem = make_problem()
     assert isinstance(problem.model.family, Gpt)
     changed = Model.of(replace(problem.model.family, **changes))
-    with pytest.raises(NoFeasiblePlan, match=f"model: the trainer has no {field}; take torchrun"):
+    with pytest.raises(
+        NoFeasiblePlan, match=f"model: the trainer has no {field}; take a target that has it: torchtitan, "
+    ):
         limited(replace(problem, model=changed), "megatron")
 
 
@@ -114,9 +119,24 @@ def test_search_refuses_a_field_that_the_trainer_has_no_argument_for(
 )
 def test_megatron_has_no_argument_for_fields_of_gemma(field: str, value: object) -> None:
     gemma = Llama(4, 64, 4, 32, **{field: value})  # type: ignore[arg-type]
-    refusal = TARGETS["megatron"].capabilities.refusal(Model.of(gemma), "adam")
+    refusal = TARGETS["megatron"].capabilities.missing(Model.of(gemma), "adam")
     assert refusal is not None
-    assert refusal.startswith(f"model: the trainer has no llama.{field} {value};")
+    assert refusal == f"model: the trainer has no llama.{field} {value}"
+
+
+def test_refusal_names_every_target_that_runs_the_plan_and_the_model() -> None:
+    sized = {"layers": 4, "hidden_size": 64, "heads": 4, "sequence_length": 32, "vocabulary_size": 96}
+    model = Model.of(Gpt(**sized, parallel_residual=True), Dtype.BFLOAT16)  # type: ignore[arg-type]
+    megatron, plan = TARGETS["megatron"].capabilities, SHAPE.plan()
+    refusals = [training_refusal(megatron, model, "adam", each) for each in (None, plan)]
+    named = [set(re.split(", | or ", (refusal or "").split(": ")[-1])) for refusal in refusals]
+    assert named[0] == TARGETS.keys() - {"megatron"}
+    assert named[1] == {
+        name
+        for name, target in TARGETS.items()
+        if name != "megatron" and is_expressible(plan, target.capabilities.of(model, "adam"))
+    }
+    assert named[1] < named[0]
 
 
 def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:
