@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -22,6 +23,9 @@ CPU_PREFIX = "cpu-"
 """Prefix of accelerators that are threads of a machine's own CPU, which compute in float32 and communicate by gloo."""
 MAX_DEVICES = 4096
 """Maximum number of devices; a larger cluster is taken for a mistake."""
+
+_CONTROLS: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of control and format characters, lone surrogates and ends of lines and paragraphs."""
 
 
 def is_cpu(accelerator: str) -> bool:
@@ -90,6 +94,7 @@ class Accelerator:
     power_watts: float | None = None
 
     def __post_init__(self) -> None:
+        _check_name("an accelerator", self.name)
         if self.memory_bytes <= 0:
             raise ValueError(f"accelerator {self.name} needs memory_bytes above 0, got {self.memory_bytes}")
         if self.price_per_hour is not None and self.price_per_hour < 0:
@@ -148,8 +153,7 @@ class Node:
     price_per_hour: Annotated[float | None, Field(exclude_if=lambda value: value is None)] = None
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a node needs a name, got an empty one")
+        _check_name("a node", self.name)
         if self.devices < 1:
             raise ValueError(f"node {self.name} needs at least one device, got {self.devices}; leave it out instead")
         if self.price_per_hour is not None and self.price_per_hour < 0:
@@ -185,6 +189,14 @@ def stream_bytes_per_second(port: Port | Link) -> float:
     """Return the bandwidth of a single stream, at most that of several together."""
     flow, bandwidth = port.flow_bytes_per_second, reached_bytes_per_second(port)
     return bandwidth if flow is None else min(flow, bandwidth)
+
+
+def _check_name(whose: str, name: str) -> None:
+    """Raise ValueError for a name that a table or a script cannot show on one line."""
+    if not name.strip():
+        raise ValueError(f"{whose} needs a name, got {ascii(name) if name else 'an empty one'}")
+    if any(unicodedata.category(character) in _CONTROLS for character in name):
+        raise ValueError(f"{whose} needs a name on one line without control characters, got {name!a}; remove them")
 
 
 def _check_speed(port: Port | Link, whose: str = "") -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from trainwright import documents
 from trainwright.cli import app
 from trainwright.cluster import Cluster
+from trainwright.documents import DocumentError
 
 ROOT = Path(__file__).resolve().parents[3]
 NODES = ROOT / "deploy" / "examples" / "planner" / "nodes.json"
@@ -31,6 +32,24 @@ def test_nodes_are_read_from_a_file_or_standard_input(given: list[str]) -> None:
     assert result.exit_code == 0, result.output
     cluster = documents.loads(result.stdout, Cluster)
     assert [(node.name, node.devices) for node in cluster.nodes] == [("a100-1", 8), ("a100-2", 8), ("t4-1", 4)]
+
+
+@pytest.mark.parametrize("name", ["x\ny", "x\n", "x\ty", "x\u2028y", " ", "\u00a0"])
+@pytest.mark.parametrize(("list_name", "whose"), [("nodes", "a node"), ("accelerators", "an accelerator")])
+def test_names_that_take_no_line_of_text_are_refused(name: str, list_name: str, whose: str) -> None:
+    fields = {
+        "accelerators": [{"name": "T4", "memory_bytes": 1}],
+        "nodes": [{"name": "a", "accelerator": "T4", "devices": 1}],
+    }
+    fields[list_name][0]["name"] = name
+    with pytest.raises(DocumentError, match=f"{whose} needs a name.*, got '"):
+        documents.parse(fields, Cluster)
+
+
+def test_machine_in_words_needs_a_name_on_one_line() -> None:
+    result = runner.invoke(app, ["cluster", "x\ny=4xT4"])
+    assert result.exit_code == 2, result.output
+    assert "a name on one line" in " ".join(result.output.split())
 
 
 def test_nodes_that_are_left_out_are_named_on_standard_error(tmp_path: Path) -> None:
