@@ -88,11 +88,11 @@ def make_model():
         return getattr(importlib.import_module(module), function)()
     from transformers import AutoConfig, {of_model.name}
 
+    config = AutoConfig.from_pretrained(name, use_cache=False)
     if os.environ.get("PRETRAINED") and rank == 0:
-        model = {of_model.name}.from_pretrained(name, dtype=torch.float32)
+        model = {of_model.name}.from_pretrained(name, config=config, dtype=torch.float32)
     else:
-        model = {of_model.name}.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
-    model.config.use_cache = False
+        model = {of_model.name}.from_config(config, dtype=torch.float32)
     names = [name for name in model._no_split_modules if not name.endswith("Embeddings")]  # which the head may share
     return model, [part for part in model.modules() if type(part).__name__ in names]
 
