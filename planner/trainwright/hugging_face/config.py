@@ -38,6 +38,8 @@ OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 """Remedy for a model that no family has."""
 _LIKENESS: Final = 0.8
 """Least ratio of difflib at which a key counts as misspelt: `num_decoders` is that close to `num_decoder_layers` (assumed)."""
+_LIKENESS_TO_GIVEN: Final = 0.9
+"""The same beside a key that is given: `attention_out_bias` beside `attention_bias` is a key of its own, 0.875 alike (assumed)."""
 _NO_MODEL: Final[tuple[Any, ...]] = (None, False, 0, [], {}, "")
 
 
@@ -155,11 +157,11 @@ class Config:
     def unread(self) -> None:
         """Note the keys that nobody read: a lack where some name parts of a model, else a remark on all of them.
 
-        Raises ValueError for one that is close to an absent key of the class.
+        Raises ValueError for one that is close to a key of the class.
         """
         absent = [name for name in self._read if name not in self.keys]
         for name in self._unknown():
-            for near in _nearest(name, absent):
+            for near in _nearest(name, absent) or _nearest(name, self._read, likeness=_LIKENESS_TO_GIVEN):
                 raise ValueError(f"{name}: there is no such key in {self.head}; did you mean {near}?")
         structural = self.unknown_parts()
         if structural:
@@ -182,9 +184,9 @@ class Config:
         self._read.update(names)
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
+def _nearest(name: str, names: Iterable[str], *, likeness: float = _LIKENESS) -> list[str]:
     """Return the name that is closest to this one, if one is close enough."""
-    return get_close_matches(name, sorted(names), n=1, cutoff=_LIKENESS)
+    return get_close_matches(name, sorted(names), n=1, cutoff=likeness)
 
 
 def _shown(value: Any) -> str:

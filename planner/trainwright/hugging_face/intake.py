@@ -16,6 +16,7 @@ from trainwright.layer import Attention
 _NEAREST: Final = (
     ("moe_intermediate_size", "moe", "qwen3_moe"), ("num_local_experts", "moe", "mixtral"),
     ("num_experts", "moe", "mixtral"), ("n_routed_experts", "moe", "mixtral"), ("is_encoder_decoder", "t5", "t5"),
+    ("num_decoder_layers", "t5", "t5"),
     ("patch_size", "vit", "vit"), ("type_vocab_size", "bert", "bert"), ("rms_norm_eps", "llama", "llama"),
 )  # fmt: skip
 """Keys by which an unknown model is near a family, in order, with the known model type that its keys are compared to."""

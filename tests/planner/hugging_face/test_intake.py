@@ -528,6 +528,12 @@ def test_a_misspelt_key_is_refused_with_the_one_that_its_class_has(config, name,
         read_config(changed, tokens=512)
 
 
+def test_a_misspelt_key_is_refused_beside_the_right_one_but_no_key_that_is_less_alike() -> None:
+    with pytest.raises(ValueError, match="tie_word_embedding: there is no such key"):
+        read_config(LLAMA | {"tie_word_embedding": True}, tokens=512)
+    read_config(LLAMA | {"attention_bias": False, "attention_out_bias": False}, tokens=512)
+
+
 def test_a_misspelt_key_that_a_class_needs_is_named_beside_it() -> None:
     changed = {"hiden_size" if key == "hidden_size" else key: value for key, value in LLAMA.items()}
     with pytest.raises(ValueError, match=r"hidden_size is missing, .*; did you mean hidden_size for hiden_size\?$"):
@@ -546,6 +552,7 @@ def test_keys_of_generation_and_of_every_class_are_not_taken_for_misspelt_ones(c
 @pytest.mark.parametrize(
     ("config", "advice"),
     [
+        (T5_LARGE | {"model_type": "mt5"}, "t5; if its layers are those of t5, write model_type t5"),
         (T5_LARGE | {"model_type": "mt5", "is_encoder_decoder": True},
          "t5; if its layers are those of t5, write model_type t5 and architectures [T5ForConditionalGeneration], else describe"),
         ({"model_type": "bart", "is_encoder_decoder": True, "d_model": 768, "num_hidden_layers": 6, "encoder_layers": 6},
