@@ -114,6 +114,14 @@ class LimitOptions:
             note(
                 f"only plans that {trainer} can run, the trainer of --runtime; `--expressible-by {ANY_TRAINER}` lifts that"
             )
+        elif runtime.trainer is not None and target.preset not in (
+            None,
+            target_of("trainer of --runtime", runtime.trainer).preset,
+        ):
+            note(
+                f"only plans that {trainer} can run, but priced as {runtime.trainer} runs them, the trainer of --runtime; "
+                f"`--runtime {target.preset}` prices {trainer}"
+            )
         return target.capabilities
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from trainwright import documents
 from trainwright.cli import app
+from trainwright.cli.limit_options import LimitOptions
 from trainwright.cli.options import runtime_of
 from trainwright.documents import dumps
 from trainwright.exports import TARGETS, is_expressible
@@ -117,3 +118,21 @@ def test_runtime_of_a_trainer_limits_a_search_to_its_plans(options, is_limited, 
     assert is_expressible(best, TARGETS["megatron"].capabilities) or not is_limited
     assert ("unlimited_seconds" in found) == is_limited
     assert ("only plans that megatron can run" in answer.stderr) == is_limited
+
+
+@pytest.mark.parametrize(
+    ("runtime", "trainer", "is_noted"),
+    [
+        ("torchtitan", "megatron", True),
+        ("megatron", "megatron", False),
+        ("accelerate", "fsdp2", False),
+        ("torchtitan", "torchrun", False),
+        ("trainwright", "megatron", False),
+    ],
+)
+def test_plans_of_a_trainer_that_another_one_prices_are_noted(runtime, trainer, is_noted, capsys, make_problem):
+    LimitOptions(expressible_by=trainer).limits(runtime_presets()[runtime].runtime, make_problem().cluster)
+    said = " ".join(capsys.readouterr().err.split())
+    expected = f"only plans that {trainer} can run, but priced as {runtime} runs them"
+    assert (expected in said) == is_noted
+    assert bool(said) == is_noted
