@@ -118,7 +118,8 @@ def export(
     if into is None:
         for export_file in files:
             show(f"# ==> {export_file.name} <==", export_file.text, wraps=False)
-    show(*plan_export.remark.sentences, *plan_export.format_sentences, to_error=into is None)
+    said = (plan_export.remark.sentences, plan_export.length_sentences, plan_export.format_sentences)
+    show(*(sentence for part in said for sentence in part), to_error=into is None)
     if plan_export.price is not None:
         others = [] if target.capabilities.every_plan else [_SEARCH.format(to=to)]
         lines = sentences(

@@ -47,7 +47,7 @@ class Capabilities:
         partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
         schedules: of several stages. With one stage the micro-batches follow one another, which is 1F1B.
         fewer_micro_batches: there may be fewer micro-batches than stages.
-        tied_stages: the stages of a model may share a weight, as those with tied embeddings do.
+        tied_stages: the stages of a model may share a weight, as those with tied embeddings and every T5 do.
         unstaged_families: names of the families of models that it cannot divide into stages.
         missing_stages: why there are no stages, where there are none.
         missing_families: names of the families of models that it does not have.
@@ -98,7 +98,9 @@ class Capabilities:
         capabilities, family = self, model.family.family
         if self.pipelines and model.owners and not self.tied_stages:
             capabilities = replace(
-                capabilities, pipelines=False, missing_stages="it has none of models with tied embeddings"
+                capabilities,
+                pipelines=False,
+                missing_stages="it has none of models whose layers share a weight, such as an embedding",
             )
         if self.pipelines and family in self.unstaged_families:
             capabilities = replace(capabilities, pipelines=False, missing_stages=f"it has none of {family}")

@@ -9,6 +9,7 @@ from trainwright.accelerators import best_format, data_sheet, has_data_sheet, is
 from trainwright.answer import Answer, answer_of_plan
 from trainwright.answer.formats import in_format
 from trainwright.exports import Capabilities, ExportFile, ExportRequest, Target, format_loss, losses, training_refusal
+from trainwright.families import T5
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -65,6 +66,18 @@ class PlanExport:
         if written is None:
             return ["The plan states no number format; neither does a model (--model), so it is yours."]
         return [f"The plan states no number format; it is written in {written}: {self.dtype_reason}."]
+
+    @property
+    def length_sentences(self) -> list[str]:
+        """Sentence on the tokens of a row, which a plan does not state; empty for a model without them."""
+        family = None if self.model is None else self.model.family
+        tokens = getattr(family, "sequence_length", None)
+        if tokens is None:
+            return []
+        decoder = f" and {family.decoder_tokens} of the decoder" if isinstance(family, T5) else ""
+        return [
+            f"It is for rows of {tokens} tokens{decoder}, by --sequence-length or the model file; the plan states none."
+        ]
 
     @property
     def missing_kernels(self) -> list[str]:

@@ -250,6 +250,14 @@ dtype: bfloat16
 """Model of 14 layers, as MODEL has with its embedding and its head."""
 
 
+def test_export_says_for_which_sequence_length_it_is(folder: Path) -> None:
+    result = export(folder, "--to", "megatron", "--model", "model.yaml")
+    assert "It is for rows of 64 tokens, by --sequence-length or the model file; the plan states none." in words(
+        result.stderr
+    )
+    assert "--seq-length 64" in result.stdout
+
+
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 def test_export_refuses_a_model_that_the_trainer_lacks(folder: Path, target: str) -> None:
     (folder / "model.yaml").write_text(CUSTOM)

@@ -150,7 +150,7 @@ def test_stages_are_no_loss_but_where_the_trainer_cannot_tie_their_weights() -> 
     )
     assert losses(EVEN, capabilities.of(Model.of(untied, Dtype.BFLOAT16), "adam")) == ()
     (loss,) = losses(EVEN, capabilities.of(Model.of(tied, Dtype.BFLOAT16), "adam"))
-    assert loss == "2 pipeline stages: it has none of models with tied embeddings"
+    assert loss == "2 pipeline stages: it has none of models whose layers share a weight, such as an embedding"
     assert losses(EVEN, TARGETS["megatron"].capabilities.of(Model.of(tied, Dtype.BFLOAT16), "adam")) == ()
 
 
