@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
 from trainwright.document_kind import document
@@ -49,14 +49,18 @@ def format_algorithm(mapping: LoopMapping) -> str:
 
 def parse_algorithm(algorithm: str) -> LoopMapping:
     """Return the loop that each mesh dimension shards. Raise ValueError for anything that `format_algorithm` does not write."""
-    choices = [None, *Loop]
-    for mapping in ((first, second) for first in choices for second in choices):
-        if format_algorithm(mapping) == algorithm:
-            return mapping
-    raise ValueError(
-        f"algorithm: expected loops with the mesh dimensions that shard them, as in 'batch→0 out→1', or {REPLICATED!r}, "
-        f"got {algorithm!r}"
-    )
+    mapping = _MAPPINGS.get(algorithm)
+    if mapping is None:
+        raise ValueError(
+            f"algorithm: expected loops with the mesh dimensions that shard them, as in 'batch→0 out→1', or {REPLICATED!r}, "
+            f"got {algorithm!r}"
+        )
+    return mapping
+
+
+_MAPPINGS: Final[dict[str, LoopMapping]] = {
+    format_algorithm(mapping): mapping for mapping in product((None, *Loop), repeat=2)
+}
 
 
 def parse_spec(spec: str) -> tuple[tuple[int, ...], ...]:
