@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from itertools import accumulate
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+from operator import add
 
 from trainwright.cost.collectives import Nodes
 from trainwright.cost.context import CostContext, KnownStages
@@ -104,23 +104,10 @@ class _StageCosts:
             cost, owned, entering = self._layer(layer, entering)
             costs.append(cost)
             shared = add_state(shared, owned)
-        *_, total = accumulate(costs)
+        added = reduce(add, costs)
         overcount = float(shared_weight_overcount(self.context.model)[self.specs.first, self.specs.end])
-        state = add_state(total.state, shared, -overcount)
-        once = AssignmentCost(
-            total.total.seconds,
-            total.total.iteration_seconds,
-            total.total.state_bytes - overcount * shared.total,
-            total.total.activation_bytes,
-        )
-        return OperatorStageCosts(
-            once,
-            total.forward_compute_seconds,
-            total.backward_compute_seconds,
-            total.resharding_seconds,
-            total.update_seconds,
-            state,
-        )
+        once = replace(added.total, state_bytes=added.total.state_bytes - overcount * shared.total)
+        return replace(added, total=once, state=add_state(added.state, shared, -overcount))
 
     @cached_property
     def _prices(self) -> MeshCosts:
