@@ -52,23 +52,8 @@ def on_subclusters(
     """
     _check_prices(problem)
     largest, *others = subclusters(problem, max_subclusters)
-    subproblems = [largest, *sorted(others, key=lambda part: len(part.devices))]
-    candidates: list[Candidate] = []
-    infeasible: NoFeasiblePlan | None = None
-    for number, subproblem in enumerate(subproblems):
-        if candidates and control.expired():
-            break
-        least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
-        share = control.part(2 if number == 0 else len(subproblems) - number)
-        try:
-            candidates += search(
-                subproblem, replace(share, report=_report_share(control, number, len(subproblems), least)), top
-            )
-        except NoFeasiblePlan as error:
-            infeasible = infeasible or error
-    if infeasible is not None and not candidates:
-        raise infeasible
-    return candidates
+    parts = [largest, *sorted(others, key=lambda part: len(part.devices))]
+    return _search_parts(search, parts, control, top, lambda number: 2 if number == 0 else len(parts) - number)
 
 
 def on_subclusters_in_time(
@@ -85,23 +70,40 @@ def on_subclusters_in_time(
     largest, *others = [(subcluster, _price_bound(subcluster)) for subcluster in subclusters(problem, max_subclusters)]
     bounded = [largest, *sorted(others, key=_promise)]
     most = problem.limits.row_seconds * problem.global_batch_size
+
+    def is_left_out(number: int, candidates: Sequence[Candidate]) -> bool:
+        subproblem, bound = bounded[number]
+        prices = [_price(candidate) for candidate in candidates if candidate.estimate.iteration_seconds <= most]
+        return bool(prices) and (bound >= min(prices) or _bound_seconds(subproblem) > most)
+
+    parts = [subproblem for subproblem, _ in bounded]
+    return _search_parts(search, parts, control, top, lambda number: min(len(parts) - number, 4), is_left_out)
+
+
+def _search_parts(  # noqa: PLR0913, PLR0917 - a search, what it searches, and in which order and shares
+    search: Search,
+    parts: Sequence[Problem],
+    control: SearchControl,
+    top: int | None,
+    budget_parts: Callable[[int], float],
+    is_left_out: Callable[[int, Sequence[Candidate]], bool] = lambda _number, _candidates: False,
+) -> list[Candidate]:
+    """Return the search's candidates on the parts of a cluster, in their order.
+
+    Once there are candidates, parts after the end of the budget are left out. `budget_parts`: one in how many parts of the
+    remaining budget the n-th part of the cluster takes. `is_left_out`: whether it need not be searched, by the candidates so far.
+    """
     candidates: list[Candidate] = []
     infeasible: NoFeasiblePlan | None = None
-    for number, (subproblem, bound) in enumerate(bounded):
+    for number, part in enumerate(parts):
         if candidates and control.expired():
             break
-        cheapest = min(
-            (_price(candidate) for candidate in candidates if candidate.estimate.iteration_seconds <= most),
-            default=math.inf,
-        )
-        if cheapest < math.inf and (bound >= cheapest or _bound_seconds(subproblem) > most):
+        if is_left_out(number, candidates):
             continue
         least = min((candidate.estimate.iteration_seconds for candidate in candidates), default=None)
-        share = control.part(min(len(bounded) - number, 4))
+        share = replace(control.part(budget_parts(number)), report=_report_share(control, number, len(parts), least))
         try:
-            candidates += search(
-                subproblem, replace(share, report=_report_share(control, number, len(bounded), least)), top
-            )
+            candidates += search(part, share, top)
         except NoFeasiblePlan as error:
             infeasible = infeasible or error
     if infeasible is not None and not candidates:
