@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from trainwright.families import Gpt
 from trainwright.families.fields import ROTARY_BASE
 from trainwright.hugging_face.config import GELU, Config
+from trainwright.hugging_face.rotary_keys import note_scaling, rotary_keys, scaling_kind
 
 
 def read_gpt2(config: Config) -> Gpt:
@@ -176,19 +176,12 @@ def _demand_widths(config: Config, hidden: int, key: str) -> None:
 def _rotary_part(config: Config, hidden: int, *, share: float) -> dict[str, Any]:
     """Return how many values of a head are rotated, and the base of their angles; `share`: that of its class by default."""
     config.note_positions()
-    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip(
-        "rope_parameters", "rope_scaling", "rope_theta", "rotary_pct", "rotary_emb_base", "partial_rotary_factor"
-    )
-    if not isinstance(scaled, Mapping):
-        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
+    given = rotary_keys(config, "rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
+    if given is None:
         return {}
-    given = Config({**config.keys, **scaled}, config.model_type, config.head, config.tokens)
     base = given.share("rope_theta", "rotary_emb_base", default=ROTARY_BASE)
     turned = given.share("partial_rotary_factor", "rotary_pct", default=share)
     config.defaults += given.defaults
-    kind = scaled.get("rope_type", scaled.get("type", "default"))
-    if kind != "default":
-        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
+    note_scaling(config, scaling_kind(given))
     size = hidden // config.number("n_head", "num_attention_heads")
     return {"rotary_size": int(size * turned), "rotary_base": base}

@@ -9,11 +9,10 @@ from typing import Any, Final, Literal
 from trainwright.families import Family, Llama, Moe
 from trainwright.families.fields import RotaryScaling
 from trainwright.hugging_face.config import Config
+from trainwright.hugging_face.rotary_keys import FULL, WINDOWED, note_scaling, rotary_keys, scaling_kind
 
 SILU: Final = ("silu", "swish")
 GELU_BY_TANH: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-WINDOWED, FULL = "sliding_attention", "full_attention"
-"""Kinds of blocks in `layer_types`."""
 _PATTERN: Final = "sliding_window_pattern", "_sliding_window_pattern"
 
 
@@ -54,12 +53,11 @@ class RotaryDecoder:
     def fields(self, config: Config, family: str) -> dict[str, Any]:
         """Return the fields that `llama` and `moe` share."""
         hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-        if self.has_geglu:
-            config.demand("hidden_act", "gelu", *GELU_BY_TANH, lack=f"{family} has GELU by tanh, or SiLU")
-            config.demand("hidden_activation", *GELU_BY_TANH, lack=f"{family} has GELU by tanh, or SiLU")
-        else:
-            config.demand("hidden_act", *SILU, lack=f"{family} has SiLU")
-            config.demand("hidden_activation", *SILU, lack=f"{family} has SiLU")
+        names, lack = (
+            (GELU_BY_TANH, f"{family} has GELU by tanh, or SiLU") if self.has_geglu else (SILU, f"{family} has SiLU")
+        )
+        config.demand("hidden_act", *(("gelu",) if self.has_geglu else ()), *names, lack=lack)
+        config.demand("hidden_activation", *names, lack=lack)
         config.note_positions()
         layers, biases = config.number("num_hidden_layers"), config.value("attention_bias", default=None)
         if biases:
@@ -138,20 +136,13 @@ def _full_every(config: Config, kinds: Any) -> int | None:
 
 
 def _angles(config: Config, base: float) -> dict[str, Any]:
-    """Return base and scaling of the rotary angles, from `rope_parameters` or from `rope_theta` and `rope_scaling` as before 5.0."""
-    scaled = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    config.skip("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
-    if not isinstance(scaled, Mapping):
-        config.lacks.append(f"rope_scaling is {scaled}, which is no mapping")
+    """Return base and scaling of the rotary angles."""
+    given = rotary_keys(config, "rope_theta")
+    if given is None:
         return {}
-    if isinstance(scaled.get(FULL), Mapping):  # by kind of block, as in Gemma 3
-        scaled = scaled[FULL]
-    given = Config(
-        {"rope_theta": config.keys.get("rope_theta"), **scaled}, config.model_type, config.head, config.tokens
-    )
     fields: dict[str, Any] = {"rotary_base": given.share("rope_theta", default=base)}
     config.defaults += given.defaults
-    kind = scaled.get("rope_type", scaled.get("type", "default"))
+    kind = scaling_kind(given)
     if kind == "linear":
         fields["rotary_scaling"] = RotaryScaling("linear", given.share("factor", default=1.0))
     elif kind == "llama3":
@@ -162,8 +153,8 @@ def _angles(config: Config, base: float) -> dict[str, Any]:
             given.share("high_freq_factor", default=4.0),
             given.number("original_max_position_embeddings", default=8192),
         )
-    elif kind != "default":
-        config.remarks.append(f"scaling {kind} of rotary angles is left out, which changes neither time nor memory")
+    else:
+        note_scaling(config, kind)
     turned = given.share("partial_rotary_factor", default=0.0) or config.keys.get("partial_rotary_factor", 1.0)
     if turned != 1.0:
         config.remarks.append(f"partial_rotary_factor {turned} is left out: all values of a head are rotated")
@@ -191,7 +182,7 @@ def llama_reader(
 
 def _multipliers(config: Config, fields: dict[str, Any]) -> dict[str, Any]:
     """Return Granite's factors, but for those that change nothing."""
-    size = fields["head_size"] or fields["hidden_size"] // fields["heads"]
+    size = _width_of_head(fields)
     scale = config.share("attention_multiplier", default=1.0)
     factors = {
         "embedding_multiplier": config.share("embedding_multiplier", default=1.0),
@@ -215,7 +206,7 @@ def gemma_reader(
         fields = rotary.fields(config, "llama")
         config.demand("use_bidirectional_attention", False, lack="llama's attention is causal")
         config.note_dropout("attention_dropout")
-        size = fields["head_size"] or fields["hidden_size"] // fields["heads"]
+        size = _width_of_head(fields)
         scored = config.number("query_pre_attn_scalar", default=256) if block_norms else size
         score_cap = _soft_cap(config, "attn_logit_softcapping", score_soft_cap)
         if score_cap is not None:
@@ -264,6 +255,12 @@ def moe_reader(
         )
 
     return read
+
+
+def _width_of_head(fields: Mapping[str, Any]) -> int:
+    """Return the width of a head by the fields of a family."""
+    width: int = fields["head_size"] or fields["hidden_size"] // fields["heads"]
+    return width
 
 
 def _head_size(config: Config, hidden: int, heads: int, absent: int | None) -> int | None:
