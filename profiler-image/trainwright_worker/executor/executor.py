@@ -113,7 +113,8 @@ class PlanExecutor:
         self.stage_ranks = self.plan_ranks.stage_of(self.rank)
         self.pipeline = plan.pipelines[self.stage_ranks.pipeline]
         has_operators = self.stage_ranks.operators is not None
-        parts = (
+        make_builder = OperatorStageBuilder if has_operators else StageBuilder
+        builder = make_builder(
             model,
             self.family_layers,
             self.plan_ranks,
@@ -122,9 +123,6 @@ class PlanExecutor:
             self.device,
             self._collectives,
             self.beat,
-        )
-        builder: OperatorStageBuilder | StageBuilder = (
-            OperatorStageBuilder(*parts) if has_operators else StageBuilder(*parts)
         )
         self.stage = builder.build(training.seed)
         self.optimizer: Optimizer = (

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.flat_parameter import FlatParameter, MeshCopies, ShardGroup, Weight, WeightBox
 from trainwright_worker.executor.gradient_reduction import FullTiedReduction, Reduction, make_group_reduction
 from trainwright_worker.executor.optimizer import SquaredNorm
 from trainwright_worker.executor.parameter_groups import TiedParameterGroup, tied_parameter_groups
-from trainwright_worker.executor.plan_ranks import MESH_DIMENSIONS, PlanRanks, Ranks, RunRanks, StageRanks
-from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.executor.stage_module import TORCH_DTYPES, ParameterUse, RankLayer, StageModule
+from trainwright_worker.executor.plan_ranks import MESH_DIMENSIONS, RunRanks, StageRanks
+from trainwright_worker.executor.stage_module import (
+    TORCH_DTYPES,
+    ParameterUse,
+    RankLayer,
+    RankStageBuilder,
+    StageModule,
+)
 from trainwright_worker.initial_weights import (
     DeferredWeights,
     InitialValues,
     NormalBox,
     NormalWeight,
-    deferred_weights,
 )
-from trainwright_worker.layers.layer import FamilyLayers, SharedWeights
+from trainwright_worker.layers.layer import SharedWeights
 from trainwright_worker.layers.operators.layouts import EVERYWHERE, REPLICATED, Layout, part_of
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer, StageEnd
 from trainwright_worker.layers.operators.operator_tensors import ROWS
 from trainwright_worker.layers.operators.placed_weights import PlacedWeight
 from trainwright_worker.layers.operators.resharding import Mesh
-from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
+from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +78,8 @@ class _TiedPart:
     summed: tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class OperatorStageBuilder:
-    """Builder of a rank's stage on a mesh.
-
-    Attributes:
-        collectives: returns the collectives of some ranks, given in the order of their parts.
-        beat: called with a description whenever a weight is drawn.
-    """
-
-    model: Model
-    family: FamilyLayers
-    plan_ranks: PlanRanks
-    rank: int
-    groups: ProcessGroups
-    device: torch.device
-    collectives: Callable[[Ranks], Collectives]
-    beat: Callable[[str], None]
-
-    def build(self, seed: int) -> StageModule:
-        with deferred_weights(self.device) as initial_weights:
-            return self._build(seed, initial_weights)
-
-    @property
-    def _stage(self) -> StageRanks:
-        return self.plan_ranks.stage_of(self.rank)
+class OperatorStageBuilder(RankStageBuilder):
+    """Builder of a stage on a mesh."""
 
     def _build(self, seed: int, initial_weights: DeferredWeights) -> StageModule:
         initial = dict[nn.Parameter, InitialValues]()

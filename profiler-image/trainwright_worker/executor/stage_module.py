@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from trainwright_worker.executor.parameter_groups import (
     parameter_groups,
     tied_parameter_groups,
 )
-from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, StageRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.initial_weights import DeferredWeights, deferred_weights
 from trainwright_worker.layers import tensor_parallel
@@ -137,7 +138,7 @@ class StageModule:
 
 
 @dataclass(frozen=True)
-class StageBuilder:
+class RankStageBuilder(ABC):
     """Builder of a rank's stage.
 
     Attributes:
@@ -158,6 +159,18 @@ class StageBuilder:
         with deferred_weights(self.device) as initial_weights:
             return self._build(seed, initial_weights)
 
+    @property
+    def _stage(self) -> StageRanks:
+        return self.plan_ranks.stage_of(self.rank)
+
+    @abstractmethod
+    def _build(self, seed: int, initial_weights: DeferredWeights) -> StageModule:
+        """Make the layers, their flat parameters and reductions."""
+
+
+class StageBuilder(RankStageBuilder):
+    """Builder of a stage whose layers are split by degrees."""
+
     def _supports_sequence_parallel(self, layer: int, module: Layer) -> bool:
         """Return whether a layer can run sequence parallel: its tensor degree must divide the sequence lengths around it."""
         if not module.supports_sequence_parallel or module.shard.degree == 1:
@@ -167,7 +180,7 @@ class StageBuilder:
         return all(sequence % module.shard.degree == 0 for sequence, *_ in shapes)
 
     def _build(self, seed: int, initial_weights: DeferredWeights) -> StageModule:
-        stage = self.plan_ranks.stage_of(self.rank)
+        stage = self._stage
         modules: dict[int, Layer] = {}
         shared_weights: dict[object, SharedWeights] = {}
         parameter_uses: dict[int, list[ParameterUse]] = {layer: [] for layer in range(stage.first, stage.end)}
@@ -310,7 +323,7 @@ class StageBuilder:
 
     def _squared_norm(self, flat_parameter: FlatParameter, run: RunRanks) -> SquaredNorm:
         position = run.position_of(self.rank)
-        is_first = self.plan_ranks.stage_of(self.rank).pipeline == 0
+        is_first = self._stage.pipeline == 0
         counts = is_first and (flat_parameter.shard_group.sharding is not Sharding.NONE or position.replica == 0)
         return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor_rank == 0)
 
