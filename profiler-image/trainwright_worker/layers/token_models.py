@@ -318,20 +318,19 @@ class RotaryLayers(NextTokenLayers, ABC):
         self.family = family
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
-        kind = self.kinds[layer]
+        kind, family = self.kinds[layer], self.family
         if kind not in {EMBEDDING, HEAD}:
             return self.block(layer, seed, shard)
         vocabulary, hidden = VocabularySlice(shard, self.vocabulary), self.hidden[1]
-        is_tied = self.family.tied_embeddings
+        is_tied = family.tied_embeddings
         if is_tied:
             table = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
         else:
             table = vocabulary.table(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, hidden))
         if kind == EMBEDDING:
             embedding = TiedTokenEmbedding if is_tied else TokenEmbedding
-            return embedding(table, vocabulary, multiplier=self.family.embedding_multiplier)
+            return embedding(table, vocabulary, multiplier=family.embedding_multiplier)
         head = TiedRmsHead if is_tied else RmsHead
-        family = self.family
         return head(
             table,
             vocabulary,

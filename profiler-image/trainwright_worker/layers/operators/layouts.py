@@ -121,15 +121,14 @@ def conversion_steps(shape: MeshShape, sizes: tuple[int, ...], source: Layout, t
             for placement in (*sorted(axes), REPLICATED, COPIED):
                 step = Step(dimension, layout[dimension], placement)
                 after = (placement, layout[1]) if dimension == 0 else (layout[0], placement)
-                if _is_possible(shape, sizes, layout, step) and _is_even(shape, sizes, after):
+                if _is_possible(shape, layout, step) and _is_even(shape, sizes, after):
                     pushed += 1
                     added = _bytes(shape, layout, step) + _bytes(shape, after, step.gradient)
                     heapq.heappush(queue, (cost + added + 1e-6, pushed, after, (*steps, step)))
     raise ValueError(f"no conversion from layout {source} to {target} of a tensor of sizes {sizes} on a mesh {shape}")
 
 
-def _is_possible(shape: MeshShape, sizes: tuple[int, ...], layout: Layout, step: Step) -> bool:
-    del sizes
+def _is_possible(shape: MeshShape, layout: Layout, step: Step) -> bool:
     if step.source in {step.target, COPIED} or shape[step.dimension] == 1:
         return False
     inner = layout[1] if step.dimension == 0 and shape[1] > 1 else REPLICATED
