@@ -216,18 +216,19 @@ GateActivation = Annotated[
     Doc("Activation of the feed-forward's gate; gelu is its approximation by tanh (Gemma). Absent: silu."),
     OMITTED_NONE,
 ]
+_Factor = Annotated[float, Bounds(0, 10**6)]
 EmbeddingMultiplier = Annotated[
-    Annotated[float, Bounds(0, 10**6)] | None,
+    _Factor | None,
     Doc("Factor of the token embedding; in Gemma the square root of hidden_size. Absent: 1."),
     OMITTED_NONE,
 ]
 ResidualMultiplier = Annotated[
-    Annotated[float, Bounds(0, 10**6)] | None,
+    _Factor | None,
     Doc("Factor of what each branch of a block adds (Granite). Absent: 1."),
     OMITTED_NONE,
 ]
 LogitsMultiplier = Annotated[
-    Annotated[float, Bounds(0, 10**6)] | None,
+    _Factor | None,
     Doc("Factor of the logits, of which Granite's logits_scaling is the inverse. Absent: 1."),
     OMITTED_NONE,
 ]
@@ -237,7 +238,7 @@ LogitsSoftCap = Annotated[
     OMITTED_NONE,
 ]
 AttentionScale = Annotated[
-    Annotated[float, Bounds(0, 10**6)] | None,
+    _Factor | None,
     Doc("Factor of attention's scores, which changes neither time nor memory. Absent: 1 / √head_size."),
     OMITTED_NONE,
 ]
