@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 from tensor_group import Thread, passes, run_group, whole_gradients
+from varied_families import VARIED_FAMILIES
 
 from trainwright import families
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
@@ -19,45 +20,12 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
     Gpt(2, 32, 4, 12, 50),
-    Gpt(1, 32, 4, 12, 50, activation="relu"),
-    Gpt(1, 32, 4, 12, 50, rotary_size=4, parallel_residual=True, tied_embeddings=False),
-    Gpt(1, 32, 4, 12, 50, rotary_size=8, parallel_residual=True, shared_norm=True, key_value_heads=2, biases=False),
-    Gpt(1, 32, 4, 12, 50, key_value_heads=2, tied_embeddings=False),
     Llama(2, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 12, 50, intermediate_size=24, tied_embeddings=True),
-    Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),
-    Llama(1, 32, 4, 12, 50, intermediate_size=24, key_value_heads=2, query_key_value_bias=True),
-    Llama(2, 32, 4, 12, 50, 24, 2, attention_window=5, full_attention_every=2),
-    Llama(
-        2,
-        20,
-        4,
-        12,
-        50,
-        24,
-        2,
-        6,
-        query_key_norm=True,
-        tied_embeddings=True,
-        attention_window=5,
-        full_attention_every=2,
-        block_norms="both",
-        activation="gelu",
-        embedding_multiplier=4.5,
-        logits_soft_cap=3.0,
-        attention_scale=0.3,
-        window_rotary_base=100.0,
-    ),
-    Llama(1, 32, 4, 12, 50, 24, 2, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
-    Llama(1, 32, 4, 12, 50, 24, embedding_multiplier=12.0, residual_multiplier=0.22, logits_multiplier=0.25),
-    Moe(2, 32, 4, 12, 50, experts=3, expert_every=2, intermediate_size=48, attention_window=5),
     Bert(2, 32, 4, 12, 50),
     Bert(1, 32, 4, 12, 50, intermediate_size=40, token_types=3, next_sentence=False),
     T5(2, 32, 4, 12, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),
     T5(1, 32, 4, 5, 50, decoder_sequence_length=9, position_buckets=8, tied_embeddings=False),
-    T5(1, 20, 4, 12, 50, decoder_sequence_length=6, intermediate_size=24, head_size=6, gated=True),
-    Moe(2, 32, 4, 12, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
-    Moe(2, 32, 4, 12, 50, experts=6, experts_per_token=1, expert_every=2, intermediate_size=48, gated=False),
     Moe(1, 32, 4, 12, 50, experts=3, experts_per_token=3, intermediate_size=48, tied_embeddings=True),
     Moe(1, 32, 4, 12, 50, experts=3, intermediate_size=48, head_size=10, query_key_norm=True),
     Vit(2, 32, 4, 32, 8, classes=10),
@@ -67,6 +35,7 @@ FAMILIES = (
     WideResnet(50, 2, "both", 4, 64, classes=10),
     WideResnet(50, 3, "second", 4, 32, channels=1, classes=10),
     TransGan((1, 1, 0, 1), 64, 4, 4, 16, window_size=8),
+    *VARIED_FAMILIES,
 )
 ROWS = 3
 

@@ -9,8 +9,9 @@ import torch
 from kept_bytes import beside, kept
 from tensor_group import Meeting, Thread
 from torch.nn import functional
+from varied_families import VARIED_FAMILIES
 
-from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Gpt, Llama, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_worker.layers import image_models
@@ -19,49 +20,17 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
     Gpt(1, 32, 4, 12, 50),
-    Gpt(1, 32, 4, 12, 50, activation="relu"),
-    Gpt(1, 32, 4, 12, 50, rotary_size=4, parallel_residual=True, tied_embeddings=False),
-    Gpt(1, 32, 4, 12, 50, rotary_size=8, parallel_residual=True, shared_norm=True, key_value_heads=2, biases=False),
-    Gpt(1, 32, 4, 12, 50, key_value_heads=2, tied_embeddings=False),
     Llama(1, 32, 4, 12, 50, intermediate_size=56, key_value_heads=2),
-    Llama(1, 20, 4, 12, 50, intermediate_size=24, key_value_heads=2, head_size=6, query_key_norm=True),
-    Llama(1, 32, 4, 12, 50, intermediate_size=24, key_value_heads=2, query_key_value_bias=True),
-    Llama(2, 32, 4, 12, 50, 24, 2, attention_window=5, full_attention_every=2),
-    Llama(
-        2,
-        20,
-        4,
-        12,
-        50,
-        24,
-        2,
-        6,
-        query_key_norm=True,
-        tied_embeddings=True,
-        attention_window=5,
-        full_attention_every=2,
-        block_norms="both",
-        activation="gelu",
-        embedding_multiplier=4.5,
-        logits_soft_cap=3.0,
-        attention_scale=0.3,
-        window_rotary_base=100.0,
-    ),
-    Llama(1, 32, 4, 12, 50, 24, 2, query_key_norm=True, query_key_norm_over="width", block_norms="after"),
-    Llama(1, 32, 4, 12, 50, 24, embedding_multiplier=12.0, residual_multiplier=0.22, logits_multiplier=0.25),
-    Moe(2, 32, 4, 12, 50, experts=3, expert_every=2, intermediate_size=48, attention_window=5),
     Bert(1, 32, 4, 12, 50, intermediate_size=40),
     Bert(1, 32, 4, 12, 50, next_sentence=False),
     T5(1, 32, 4, 12, 50, decoder_sequence_length=6, intermediate_size=48),
     T5(1, 32, 4, 5, 50, decoder_sequence_length=9, tied_embeddings=False),
-    T5(1, 20, 4, 12, 50, decoder_sequence_length=6, intermediate_size=24, head_size=6, gated=True),
-    Moe(2, 32, 4, 12, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
-    Moe(2, 32, 4, 12, 50, experts=6, experts_per_token=1, expert_every=2, intermediate_size=48, gated=False),
     Vit(1, 32, 4, 32, 8, classes=10),
     Swin((2, 2, 1), 32, (4, 4, 8), image_size=32, patch_size=2, window_size=4, classes=10),
     WideResnet(50, 2, "both", 8, 64, classes=10),
     WideResnet(50, 3, "second", 4, 32, classes=10),
     TransGan((1, 1, 0, 1), 64, 2, 4, 16, window_size=8),
+    *VARIED_FAMILIES,
 )
 FEW, MANY = 2, 6
 
