@@ -123,7 +123,7 @@ class Gpt:
         attend, feed = self._attention(attention), self._feed_forward()
         if not self.parallel_residual:
             return all_reduced_segment(*attend, elements=elements), all_reduced_segment(*feed, elements=elements)
-        # What both branches read is saved once, by the first that reads it.
+        # Both branches read the same tensor; the operator that reads it first saves it, once.
         norm, product, *rest = feed
         if self.shared_norm:
             feed = (replace(product, saved_elements_per_row=0.0), *rest)

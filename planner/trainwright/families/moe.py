@@ -96,7 +96,7 @@ class Moe:
     norm_epsilon: NormEpsilon = None
     balance_loss_weight: BalanceLossWeight = None
     family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
-    # What a Llama may have beyond.
+    # Fields of Llama that a mixture does not have; the code that both share reads them.
     query_key_norm_over: ClassVar[None] = None
     block_norms: ClassVar[None] = None
     activation: ClassVar[None] = None

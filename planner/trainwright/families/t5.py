@@ -58,9 +58,9 @@ class T5:
     """T5: RMSNorm, no biases, and one embedding for encoder and decoder.
 
     By default T5 1.0, with a ReLU in its feed-forward, whose final projection is the embedding. T5 1.1 and Flan-T5 are `gated`, and
-    their projection is not tied. The encoder's blocks share one table of relative positions, and so do the decoder's. After the encoder a boundary
-    has two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and passes on.
-    A row is one pair of sequences.
+    their projection is not tied. The encoder's blocks share one table of relative positions, and so do the decoder's. After the
+    encoder a boundary has two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and
+    passes on. A row is one pair of sequences.
     """
 
     layers: Annotated[int, Bounds(1, 512, limit=MAX_LAYERS), Doc("Blocks of the encoder.")]

@@ -39,7 +39,7 @@ OTHERWISE: Final = "describe the model as custom (`trainwright describe`)"
 _LIKENESS: Final = 0.8
 """Least ratio of difflib at which a key counts as misspelt: `num_decoders` is that close to `num_decoder_layers` (assumed)."""
 _LIKENESS_TO_GIVEN: Final = 0.9
-"""The same beside a key that is given: `attention_out_bias` beside `attention_bias` is a key of its own, 0.875 alike (assumed)."""
+"""Least ratio where the right key is given, too: `attention_out_bias` is 0.875 alike to `attention_bias`, but another key (assumed)."""
 _NO_MODEL: Final[tuple[Any, ...]] = (None, False, 0, [], {}, "")
 
 

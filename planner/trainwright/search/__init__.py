@@ -95,8 +95,8 @@ def run(
 
     Without a preference, `auto`'s candidates are ordered over the band of the estimates' error. With `top`, plans of one shape
     that the estimate does not tell apart are one candidate (`drop_equivalent`), half of `auto`'s may be the best plans of
-    other kinds (`with_other_kinds`), and the last of Alpa's may be one with shardings of operators, or without (`with_both_shardings`). If both time and cost are the objective, return their Pareto front; preferences do not
-    apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or,
+    other kinds (`with_other_kinds`), and the last of Alpa's may be one with shardings of operators, or without
+    (`with_both_shardings`). If both time and cost are the objective, return their Pareto front; preferences do not apply to it. Plans that do not end the run of the limits in time are left out. Raises ValueError for an unknown search or,
     if cost is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible or none ends in time.
     """
     _check_known(planner)

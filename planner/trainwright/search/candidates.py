@@ -177,8 +177,8 @@ def plan_shape(plan: Plan) -> Hashable:
     """Return a key that is equal for plans whose iteration times are practically equal.
 
     It holds the schedule, the micro-batches, how many stages have which degrees and algorithms of operators, the strongest
-    sharding, and whether anything is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers and devices, the rows by
-    replica, and how many layers are sharded or recomputed.
+    sharding, and whether anything is recomputed. Left out are the order of the stages and of the degrees in a stage, their layers
+    and devices, the rows by replica, and how many layers are sharded or recomputed.
     """
     return _shape_without_savings(plan), tuple(map(_savings, plan.pipelines))
 

@@ -22,7 +22,7 @@ _ASSUMED_BYTES: Final = 2_000_000_000
 without tensor degrees (https://github.com/eth-easl/sailor). On A100 a communicator holds 0.54 to 0.69 GB of buffers
 (NVIDIA/nccl#964), and there are two, of stages and of replicas."""
 _ASSUMED_BYTES_BY_GENERATION: Final = {"volta": 1_000_000_000, "turing": 600_000_000}
-"""The same on older GPUs: 0.4 GB of context with PyTorch's kernels, measured on a p3.8xlarge (pytorch/pytorch#20532), and two
+"""Bytes on older GPUs: 0.4 GB of context with PyTorch's kernels, measured on a p3.8xlarge (pytorch/pytorch#20532), and two
 communicators. Their buffers grow with the number of channels, thus with the bandwidth between GPUs (NVIDIA/nccl#864): V100s have
 half of an A100's NVLink, and over PCIe a peer took 0.11 GB (NVIDIA/nccl#34). That T4 and RTX have no NVLink is assumed."""
 

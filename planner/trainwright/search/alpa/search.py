@@ -74,7 +74,7 @@ class _Search:
     control: SearchControl
     spans: StageSpans
     runs_operators: bool = False
-    """Whether plans may hold shardings of operators."""
+    """Whether candidates are plans with shardings of operators, too."""
     candidates: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
     """Least T of Eq. 2 so far."""
