@@ -86,7 +86,7 @@ def measure_cluster(bench: Bench, shape: ClusterConfig, setting: TrialScenario) 
     """Measure the scenario's links, and collectives of its model's sizes."""
     order = LinkTask(
         gang(shape, setting.nodes, deadline_seconds=600.0), repeats=7, collective_bytes=collective_sizes(setting.model),
-        collective_seconds=60.0,
+        collective_seconds=60.0, all_to_all=True,
     )  # fmt: skip
     report = bench.run(order)
     assert isinstance(report, LinkReport)

@@ -28,20 +28,30 @@ class ComputeRatio:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRatios:
-    """Ratios of measured collectives over several nodes to undisturbed rings on their links; at least 1.
+    """Ratios of measured collectives over several nodes to undisturbed rings, or messages, on their links; at least 1.
 
     Within a node little is lost. A library may move more than a ring does: PyTorch's gloo reduces everything where each
     rank needs only its shard.
+
+    Attributes:
+        all_to_all: None where it was not measured: that of all-gathers then stands for it.
     """
 
     all_reduce: float = 1.0
     all_gather: float = 1.0
     reduce_scatter: float = 1.0
+    all_to_all: Annotated[float | None, OMITTED_NONE] = None
 
     def __post_init__(self) -> None:
-        for name in ("all_reduce", "all_gather", "reduce_scatter"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"the ratio of {name} must be at least 1, got {getattr(self, name)}")
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            ratio = getattr(self, name)
+            if ratio is not None and ratio < 1:
+                raise ValueError(f"the ratio of {name} must be at least 1, got {ratio}")
+
+    @property
+    def exchange(self) -> float:
+        """Ratio of all-to-alls."""
+        return self.all_gather if self.all_to_all is None else self.all_to_all
 
 
 IDEAL_RINGS = CollectiveRatios()

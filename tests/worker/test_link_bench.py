@@ -11,7 +11,7 @@ import pytest
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.worker_api import LinkReport, LinkTask
 from trainwright_worker.gang.errors import WorkerError
-from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets, message_numel
+from trainwright_worker.measure.collective_bench import concurrent_group_sets, message_numel
 from trainwright_worker.measure.link_bench import TimedMessage, fitted_bandwidth
 from trainwright_worker.measure.pair_rounds import all_slot_rounds
 from trainwright_worker.measure.slot_streams import SlotStream, links_with_all_slots
@@ -24,7 +24,9 @@ SIZES = (4_096, 65_536, 1_048_576, 8_388_608)
 @pytest.mark.timed
 @pytest.mark.timeout(120)
 def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> None:
-    order = LinkTask(make.gang(2, 1), repeats=1, collective_bytes=SIZES, collective_seconds=4.0, overlap=True)
+    order = LinkTask(
+        make.gang(2, 1), repeats=1, collective_bytes=SIZES, collective_seconds=4.0, overlap=True, all_to_all=True
+    )
     outcome = worker.local(order)
     assert outcome.code == 0, outcome.errors
     (report,) = outcome.reports
@@ -37,7 +39,7 @@ def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> No
         uses == 1 for uses in Counter((x.members, x.collective, x.message_bytes) for x in report.collectives).values()
     )
     found = {(one.members, one.collective): [] for one in report.collectives}
-    assert set(found) == {(members, kind) for members in groups for kind in COLLECTIVE_KINDS}
+    assert set(found) == {(members, kind) for members in groups for kind in order.collectives}
     for one in report.collectives:
         found[one.members, one.collective].append(one)
         assert one.samples >= 1
@@ -85,7 +87,7 @@ def test_sizes_beyond_the_time_are_left_out_and_emulated_devices_have_no_overlap
     assert outcome.code == 0, outcome.errors
     (report,) = outcome.reports
     assert [(one.collective, one.message_bytes) for one in report.collectives] == [
-        (kind, 1_024) for kind in COLLECTIVE_KINDS
+        (kind, 1_024) for kind in order.collectives
     ]
     assert report.overlaps == ()
 
@@ -101,6 +103,12 @@ def test_sizes_beyond_the_time_are_left_out_and_emulated_devices_have_no_overlap
 )
 def test_groups_of_a_stage_have_no_device_in_common(make, devices, expected) -> None:
     assert concurrent_group_sets(make.gang(*devices)) == expected
+
+
+def test_all_to_alls_are_measured_where_the_task_says_so(make) -> None:
+    plain = LinkTask(make.gang(2))
+    assert plain.collectives == ("all_reduce", "all_gather", "reduce_scatter")
+    assert replace(plain, all_to_all=True).collectives == (*plain.collectives, "all_to_all")
 
 
 def test_every_member_has_an_equal_part_of_a_message() -> None:

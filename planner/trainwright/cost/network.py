@@ -65,6 +65,11 @@ class Network:
     _flows: dict[Edge, float] = field(default_factory=dict)
 
     @property
+    def inside_link_ratio(self) -> float:
+        """Achieved over stated bandwidth inside nodes."""
+        return self.link_ratio if self.inside_ratio is None else self.inside_ratio
+
+    @property
     def supports_hierarchical_rings(self) -> bool:
         """Return whether collectives may reduce inside nodes first: NCCL does, gloo (under emulation) does not."""
         return not self.cluster.is_emulated
@@ -105,7 +110,7 @@ class Network:
         return port_figures
 
     def _ratio(self, edge: Edge) -> float:
-        return self.link_ratio if edge[0] != edge[1] or self.inside_ratio is None else self.inside_ratio
+        return self.link_ratio if edge[0] != edge[1] else self.inside_link_ratio
 
     def flow_bytes_per_second(self, edge: Edge) -> float:
         """Return the achieved bytes per second of a single stream."""

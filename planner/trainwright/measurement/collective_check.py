@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainwright.cluster import Cluster
+from trainwright.cost.all_to_all import all_to_all
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Network
 from trainwright.model import Model
@@ -52,7 +53,7 @@ class CollectiveCheck:
 
 
 def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> CollectiveRatios:
-    """Return by kind measured over ideal ring seconds, summed over its collectives across several nodes.
+    """Return by kind measured over ideal seconds, summed over its collectives across several nodes.
 
     At least 1. Raises ValueError for members that the cluster lacks.
     """
@@ -97,7 +98,8 @@ def _compare(
 
 
 def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
-    ring = collectives.all_reduce((tuple(device.node for device in time.members),))
+    groups = (tuple(device.node for device in time.members),)
+    ring = collectives.all_reduce(groups)
     match time.collective:
         case "all_reduce":
             return ring.seconds(time.message_bytes)
@@ -105,6 +107,8 @@ def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
             return ring.all_gather_seconds(time.message_bytes)
         case "reduce_scatter":
             return ring.reduce_scatter_seconds(time.message_bytes)
+        case "all_to_all":
+            return all_to_all(groups, collectives.network).seconds(time.message_bytes) * ring.ratios.exchange
 
 
 LARGEST_STEP = 16

@@ -79,6 +79,7 @@ class LinkTask:
         pairs: node pairs to measure, each once in either order; None: all pairs.
         collective_bytes: full message sizes of collectives to measure, ascending; empty: none.
         collective_seconds: approximate limit for all collectives together; sizes that would exceed it are left out.
+        all_to_all: also measure all-to-alls, which convert tensors between operators that are sharded each in its own way.
         overlap: also measure how much computation slows down during communication.
         overlap_dtype: number format of that computation on a GPU, whose formats run on different units.
         message_bytes: the largest grows on real devices until a message lasts long enough to time.
@@ -92,10 +93,16 @@ class LinkTask:
     collective_seconds: float = 20.0
     overlap: bool = False
     overlap_dtype: Dtype = Dtype.FLOAT32
+    all_to_all: Annotated[bool, OMITTED_DEFAULT] = False
     kind: Literal["links"] = "links"
 
+    @property
+    def collectives(self) -> tuple[CollectiveKind, ...]:
+        """Kinds of collectives that are measured at every size."""
+        return ("all_reduce", "all_gather", "reduce_scatter", *(("all_to_all",) if self.all_to_all else ()))
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,8 @@ class CollectiveTime:
 
     Attributes:
         members: in rank order.
-        message_bytes: full message: the input of each member of an all-reduce or reduce-scatter, the output of an
-            all-gather.
+        message_bytes: full message: the input of each member of an all-reduce, a reduce-scatter or an all-to-all, the output
+            of an all-gather.
         seconds: median of the slowest member's times.
     """
 

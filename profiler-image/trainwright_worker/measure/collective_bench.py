@@ -21,7 +21,6 @@ from trainwright_worker.gang.watchdog import Watchdog
 
 Ranks = tuple[int, ...]
 
-COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 _MAX_REPEATS = 50
 _VALUE_BYTES = 4
 _MAX_TIME_SHARE = 0.1
@@ -38,14 +37,14 @@ def measure_collectives(
     watchdog.beat("making the groups of the collectives")
     own_times: list[CollectiveTime] = []
     group_sets = concurrent_group_sets(task.gang)
-    measurement_count = max(len(group_sets) * len(COLLECTIVE_KINDS) * len(task.collective_bytes), 1)
+    measurement_count = max(len(group_sets) * len(task.collectives) * len(task.collective_bytes), 1)
     for group_set in group_sets:
         process_groups = {ranks: make_group(task.gang, ranks) for ranks in group_set}
         barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 timed_group = TimedGroup(ranks, group, device)
-                for kind in COLLECTIVE_KINDS:
+                for kind in task.collectives:
                     watchdog.beat(f"measuring {kind} of {len(ranks)} devices")
                     own_times += _measure_collective(
                         task, timed_group, kind, task.collective_seconds / measurement_count
@@ -157,3 +156,6 @@ def collective_operation(kind: CollectiveKind, group: TimedGroup, numel: int) ->
             return lambda: all_gather_single(whole, part, group=group.group)
         case "reduce_scatter":
             return lambda: reduce_scatter_single(part, whole, group=group.group)
+        case "all_to_all":
+            received = torch.empty_like(whole)
+            return lambda: dist.all_to_all_single(received, whole, group=group.group)

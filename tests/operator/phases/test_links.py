@@ -257,6 +257,13 @@ def test_collectives_of_the_model_are_measured_compared_and_reported() -> None:
     assert off.collective_bytes == ()
 
 
+def test_all_to_alls_are_measured_when_plans_may_shard_operators() -> None:
+    alpa = {"planner": "Alpa"}
+    assert order_of(World(spec=spec_of(search=alpa)), "links").all_to_all
+    assert not order_of(World(), "links").all_to_all
+    assert not order_of(World(spec=spec_of(search=alpa, links={"collectives": False})), "links").all_to_all
+
+
 def test_overlap_slowdown_is_measured_on_real_devices_and_used_by_the_search() -> None:
     emulated = World()
     assert not order_of(emulated, "links").overlap

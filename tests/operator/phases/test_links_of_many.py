@@ -20,7 +20,7 @@ from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.phases.links import main_gang
 from trainwright_worker.gang.rank_assignment import gang_devices
-from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets
+from trainwright_worker.measure.collective_bench import concurrent_group_sets
 
 RACK = "topology.kubernetes.io/rack"
 
@@ -102,7 +102,7 @@ def whole_report(order: LinkTask) -> LinkReport:
         CollectiveTime(kind, tuple(devices[rank] for rank in ranks), size, 1 / 3000, 50)
         for stage in concurrent_group_sets(order.gang)
         for ranks in stage
-        for kind in COLLECTIVE_KINDS
+        for kind in order.collectives
         for size in order.collective_bytes
     )
     overlaps = tuple(Overlap(one.name, 4 / 3) for one in order.gang.nodes)
@@ -111,7 +111,8 @@ def whole_report(order: LinkTask) -> LinkReport:
 
 @pytest.mark.parametrize(("nodes", "letters"), [(12, 10), (40, 30), (40, 120), (12, 253)])
 def test_collective_sizes_are_limited_by_the_report_size(nodes: int, letters: int) -> None:
-    world = World(nodes=named(nodes, letters, rack=nodes), spec=spec_of(links={"allPairsUpToNodes": 40}))
+    spec = spec_of(links={"allPairsUpToNodes": 40}, search={"planner": "Alpa"})
+    world = World(nodes=named(nodes, letters, rack=nodes), spec=spec)
     order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     sizes = collective_sizes(model_from_spec(world.spec))
     assert set(order.collective_bytes) <= set(sizes)
@@ -125,7 +126,7 @@ def test_report_length_is_near_its_estimate() -> None:
     order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     places = [(one.name, one.slots) for one in order.gang.nodes]
     expected = links_bytes(all_pairs(name for name, _ in places))
-    expected += collective_report_bytes(places, len(order.collective_bytes))
+    expected += collective_report_bytes(places, len(order.collectives) * len(order.collective_bytes))
     assert 0.85 * expected < len(documents.dumps(whole_report(order))) < expected
 
 

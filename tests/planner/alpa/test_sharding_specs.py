@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from trainwright.cost.operators.sharding_specs import (
     LAYOUTS,
     Axis,
+    LinearSeconds,
     Resharding,
     all_gather,
     all_gathers,
     all_reduce,
+    all_to_all,
     device_shares,
     format_spec,
     layout_number,
@@ -106,7 +108,16 @@ def test_measured_ratios_scale_each_collective_on_its_dimension():
         assert collective(slow, dimensions).of(1e6) == pytest.approx(ratio * collective(MESH, dimensions).of(1e6))
     exchanged = layout_number(ROW, R), layout_number(COLUMN, R)
     seconds = [Resharding(mesh).seconds(*map(np.array, exchanged), 1e6) for mesh in (MESH, slow)]
-    assert seconds[1] == pytest.approx(3.0 * seconds[0])  # all-to-alls take the ratio of all-gathers
+    assert seconds[1] == pytest.approx(3.0 * seconds[0])  # all-to-alls that were not measured take that of all-gathers
+    measured = replace(MESH, ratios=(CollectiveRatios(2.0, 3.0, 4.0, 5.0), CollectiveRatios()))
+    assert Resharding(measured).seconds(*map(np.array, exchanged), 1e6) == pytest.approx(5.0 * seconds[0])
+
+
+def test_all_to_alls_take_the_links_of_their_messages():
+    exchanges = LinearSeconds(1e-4, 2e-9), LinearSeconds()
+    own = replace(MESH, exchanges=exchanges, ratios=(CollectiveRatios(all_to_all=1.5), CollectiveRatios()))
+    assert all_to_all(own, 0).of(1e6) == pytest.approx(1.5 * (1e-4 + 2e-3))
+    assert all_gather(own, 0) == all_gather(MESH, 0)
 
 
 def test_reduction_over_both_axes_crosses_slow_links_with_shards():

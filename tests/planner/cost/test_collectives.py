@@ -164,6 +164,8 @@ def test_ratios_apply_to_collectives_across_nodes_only() -> None:
         assert after.reduce_scatter_seconds(1) == pytest.approx(factors[2] * before.reduce_scatter_seconds(1))
     with pytest.raises(ValueError, match="all_gather must be at least 1"):
         CollectiveRatios(all_gather=0.5)
+    with pytest.raises(ValueError, match="ratio of all_to_all must be at least 1, got 0"):
+        CollectiveRatios(all_to_all=0.5)
 
 
 def test_flat_ring_is_used_when_links_inside_nodes_are_slow() -> None:

@@ -72,3 +72,14 @@ def test_rings_inside_a_node_have_no_ratio() -> None:
     found = collective_ratios([over], CLUSTER)
     assert found.all_gather == pytest.approx(3)
     assert check_collectives([inside, over], CLUSTER, found).mean_error == pytest.approx(0)
+
+
+def test_all_to_alls_have_a_ratio_of_their_own_where_they_were_measured() -> None:
+    # Three nodes of one device: a third of the bytes goes to each of the others.
+    over = CollectiveTime("all_to_all", OVER, 10**7, 2 * (1e-4 + 2 / 3 * 10**7 / 1e9), 5)
+    measured = collective_ratios([over], CLUSTER)
+    assert measured.exchange == measured.all_to_all == pytest.approx(2)
+    assert check_collectives([over], CLUSTER, measured).mean_error == pytest.approx(0)
+    gathered = replace(exact("all_gather"), seconds=3 * exact("all_gather").seconds)
+    unmeasured = collective_ratios([gathered], CLUSTER)
+    assert (unmeasured.all_to_all, unmeasured.exchange) == (None, pytest.approx(3))

@@ -36,7 +36,6 @@ _COLLECTIVE_BYTES: Final = 140
 _MEMBER_BYTES: Final = 26
 _OVERLAP_BYTES: Final = 60
 """Estimated bytes in a report, each without the names of its nodes."""
-_KINDS: Final = 3
 
 NodeSlots = Sequence[tuple[str, tuple[int, ...]]]
 """Nodes of a gang, each with its used slots."""
@@ -53,23 +52,25 @@ def intra_node_links(nodes: Iterable[str]) -> tuple[Pair, ...]:
     return tuple((name, name) for name in nodes)
 
 
-def fit_collective_sizes(sizes: tuple[int, ...], places: NodeSlots, pairs: Iterable[Pair]) -> tuple[int, ...]:
-    """Return as many collective sizes as the report has bytes for besides the links of these pairs, evenly spread.
+def fit_collective_sizes(
+    sizes: tuple[int, ...], places: NodeSlots, pairs: Iterable[Pair], kinds: int
+) -> tuple[int, ...]:
+    """Return as many sizes as the report has bytes for besides the links of these pairs, evenly spread, each of `kinds` collectives.
 
     The smallest size is dropped last: the worker continues from it to larger ones while time remains.
     """
     room = LINK_REPORT_BUDGET_BYTES - links_bytes(pairs) - sum(_OVERLAP_BYTES + len(name) for name, _ in places)
     for step in range(1, len(sizes) + 1):
-        if collective_report_bytes(places, len(sizes[::step])) <= room:
+        if collective_report_bytes(places, kinds * len(sizes[::step])) <= room:
             return sizes[::step]
     return ()
 
 
-def collective_report_bytes(places: NodeSlots, sizes: int) -> int:
-    """Return report bytes of all collectives: inside each node, over one device of each node, over all devices."""
+def collective_report_bytes(places: NodeSlots, messages: int) -> int:
+    """Return report bytes of each collective and size: inside each node, over one device of each node, over all devices."""
     members = sum((2 * len(slots) + 1) * (_MEMBER_BYTES + len(name)) for name, slots in places)
     groups = len(places) + 2
-    return _KINDS * sizes * (members + groups * _COLLECTIVE_BYTES)
+    return messages * (members + groups * _COLLECTIVE_BYTES)
 
 
 SMALL_ERROR: Final = 0.25

@@ -85,6 +85,7 @@ class LinkKey:
     overlap_dtype: Dtype | None
     pairs: tuple[Pair, ...]
     pods: str
+    all_to_all: Annotated[bool, OMITTED_DEFAULT] = False
 
     @classmethod
     def of(cls, task: LinkTask, pods: str) -> LinkKey:
@@ -97,6 +98,7 @@ class LinkKey:
             dtype,
             task.pairs or (),
             pods,
+            task.all_to_all,
         )
 
 

@@ -14,6 +14,8 @@ from typing import Final
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import LinkReport, LinkTask, Progress
+from trainwright.worker_api.operator_support import runs_operators
+from trainwright_operator.api.spec import Planner
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.documents.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.documents.link_results import (
@@ -129,10 +131,11 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
     task = LinkTask(
         discovery.make_gang(places, run_seconds=seconds),
         pairs=sampling.first_pairs if is_sampled else None,
-        collective_bytes=fit_collective_sizes(sizes, places, measured),
         overlap=spec.overlap and not discovery.emulations(),
         overlap_dtype=model.dtype,
+        all_to_all=bool(sizes) and context.spec.search.planner is Planner.ALPA and runs_operators(model),
     )
+    task = replace(task, collective_bytes=fit_collective_sizes(sizes, places, measured, len(task.collectives)))
     return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds)
 
 

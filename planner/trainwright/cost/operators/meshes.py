@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from trainwright.cost.all_to_all import all_to_all
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.context import CostContext
-from trainwright.cost.operators.sharding_specs import LogicalMesh
+from trainwright.cost.operators.sharding_specs import LinearSeconds, LogicalMesh
 
 _BANDWIDTH_BOUND_BYTES: Final = 2**26
 """Message size that selects the collective algorithm: large enough to be limited by bandwidth."""
@@ -20,21 +21,21 @@ def groups_along(nodes: Nodes, inner: int) -> tuple[tuple[Nodes, ...], tuple[Nod
 
 def mesh_of(nodes: Nodes, shape: tuple[int, int], context: CostContext) -> LogicalMesh:
     """Return the mesh of devices on these nodes, in the order of the stage."""
-    near, far = (context.collectives.all_reduce(groups) for groups in groups_along(nodes, shape[1]))
-    accelerators = dict.fromkeys(context.accelerator_of_node[node] for node in nodes)
-    return logical_mesh(tuple(accelerators), shape, near, far)
-
-
-def logical_mesh(
-    accelerators: tuple[str, ...], shape: tuple[int, int], near: Collective, far: Collective
-) -> LogicalMesh:
-    """Return the mesh whose dimension 1 has the all-reduce `near`, and dimension 0 has `far`."""
-    (far_latency, far_pace), (near_latency, near_pace) = (
-        _ring_step_rates(far, shape[0]),
-        _ring_step_rates(near, shape[1]),
-    )
+    near, far = groups_along(nodes, shape[1])
+    rings = context.collectives.all_reduce(far), context.collectives.all_reduce(near)
+    steps = [_ring_step_rates(ring, size) for ring, size in zip(rings, shape, strict=True)]
+    (far_latency, far_pace), (near_latency, near_pace) = steps
+    far_exchange, near_exchange = (all_to_all(groups, context.network) for groups in (far, near))
     return LogicalMesh(
-        accelerators, shape, (far_latency, near_latency), (far_pace, near_pace), (far.ratios, near.ratios)
+        tuple(dict.fromkeys(context.accelerator_of_node[node] for node in nodes)),
+        shape,
+        (far_latency, near_latency),
+        (far_pace, near_pace),
+        (rings[0].ratios, rings[1].ratios),
+        (
+            LinearSeconds(far_exchange.latency_seconds, far_exchange.seconds_per_byte),
+            LinearSeconds(near_exchange.latency_seconds, near_exchange.seconds_per_byte),
+        ),
     )
 
 

@@ -24,6 +24,7 @@ class LogicalMesh:
         latency_seconds: per dimension, of one message (α).
         seconds_per_byte: per dimension (β), while all groups along it communicate at once.
         ratios: per dimension, of measured collectives to rings of these steps.
+        exchanges: per dimension, an all-to-all by the bytes on one device; None: as long as a ring's all-gather of them.
     """
 
     accelerators: tuple[str, ...]
@@ -31,6 +32,7 @@ class LogicalMesh:
     latency_seconds: tuple[float, float] = (0.0, 0.0)
     seconds_per_byte: tuple[float, float] = (0.0, 0.0)
     ratios: tuple[CollectiveRatios, CollectiveRatios] = (IDEAL_RINGS, IDEAL_RINGS)
+    exchanges: tuple[LinearSeconds, LinearSeconds] | None = None
 
     def __post_init__(self) -> None:
         if not self.accelerators or min(self.shape) < 1:
@@ -70,11 +72,12 @@ def all_gather(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
 
 
 def all_to_all(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
-    """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others.
-
-    Its ratio is assumed to be that of an all-gather: all-to-alls are not measured.
-    """
-    return all_gather(mesh, dimension)
+    """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others."""
+    ratio = mesh.ratios[dimension].exchange
+    if mesh.exchanges is None:
+        return _ring_pass(mesh, dimension, ratio)
+    exchange = mesh.exchanges[dimension]
+    return LinearSeconds(ratio * exchange.fixed_seconds, ratio * exchange.seconds_per_byte)
 
 
 def _ring_pass(mesh: LogicalMesh, dimension: int, ratio: float) -> LinearSeconds:

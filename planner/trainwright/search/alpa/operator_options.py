@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.operators.meshes import logical_mesh
+from trainwright.cost.operators.meshes import mesh_of
 from trainwright.cost.stage_tables import StageSpans, StageTables
 from trainwright.plan import LayerRun, divisors, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
@@ -60,12 +60,13 @@ class OperatorOptions:
         return self._meshes[submesh]
 
     def _logical_meshes(self, submesh: Submesh) -> Iterator[LogicalMesh]:
+        nodes = tuple(device.node for device in self.devices.devices_of(submesh))
         inner = submesh.width or int(np.gcd.reduce([block.width for block, _ in submesh.parts]))
         for within in divisors(inner):
             shape = (submesh.size // within, within)
             if within == 1 and 1 < submesh.size == inner:
                 continue  # equals (1, m)
-            yield logical_mesh(submesh.accelerators, shape, *self.devices.collectives(submesh, within))
+            yield mesh_of(nodes, shape, self.problem.cost_context)
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
         """Return one option by clusters, adding the memory of the runtime, stage boundaries and the workspace."""
