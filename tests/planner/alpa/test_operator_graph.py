@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright.cost.operators.operator_catalogue import IndexedTensor, Loop, Operation
-from trainwright.cost.operators.operator_graph import (
-    BOUNDARY,
-    ENCODER_OUTPUT,
-    LayerWiring,
-    OperatorGraph,
-    build_graph,
-)
+from trainwright.cost.operators.operator_graph import OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention
+from trainwright.loop_nests.layer_wiring import BOUNDARY, ENCODER_OUTPUT, LayerWiring, wire_layer
+from trainwright.loop_nests.operations import IndexedTensor, Loop, Operation
 from trainwright.model import Model
 
 FAMILIES = {
@@ -45,7 +40,7 @@ ALL = [
 def graphs(family, attention):
     model = Model.of(family, attention=attention)
     for kind in model.kinds:
-        layer = build_graph(kind, family, model.max_tensor_degree, is_first=kind.name == model.layers[0])
+        layer = wire_layer(model, kind)
         yield kind, OperatorGraph.of(layer)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import alpa_intra_oracle as oracle
 import pytest
 
-from trainwright.cost.operators.operator_catalogue import (
+from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, OperatorAlgorithms, mappings
+from trainwright.layer import Operator, OperatorKind
+from trainwright.loop_nests.operations import (
+    Axis,
     FamilyShapes,
     IndexedTensor,
     Loop,
     Operation,
     build_operation,
+    spec_of,
 )
-from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, OperatorAlgorithms, mappings
-from trainwright.cost.operators.sharding_specs import Axis, format_spec
-from trainwright.layer import Operator, OperatorKind
 
 B, I, J, K = Loop.BATCH, Loop.SEQUENCE, Loop.OUT, Loop.IN  # noqa: E741 - the paper's letters
 BATCHED_MATMUL = Operation(
@@ -47,12 +48,8 @@ def test_batched_matmul_has_the_algorithms_of_table_3(mapping, output, operands,
     found = mappings(BATCHED_MATMUL, space)
     assert mapping in found
     made = OperatorAlgorithms.of(BATCHED_MATMUL, [mapping])
-    axes = [tuple(axis for _, axis in tensor.axes) for tensor in (BATCHED_MATMUL.output, *BATCHED_MATMUL.operands)]
-    assert format_spec(int(made.output_layouts[0]), axes[0]) == output
-    assert (
-        tuple(format_spec(int(one[0]), own) for one, own in zip(made.operand_layouts, axes[1:], strict=True))
-        == operands
-    )
+    assert spec_of(BATCHED_MATMUL.output, mapping) == output
+    assert tuple(spec_of(operand, mapping) for operand in BATCHED_MATMUL.operands) == operands
     assert made.output_sums[0] == summed
 
 

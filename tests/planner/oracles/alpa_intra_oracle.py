@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram, NodeChoices, WeightedObjective
-from trainwright.cost.operators.operator_catalogue import IndexedTensor, Loop, Operation
 from trainwright.cost.operators.parallel_algorithms import OperatorAlgorithms
-from trainwright.cost.operators.sharding_specs import Axis, LogicalMesh, divided_axes
+from trainwright.cost.operators.sharding_specs import LogicalMesh, divided_axes
+from trainwright.loop_nests.operations import Axis, IndexedTensor, Loop, Operation
 
 Array = NDArray[np.float64]
 

@@ -20,7 +20,6 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import StateBytes, state_bytes
 from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram, NodeChoices
-from trainwright.cost.operators.operator_catalogue import Operation
 from trainwright.cost.operators.operator_graph import GraphNode
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
 from trainwright.cost.operators.sharding_specs import (
@@ -33,6 +32,7 @@ from trainwright.cost.operators.sharding_specs import (
     reduce_scatter,
 )
 from trainwright.layer import FLOPS_PER_BYTE, Dtype, LayerKind, TensorSplit
+from trainwright.loop_nests.operations import Operation
 from trainwright.operator_shardings import Loop, LoopMapping
 from trainwright.profiles import LayerCost
 from trainwright.strategy import Sharding

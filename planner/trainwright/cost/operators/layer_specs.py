@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainwright.cost.operators.algorithm_costs import Rewriting
-from trainwright.cost.operators.operator_catalogue import IndexedTensor, Operation
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
-from trainwright.cost.operators.sharding_specs import Axis, format_spec
+from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, WeightHeld, format_algorithm
 
 LayerAssignment = Sequence[tuple[int, int]]
@@ -30,25 +29,20 @@ def _operator_specs(  # noqa: PLR0913, PLR0917 - an operator, its choice and wha
     graph: GraphAlgorithms, rewriting: Rewriting, index: int, operation: Operation, weight_mode: int, algorithm: int
 ) -> OperatorSpecs:
     algorithms = graph.operators[index]
-    operands = tuple(
-        format_spec(int(layouts[algorithm]), _axes(operand))
-        for operand, layouts in zip(operation.operands, algorithms.operand_layouts, strict=True)
-    )
-    output = format_spec(int(algorithms.output_layouts[algorithm]), _axes(operation.output))
-    scattered = rewriting.activations and bool(algorithms.output_sums[algorithm])
+    mapping = algorithms.mappings[algorithm]
     plain = OperatorSpecs(
-        operation.name, format_algorithm(algorithms.mappings[algorithm]), output, operands, sum_scattered=scattered
+        operation.name,
+        format_algorithm(mapping),
+        spec_of(operation.output, mapping),
+        tuple(spec_of(operand, mapping) for operand in operation.operands),
+        sum_scattered=rewriting.activations and bool(algorithms.output_sums[algorithm]),
     )
-    if operation.weight is None or algorithms.weight_layouts is None or algorithms.weight_sums is None:
+    if operation.weight is None or algorithms.weight_sums is None:
         return plain
     replicated = bool(algorithms.weight_sums[algorithm])
     return replace(
         plain,
-        weight=format_spec(int(algorithms.weight_layouts[algorithm]), _axes(operation.weight)),
+        weight=spec_of(operation.weight, mapping),
         weight_held=WeightHeld.GATHERED if weight_mode and replicated else WeightHeld.WHOLE,
         update_sharded=replicated and (rewriting.gradients or weight_mode == 1),
     )
-
-
-def _axes(tensor: IndexedTensor) -> tuple[Axis, ...]:
-    return tuple(axis for _, axis in tensor.axes)

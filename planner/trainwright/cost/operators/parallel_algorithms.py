@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.operators.operator_catalogue import IndexedTensor, Operation
-from trainwright.cost.operators.operator_graph import OperatorGraph, Source
-from trainwright.cost.operators.sharding_specs import Axis, layout_number
+from trainwright.cost.operators.operator_graph import OperatorGraph
+from trainwright.cost.operators.sharding_specs import layout_number
+from trainwright.loop_nests.layer_wiring import Source
+from trainwright.loop_nests.operations import Axis, IndexedTensor, Operation
 from trainwright.operator_shardings import Loop, LoopMapping
 
 Indices = NDArray[np.int64]

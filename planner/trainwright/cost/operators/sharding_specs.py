@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.loop_nests.operations import Axis
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 
@@ -116,21 +117,6 @@ def _ring_passes(mesh: LogicalMesh, dimensions: tuple[int, ...], ratios: Sequenc
 
 Indices = NDArray[np.int64]
 
-
-class Axis(IntEnum):
-    """Tensor axes that a mesh dimension can shard, NOTHING for replication.
-
-    WIDTH is the last axis: hidden, heads, channels or classes. Weights use WIDTH and INNER.
-    """
-
-    NOTHING = 0
-    BATCH = 1
-    SEQUENCE = 2
-    WIDTH = 3
-    EXPERT = 4
-    INNER = 5
-
-
 AXES = len(Axis)
 LAYOUTS = AXES * AXES
 """Number of layouts, numbered AXES × (axis of mesh dimension 0) + (axis of dimension 1)."""
@@ -144,13 +130,6 @@ def layout_number(first: int, second: int) -> int:
 def divided_axes(number: int) -> tuple[int, int]:
     """Return the axes that mesh dimensions 0 and 1 shard in a layout."""
     return divmod(number, AXES)
-
-
-def format_spec(number: int, axes: tuple[Axis, ...]) -> str:
-    """Format the layout as in the paper's Table 1, axis by axis: `S0 R S1`."""
-    pair = divided_axes(number)
-    marks = ["".join(str(d) for d in (0, 1) if pair[d] == axis) for axis in axes]
-    return " ".join(f"S{mark}" if mark else "R" for mark in marks)
 
 
 @lru_cache(maxsize=64)

@@ -15,10 +15,11 @@ from trainwright.cost.operators.algorithm_costs import LayerCompute, LayerIlpCos
 from trainwright.cost.operators.integer_program import AssignmentCost
 from trainwright.cost.operators.layer_specs import LayerAssignment, layer_specs
 from trainwright.cost.operators.meshes import mesh_of
-from trainwright.cost.operators.operator_graph import GraphNode, OperatorGraph, build_graph
+from trainwright.cost.operators.operator_graph import GraphNode, OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, is_possible
 from trainwright.cost.operators.sharding_specs import layout_number
 from trainwright.cost.operators.shared_weights import largest_shared_weight, shared_weight_overcount
+from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.operator_shardings import LayerSpecs, Loop, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import Stage
 
@@ -147,9 +148,7 @@ class _StageCosts:
         if layer.kind != kind.name:
             raise ValueError(f"{where}: operators: expected those of kind {kind.name}, got {layer.kind}")
         if kind.name not in self._graphs:
-            is_first = kind.name == model.layers[0]
-            wiring = build_graph(kind, model.family, model.max_tensor_degree, is_first=is_first)
-            self._graphs[kind.name] = OperatorGraph.of(wiring)
+            self._graphs[kind.name] = OperatorGraph.of(wire_layer(model, kind))
         graph = self._graphs[kind.name]
         names, given = [each.name for each in graph.operations], [each.name for each in layer.operators]
         if names != given:

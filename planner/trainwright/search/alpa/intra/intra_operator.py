@@ -20,10 +20,11 @@ from trainwright.cost.operators.integer_program import (
     WeightedObjective,
 )
 from trainwright.cost.operators.layer_specs import LayerAssignment, layer_specs
-from trainwright.cost.operators.operator_graph import OperatorGraph, build_graph
+from trainwright.cost.operators.operator_graph import OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, input_layouts
 from trainwright.cost.operators.sharding_specs import LogicalMesh
 from trainwright.cost.operators.shared_weights import largest_shared_weight, shared_weight_overcount
+from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.ilp import solve_ilp
 from trainwright.search.alpa.intra.layer_chain_dp import LayerBoundary, LayerTable
@@ -224,9 +225,7 @@ class IntraOperator:
     def _graph(self, name: str) -> OperatorGraph:
         if name not in self._graphs:
             model = self.problem.model
-            is_first = name == model.layers[0]
-            layer = build_graph(model.kind(name), model.family, model.max_tensor_degree, is_first=is_first)
-            self._graphs[name] = OperatorGraph.of(layer)
+            self._graphs[name] = OperatorGraph.of(wire_layer(model, model.kind(name)))
         return self._graphs[name]
 
     @cached_property

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.operators.integer_program import IntegerProgram, WeightedObjective
-from trainwright.cost.operators.operator_graph import ENCODER_OUTPUT
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
+from trainwright.loop_nests.layer_wiring import ENCODER_OUTPUT
 from trainwright.search.alpa.intra.elimination import EliminationResult, eliminate
 
 Indices = NDArray[np.int64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from trainwright.cost.operators.algorithm_costs import Rewriting
 from trainwright.cost.operators.layer_specs import LayerAssignment
-from trainwright.cost.operators.operator_catalogue import Operation
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
+from trainwright.loop_nests.operations import Operation
 from trainwright.operator_shardings import Loop, LoopMapping, SpanSpecs
 from trainwright.plan import LayerRun
 from trainwright.strategy import RankOrder, Sharding, Strategy

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Final
 
-from trainwright.cost.operators.sharding_specs import Axis
 from trainwright.layer import Dtype, Operator, OperatorKind, Split
-from trainwright.operator_shardings import Loop
+from trainwright.operator_shardings import Loop, LoopMapping
+
+
+class Axis(IntEnum):
+    """Tensor axes that a mesh dimension can shard, NOTHING for replication.
+
+    WIDTH is the last axis: hidden, heads, channels or classes. Weights use WIDTH and INNER.
+    """
+
+    NOTHING = 0
+    BATCH = 1
+    SEQUENCE = 2
+    WIDTH = 3
+    EXPERT = 4
+    INNER = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,12 @@ class IndexedTensor:
     def loop(self, axis: Axis) -> Loop | None:
         """Return the loop that indexes an axis."""
         return next((name for name, own in self.axes if own is axis), None)
+
+
+def spec_of(tensor: IndexedTensor, mapping: LoopMapping) -> str:
+    """Return the spec of a tensor, as in `S0 R S1` (paper Table 1): each mesh dimension shards the axis that its loop indexes."""
+    marks = ("".join(str(d) for d in (0, 1) if mapping[d] is loop) for loop, _ in tensor.axes)
+    return " ".join(f"S{mark}" if mark else "R" for mark in marks)
 
 
 @dataclass(frozen=True, slots=True)
