@@ -8,6 +8,7 @@ from tensor_group import Meeting, Thread, run_mesh
 from torch import nn
 
 from trainwright.families import Gpt
+from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.model import Model
 from trainwright_worker.layers.operators.layouts import REPLICATED
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer, StageEnd
@@ -32,7 +33,7 @@ def test_boundary_leaves_as_degrees_divide_it_where_no_mesh_dimension_does() -> 
         replica, tensor = divmod(mesh.coordinates[1], 2)
         of_degrees = Thread(replicas[tensor], replica, 2), Thread(groups[replica], tensor, 2)
         degrees = Mesh((2, 2), (replica, tensor), (*of_degrees, mesh.groups[2]))
-        layer = OperatorLayer(whole, specs.layers[0], mesh)
+        layer = OperatorLayer(whole, specs.layers[0], wire_layer(MODEL, MODEL.kind_of(0)), mesh)
         for attribute, placed in layer.operators.placed.items():
             part = mesh.own_part(whole.get_parameter(attribute).detach(), placed.layout).clone()
             layer.register_parameter(attribute, nn.Parameter(part))

@@ -10,6 +10,7 @@ from operator_plans import MEGATRON, given
 
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
+from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.model import Model
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace, pace_operators
@@ -33,7 +34,8 @@ def stage_of(*layers: int) -> SimpleNamespace:
     made = []
     for layer in layers:
         whole = family.make(layer, seed=0, shard=TensorShard(), shared={})
-        made.append(SimpleNamespace(number=layer, module=OperatorLayer(whole, specs.layers[layer], mesh)))
+        wiring = wire_layer(MODEL, MODEL.kind_of(layer))
+        made.append(SimpleNamespace(number=layer, module=OperatorLayer(whole, specs.layers[layer], wiring, mesh)))
     return SimpleNamespace(layers=made, updated_parameters=1000)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.flat_parameter import FlatParameter, MeshCopies, ShardGroup, Weight, WeightBox
@@ -111,7 +112,6 @@ class OperatorStageBuilder(RankStageBuilder):
                 tuple(uses[layer]),
                 self._stage.run_of(layer),
                 needs_input_gradients=layer > 0,
-                counts_loss=module.counts_loss,
             )
             for layer, module in modules.items()
         )
@@ -136,7 +136,9 @@ class OperatorStageBuilder(RankStageBuilder):
             self.beat(f"making layer {layer}")
             whole = self.family.make(layer, seed=seed, shard=TensorShard(), shared=shared)
             before = modules.get(layer - 1)
-            module = OperatorLayer(whole, layer_specs, mesh, EVERYWHERE if before is None else before.leaving)
+            entering = EVERYWHERE if before is None else before.leaving
+            wiring = wire_layer(self.model, self.model.kind_of(layer))
+            module = OperatorLayer(whole, layer_specs, wiring, mesh, entering)
             if layer == stage.first and layer > 0:
                 module.first_end = self._stage_end(stage.runs[0], mesh)
             if layer == stage.end - 1:

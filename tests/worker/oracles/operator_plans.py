@@ -7,13 +7,14 @@ from functools import lru_cache
 
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cluster import Device
+from trainwright.loop_nests.layer_wiring import wire_layer
+from trainwright.loop_nests.operations import spec_of
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, Loop, LoopMapping, OperatorSpecs, SpanSpecs, format_algorithm
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh
 from trainwright.strategy import RankOrder, Strategy
-from trainwright.worker_api.operator_support import SHARDED_OPERATORS
 
 ACCELERATOR = "Tesla-V100-SXM2-16GB"
 FAST, SLOW = (0.0, 1e-13), (1e-5, 3e-10)
@@ -86,16 +87,15 @@ def given(
     model: Model, shape: tuple[int, int], rows: int, loops: Mapping[str, str], span: tuple[int, int], **fields: object
 ) -> Stage:
     """Return a stage whose operators shard the loops that letters name. `fields`: of operators with a weight."""
-    axes_of = SHARDED_OPERATORS[model.family.family]
     layers = []
     for layer in range(*span):
         operators = []
-        for operator in model.kind_of(layer).operators:
-            axes, mapping = axes_of[operator.name], _mapping(loops[operator.name], shape)
-            weight = None if axes.weight is None else _spec(axes.weight, mapping)
-            operands = tuple(_spec(operand, mapping) for operand in axes.operands)
+        for operation in wire_layer(model, model.kind_of(layer)).operations:
+            mapping = _mapping(loops[operation.name], shape)
+            weight = None if operation.weight is None else spec_of(operation.weight, mapping)
+            operands = tuple(spec_of(operand, mapping) for operand in operation.operands)
             specs = OperatorSpecs(
-                operator.name, format_algorithm(mapping), _spec(axes.output, mapping), operands, weight,
+                operation.name, format_algorithm(mapping), spec_of(operation.output, mapping), operands, weight,
                 **(fields if weight is not None else {}),
             )  # fmt: skip
             operators.append(specs)
@@ -108,8 +108,3 @@ def given(
 def _mapping(letters: str, shape: tuple[int, int]) -> LoopMapping:
     first, second = (LETTERS[letter] if size > 1 else None for letter, size in zip(letters, shape, strict=True))
     return first, second
-
-
-def _spec(axes: tuple[Loop, ...], mapping: LoopMapping) -> str:
-    marks = ("".join(str(d) for d in (0, 1) if mapping[d] is loop) for loop in axes)
-    return " ".join(f"S{mark}" if mark else "R" for mark in marks)

@@ -13,7 +13,7 @@ from trainwright_worker.layers.tensor_parallel import Collectives
 from trainwright_worker.layers.transformer_parts import by_head, join_heads
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, heads: tuple[int, int], first: int) -> Tensor:
+def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, heads: tuple[int, int], first: int) -> Tensor:
     """Return causal attention of some positions over all before them, (rows, queries, heads × size).
 
     Args:

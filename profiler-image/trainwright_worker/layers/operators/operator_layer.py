@@ -1,18 +1,21 @@
-"""Layer of a GPT-2 or a Llama whose operators are sharded each in its own way over a mesh (Alpa, Zheng et al. 2022, §4)."""
+"""Layer whose operators are sharded each in its own way over a mesh (Alpa, Zheng et al. 2022, §4)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from trainwright.families import EMBEDDING, HEAD
+from trainwright.families import HEAD
+from trainwright.loop_nests.layer_wiring import LayerWiring, Source
 from trainwright.operator_shardings import LayerSpecs
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
-from trainwright_worker.layers.operators.layouts import EVERYWHERE, Layout, without_sums
-from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, Value
-from trainwright_worker.layers.operators.resharding import Mesh, reshard
-from trainwright_worker.layers.operators.sharded_operators import ShardedOperators
+from trainwright_worker.layers.operators.layouts import EVERYWHERE, PARTIAL, Layout, without_sums
+from trainwright_worker.layers.operators.operator_tensors import OperatorCall, OperatorTensors, Value
+from trainwright_worker.layers.operators.resharding import Mesh, Tensors, reshard
+from trainwright_worker.layers.operators.sharded_layers import operators_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,10 @@ class StageEnd:
 
 
 class OperatorLayer(Layer):
-    """Layer that converts each operator's operands to the layouts of its spec, and computes it on this rank's parts.
+    """Layer that computes its operators one after the other, as they are wired, each on this rank's parts of its operands.
 
-    Parameters are this rank's parts; `whole` is the same layer, unsharded.
+    Parameters are this rank's parts; `whole` is the same layer, unsharded. All ranks of the mesh compute the same operators in
+    the same order.
 
     Attributes:
         entering: layout of the boundary that enters: the one in which the layer before leaves it.
@@ -37,13 +41,16 @@ class OperatorLayer(Layer):
     first_end: StageEnd | None = None
     last_end: StageEnd | None = None
 
-    def __init__(self, whole: Layer, specs: LayerSpecs, mesh: Mesh, entering: Layout = EVERYWHERE) -> None:
+    def __init__(
+        self, whole: Layer, specs: LayerSpecs, wiring: LayerWiring, mesh: Mesh, entering: Layout = EVERYWHERE
+    ) -> None:
         super().__init__()
         self.reads = whole.reads  # type: ignore[misc] # those of the layer that it stands for
         self.shared_weights = whole.shared_weights  # type: ignore[misc] # likewise
-        self.kind, self.entering = specs.kind, entering
-        self.operators = ShardedOperators(self, whole, specs, mesh)
-        self.leaving = without_sums(self.operators.output_layout(specs.operators[-1].name))
+        self.kind, self.entering, self.wiring = specs.kind, entering, wiring
+        self.operators = OperatorTensors(self, whole, operators_of(whole), wiring, specs, mesh)
+        self.leaving = without_sums(self.operators.output_layout(wiring.operations[wiring.outputs[0]].name))
+        self._reads = Counter(source for sources in wiring.operand_sources for source in sources)
 
     def checkpoint_name(self, layer: int, attribute: str) -> str:
         return self.operators.whole.checkpoint_name(layer, attribute)
@@ -55,34 +62,44 @@ class OperatorLayer(Layer):
         """Return the shape of a weight, unsharded."""
         return self.operators.whole.get_parameter(attribute).shape
 
-    @property
-    def counts_loss(self) -> bool:
-        """Return whether this rank's loss counts: along dimensions that shard no rows or positions all ranks have the same."""
-        if self.kind != HEAD:
-            return False
-        placements = zip(self.operators.operand_layout("cross_entropy"), self.operators.mesh.coordinates, strict=True)
-        return all(placement in {ROWS, POSITIONS} or coordinate == 0 for placement, coordinate in placements)
-
     def forward(self, boundary: Boundary, data: Data) -> Output:
         """Compute the layer; `data` holds all rows of the micro-batch."""
-        operators, entered = self.operators, self._entered(boundary)
+        values = self._entered(boundary)
+        loss: Tensor | None = None
+        for index, (operation, sources) in enumerate(
+            zip(self.wiring.operations, self.wiring.operand_sources, strict=True)
+        ):
+            operator = self.operators.operators[operation.name]
+            operands = tuple(values[source] for source in sources)
+            value = operator.compute(OperatorCall(self.operators, operation.name, operands, data))
+            if self._reads[index] > 1 and PARTIAL in value.layout:
+                value = value.summed(self.operators.mesh)  # once for all that read it
+            values[index] = value
+            if value.loss is not None:
+                loss = value.loss if loss is None else loss + value.loss
         if self.kind == HEAD:
-            return Output((), operators.loss(entered, data["targets"]))
-        value = operators.embed(data["tokens"]) if self.kind == EMBEDDING else operators.block(entered)
-        return Output(self._left(value))
+            return Output((), loss)
+        return Output(self._left([values[source] for source in self.wiring.outputs]), loss)
 
-    def _entered(self, boundary: Boundary) -> Value:
-        end = self.first_end
-        if end is None:
-            return Value(boundary, self.entering)
-        if end.mesh is self.operators.mesh:
-            return Value(boundary, end.layout)
-        return Value(reshard(end.mesh, boundary, end.layout, EVERYWHERE), EVERYWHERE)
+    def _entered(self, boundary: Boundary) -> dict[Source, Value]:
+        """Return the tensors that enter, by the sources that name them."""
+        end, layout = self.first_end, self.entering
+        if end is not None:
+            if end.mesh is self.operators.mesh:
+                layout = end.layout
+            else:
+                boundary, layout = reshard(end.mesh, boundary, end.layout, EVERYWHERE), EVERYWHERE
+        return {-1 - number: Value((tensor,), layout) for number, tensor in enumerate(boundary)}
 
-    def _left(self, value: Value) -> Boundary:
+    def _left(self, values: list[Value]) -> Boundary:
         end, mesh = self.last_end, self.operators.mesh
         if end is None:
-            return reshard(mesh, value.tensors, value.layout, self.leaving)
+            return self._joined(values, self.leaving)
         if end.mesh is mesh:
-            return reshard(mesh, value.tensors, value.layout, end.layout)
-        return reshard(end.mesh, reshard(mesh, value.tensors, value.layout, EVERYWHERE), EVERYWHERE, end.layout)
+            return self._joined(values, end.layout)
+        return reshard(end.mesh, self._joined(values, EVERYWHERE), EVERYWHERE, end.layout)
+
+    def _joined(self, values: list[Value], layout: Layout) -> Tensors:
+        """Return the tensors that leave, all in one layout."""
+        mesh = self.operators.mesh
+        return tuple(tensor for value in values for tensor in reshard(mesh, value.tensors, value.layout, layout))

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from torch import Tensor
 
-from trainwright.operator_shardings import LayerSpecs, OperatorSpecs
-from trainwright_worker.layers.layer import Layer
-from trainwright_worker.layers.operators.layouts import COPIED, PARTIAL, REPLICATED, Layout, read_layout
+from trainwright.loop_nests.layer_wiring import LayerWiring
+from trainwright.loop_nests.operations import Axis, IndexedTensor
+from trainwright.operator_shardings import LayerSpecs
+from trainwright_worker.layers.layer import Data, Layer
+from trainwright_worker.layers.operators.layouts import COPIED, PARTIAL, Layout, read_layout, without_sums
 from trainwright_worker.layers.operators.operator_pace import OperatorPace
-from trainwright_worker.layers.operators.placed_weights import PlacedWeight, place_weight, used_weights
+from trainwright_worker.layers.operators.placed_weights import PlacedWeight, UsedWeight, place_weight
 from trainwright_worker.layers.operators.resharding import Mesh, Tensors, reshard
 
 ROWS, POSITIONS, WIDTH = 0, 1, 2
-HIDDEN = ROWS, POSITIONS, WIDTH, None
-"""Axes of (rows, positions, width) for those of its spec, whose last counts experts, if there is one."""
-KEYS = ROWS, WIDTH
-"""Axes of attention's keys and values, which are whole along the positions."""
-BY_ROWS = ROWS, REPLICATED
+SEQUENCES: Final[Mapping[Axis, int]] = {Axis.BATCH: ROWS, Axis.SEQUENCE: POSITIONS, Axis.WIDTH: WIDTH}
+"""Dimensions of (rows, positions, width) for the axes that a mesh shards; it has none that counts experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Tensors of one layout that pass between operators, as queries, keys and values do."""
+    """Tensors of one layout that pass between operators, as queries, keys and values do.
+
+    Attributes:
+        loss: what the operator adds to the loss, 0 where another rank adds the same.
+    """
 
     tensors: Tensors
     layout: Layout
+    loss: Tensor | None = None
+
+    def summed(self, mesh: Mesh) -> Value:
+        """Return the value without partial sums."""
+        complete = without_sums(self.layout)
+        return self if complete == self.layout else Value(reshard(mesh, self.tensors, self.layout, complete), complete)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedOperator:
+    """Operator that runs on parts of its tensors.
+
+    Attributes:
+        compute: converts the operands to the layouts of their specs, and computes this rank's part of the result.
+        weights: those that it uses, in the order in which it reads them.
+        dimensions: of its operands and result, by the axes that a mesh shards.
+    """
+
+    compute: Callable[[OperatorCall], Value]
+    weights: tuple[UsedWeight, ...] = ()
+    dimensions: Mapping[Axis, int] = field(default_factory=lambda: SEQUENCES)
+
+
+LayerOperators = Mapping[str, ShardedOperator]
+"""Operators of a layer, by the names that the planner gives them."""
 
 
 class OperatorTensors:
@@ -36,24 +66,48 @@ class OperatorTensors:
     Args:
         layer: holds this rank's parts of the weights.
         whole: same layer, unsharded; only its shapes and constants are read.
+        operators: of the layer.
+        wiring: which operator reads which, and what the axes of their specs are.
 
     Attributes:
         placed: layouts of the weights, by attribute.
         pace: set if the device's speed is emulated.
     """
 
-    def __init__(self, layer: Layer, whole: Layer, specs: LayerSpecs, mesh: Mesh) -> None:
-        self.layer, self.whole, self.mesh = layer, whole, mesh
+    def __init__(  # noqa: PLR0913, PLR0917 - a layer, its operators, and where they run
+        self,
+        layer: Layer,
+        whole: Layer,
+        operators: LayerOperators,
+        wiring: LayerWiring,
+        specs: LayerSpecs,
+        mesh: Mesh,
+    ) -> None:
+        self.layer, self.whole, self.operators, self.wiring, self.mesh = layer, whole, operators, wiring, mesh
         self.specs = {operator.name: operator for operator in specs.operators}
         self.pace: OperatorPace | None = None
-        self._operands = {operator.name: _operand_layouts(operator) for operator in specs.operators}
-        self._outputs = {operator.name: _output_layout(operator) for operator in specs.operators}
-        self._used = used_weights(whole)
+        operations = {operation.name: operation for operation in wiring.operations}
+        self._operands = {
+            name: tuple(
+                self._layout(name, operand, words, COPIED)
+                for operand, words in zip(operations[name].operands, spec.operands, strict=True)
+            )
+            for name, spec in self.specs.items()
+        }
+        self._outputs = {
+            name: self._layout(name, operations[name].output, spec.output, PARTIAL) for name, spec in self.specs.items()
+        }
         self.placed: dict[str, PlacedWeight] = {
             weight.attribute: place_weight(whole, weight, self.specs[name])
-            for name, weights in self._used.items()
-            for weight in weights
+            for name, operator in operators.items()
+            if name in self.specs
+            for weight in operator.weights
         }
+
+    def _layout(self, name: str, tensor: IndexedTensor, words: str, unsharded: int) -> Layout:
+        dimensions = self.operators[name].dimensions
+        axes = tuple(dimensions.get(axis) for _, axis in tensor.axes)
+        return read_layout(words, axes, self.specs[name].mapping, unsharded)
 
     def operand_layout(self, name: str, number: int = 0) -> Layout:
         """Return the layout in which an operator reads an operand."""
@@ -68,31 +122,70 @@ class OperatorTensors:
         pairs = zip(self.specs[name].mapping, self.mesh.shape, strict=True)
         return math.prod(size for loop, size in pairs if loop is not None)
 
-    def own_rows(self, tokens: Tensor, layout: Layout) -> Tensor:
-        """Return this rank's rows and positions of (rows, positions)."""
-        return self.mesh.own_part(tokens, layout).contiguous()
-
     def weights(self, name: str) -> list[Tensor]:
         """Return this rank's parts of an operator's weights."""
-        return [self.layer.get_parameter(weight.attribute) for weight in self._used.get(name, ())]
-
-    def read(self, name: str, value: Value, number: int = 0) -> Tensors:
-        """Return an operator's operand in the layout of its spec."""
-        return reshard(self.mesh, value.tensors, value.layout, self.operand_layout(name, number))
-
-    def written(self, name: str, *tensors: Tensor) -> Value:
-        """Return what an operator has computed."""
-        stated = tensors if self.pace is None else self.pace.state(name, tensors)
-        return Value(stated, self.output_layout(name))
+        return [self.layer.get_parameter(weight.attribute) for weight in self.operators[name].weights]
 
 
-def _operand_layouts(specs: OperatorSpecs) -> tuple[Layout, ...]:
-    axes_of = HIDDEN, KEYS if specs.name == "attention" else HIDDEN
-    return tuple(
-        read_layout(words, axes[: len(words.split())], specs.mapping, COPIED)
-        for words, axes in zip(specs.operands, axes_of, strict=False)
-    )
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One use of an operator in a forward.
 
+    Attributes:
+        operands: in the layouts of the operators that computed them.
+        data: all rows of the micro-batch.
+    """
 
-def _output_layout(specs: OperatorSpecs) -> Layout:
-    return read_layout(specs.output, HIDDEN[: len(specs.output.split())], specs.mapping, PARTIAL)
+    layer: OperatorTensors
+    name: str
+    operands: tuple[Value, ...]
+    data: Data
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the ranks that share the operator."""
+        return self.layer.mesh
+
+    @property
+    def whole(self) -> Layer:
+        """Return the layer, unsharded, for its constants."""
+        return self.layer.whole
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Return this rank's parts of the operator's weights."""
+        return self.layer.weights(self.name)
+
+    @property
+    def output_layout(self) -> Layout:
+        """Return the layout of the result."""
+        return self.layer.output_layout(self.name)
+
+    def operand_layout(self, number: int = 0) -> Layout:
+        """Return the layout in which the operator reads an operand."""
+        return self.layer.operand_layout(self.name, number)
+
+    def read(self, number: int = 0) -> Tensors:
+        """Return an operand in the layout of its spec."""
+        operand = self.operands[number]
+        return reshard(self.mesh, operand.tensors, operand.layout, self.operand_layout(number))
+
+    def own_rows(self, field: str, layout: Layout) -> Tensor:
+        """Return this rank's rows and positions of the data (rows, positions)."""
+        return self.mesh.own_part(self.data[field], layout).contiguous()
+
+    def written(self, *tensors: Tensor) -> Value:
+        """Return what the operator has computed."""
+        pace = self.layer.pace
+        return Value(tensors if pace is None else pace.state(self.name, tensors), self.output_layout)
+
+    def added_loss(self, loss: Tensor, layout: Layout, *summed_axes: int) -> Tensor:
+        """Return a loss that is added once.
+
+        Along mesh dimensions that shard none of the axes over which the loss is a sum, all ranks have the same, and the first
+        adds it; gradients need it on all.
+        """
+        pairs = zip(layout, self.mesh.coordinates, strict=True)
+        if all(placement in summed_axes or coordinate == 0 for placement, coordinate in pairs):
+            return loss
+        return loss - loss.detach()

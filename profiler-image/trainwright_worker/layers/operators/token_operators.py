@@ -1,0 +1,151 @@
+"""Operators of transformers over (rows, positions, width), on this rank's parts of their tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
+from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
+from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, WIDTH, OperatorCall, Value
+from trainwright_worker.layers.operators.resharding import reshard
+from trainwright_worker.layers.pre_norm_block import PreNormBlock
+from trainwright_worker.layers.token_models import cross_entropy_of_slice, look_up_slice, project
+from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rotate
+
+LAYER_NORM_EPSILON = 1e-5
+"""Epsilon of torch's `layer_norm`, which GPT-2's layers leave as it is."""
+
+
+def look_up(call: OperatorCall) -> Value:
+    """Look up this rank's `tokens` in its part of the table (entries, width)."""
+    (table,), placed = call.weights, call.layer.placed["tokens"].layout
+    own = call.own_rows("tokens", call.output_layout)
+    if not sharding_dimensions(placed, 0):
+        return call.written(functional.embedding(own, table))
+    first, _ = call.mesh.interval(placed, 0, call.whole.get_parameter("tokens").shape[0])
+    return call.written(look_up_slice(own, table, first))
+
+
+def add_positions(call: OperatorCall) -> Value:
+    """Add the learned positions, (positions, width)."""
+    (hidden,), (positions,) = call.read(), call.weights
+    start, stop = call.mesh.interval(call.operand_layout(), POSITIONS, len(positions))
+    return call.written(hidden + positions[start:stop])
+
+
+def normalise(call: OperatorCall) -> Value:
+    """Normalise over the width: LayerNorm with a bias, else RMSNorm."""
+    (values,), (weight, *bias) = call.read(), call.weights
+    epsilon: float = getattr(call.whole, "epsilon", LAYER_NORM_EPSILON)
+    group = call.mesh.group(sharding_dimensions(call.operand_layout(), WIDTH))
+    if group is not None:
+        return call.written(divided_norm(values, weight, bias[0] if bias else None, group, epsilon))
+    if bias:
+        return call.written(functional.layer_norm(values, weight.shape, weight, bias[0], epsilon))
+    return call.written(functional.rms_norm(values, weight.shape, weight, epsilon))
+
+
+def multiply(call: OperatorCall) -> Value:
+    """Multiply by a weight (out, in), and add a bias (out,).
+
+    A weight of three dimensions is several in one, (products, out, in), and gives as many tensors, as do several weights.
+    """
+    (values,), weights = call.read(), call.weights
+    if len(weights) == 2 and weights[1].dim() == weights[0].dim() - 1:
+        weight, bias = weights[0], weights[1].flatten()
+        placements = zip(call.output_layout, call.mesh.coordinates, strict=True)
+        adds_bias = all(placement != PARTIAL or coordinate == 0 for placement, coordinate in placements)
+        # Ranks that have summands of the sum add the bias once; on the others its gradient is 0.
+        products = [functional.linear(values, weight.flatten(0, -2), bias if adds_bias else bias * 0.0)]
+    else:
+        products = [functional.linear(values, weight.flatten(0, -2)) for weight in weights]
+    if weights[0].dim() == 3:
+        products = list(torch.unflatten(products[0], -1, (len(weights[0]), -1)).unbind(-2))
+    return call.written(*products)
+
+
+def rotate_queries_and_keys(call: OperatorCall) -> Value:
+    """Rotate queries and keys by the angles of their positions; values pass."""
+    queries, keys, values = call.read()
+    layout = call.operand_layout()
+    cosines, sines = call.whole.get_buffer("cosines"), call.whole.get_buffer("sines")
+    start, stop = call.mesh.interval(layout, POSITIONS, len(cosines))
+    angles = cosines[start:stop].to(queries.dtype), sines[start:stop].to(queries.dtype)
+    heads, groups = own_heads(call, layout)
+    return call.written(rotate(queries, heads, *angles), rotate(keys, groups, *angles), values)
+
+
+def attend_to_past(call: OperatorCall) -> Value:
+    """Return causal attention of this rank's queries, of one value with its keys and values."""
+    queries, keys, values = read_for_attention(call)
+    layout = call.operand_layout()
+    first, _ = call.mesh.interval(layout, POSITIONS, keys.shape[1])
+    return call.written(attend_causally(queries, keys, values, own_heads(call, layout), first))
+
+
+def read_for_attention(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of one value; keys and values have all positions."""
+    queries, keys, values = call.operands[0].tensors
+    layout = call.operands[0].layout
+    (queries,) = reshard(call.mesh, (queries,), layout, call.operand_layout())
+    keys, values = reshard(call.mesh, (keys, values), layout, call.operand_layout(1))
+    return queries, keys, values
+
+
+def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
+    """Return this rank's heads of queries, and of keys and values."""
+    (_, parts), block = call.mesh.part(layout, WIDTH), call.whole
+    if isinstance(block, RotaryAttentionLayer):
+        return block.heads // parts, block.groups // parts
+    heads = require_block(block).heads // parts
+    return heads, heads
+
+
+def activate(call: OperatorCall) -> Value:
+    """Apply the activation of a pre-normalised block."""
+    (inner,) = call.read()
+    return call.written(require_block(call.whole).activation(inner))
+
+
+def gate_with_silu(call: OperatorCall) -> Value:
+    """Multiply the gate's SiLU with the other product (SwiGLU)."""
+    gate, up = call.read()
+    return call.written(functional.silu(gate) * up)
+
+
+def add_residual(call: OperatorCall) -> Value:
+    """Add a branch to its shortcut, and the bias of the branch's last product if there is one."""
+    (added,), (before,), bias = call.read(), call.read(1), call.weights
+    total = before + added
+    return call.written(total + bias[0] if bias else total)
+
+
+def project_onto_vocabulary(call: OperatorCall) -> Value:
+    """Return the logits of this rank's entries."""
+    (hidden,) = call.read()
+    return call.written(project(hidden, *call.weights))
+
+
+def cross_entropy(call: OperatorCall) -> Value:
+    """Return the loss of this rank's rows and positions, summed over rows, each its mean over all positions."""
+    (logits,) = call.read()
+    layout = call.operand_layout()
+    targets = call.own_rows("targets", layout)
+    dimensions = sharding_dimensions(layout, WIDTH)
+    if dimensions:
+        first, _ = call.mesh.interval(layout, WIDTH, logits.shape[-1] * call.mesh.part(layout, WIDTH)[1])
+        losses = cross_entropy_of_slice(logits, targets, first, call.mesh.group(dimensions))
+    else:
+        losses = functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="none")
+    (total,) = call.written(losses.sum() / call.data["targets"][0].numel()).tensors
+    return Value((), call.output_layout, call.added_loss(total, layout, ROWS, POSITIONS))
+
+
+def require_block(layer: Layer) -> PreNormBlock:
+    """Return the layer. Raises TypeError unless it is a pre-normalised block."""
+    if not isinstance(layer, PreNormBlock):
+        raise TypeError(f"expected a block of a GPT-2, got {type(layer).__name__}")
+    return layer

@@ -1,0 +1,25 @@
+"""Layers of every family whose operators run sharded equal the whole layer, whatever loops their operators shard."""
+
+from __future__ import annotations
+
+import pytest
+from operator_layers import check_layer, random_specs
+
+from trainwright.families import Family, Gpt, Llama
+from trainwright.model import Model
+
+FAMILIES: dict[str, Family] = {
+    "gpt": Gpt(1, 32, 8, 8, 40),
+    "opt": Gpt(1, 32, 8, 8, 40, activation="relu", tied_embeddings=False),
+    "llama": Llama(1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, tied_embeddings=True),
+}
+SEEDS = 12
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4), (4, 1), (1, 2)], ids=lambda shape: f"{shape[0]}×{shape[1]}")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layer_on_a_mesh_equals_the_whole_layer(name: str, shape: tuple[int, int]) -> None:
+    model = Model.of(FAMILIES[name])
+    for layer in dict.fromkeys(map(model.layers.index, model.layers)):
+        for seed in range(SEEDS):
+            check_layer(model, random_specs(model, layer, shape, seed), shape, seed)
