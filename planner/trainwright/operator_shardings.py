@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise, product
-from typing import Final
+from itertools import groupby, pairwise, product
+from typing import Annotated, Final
 
+from trainwright.bounds import OMITTED_ONE
 from trainwright.document_kind import document
 
 
@@ -115,11 +116,32 @@ class OperatorSpecs:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpecs:
-    """Operators of one layer, in order; `layer` is its index in the model."""
+    """Operators of consecutive layers of one kind with equal shardings.
+
+    Attributes:
+        layer: index of the first one in the model.
+        operators: of one layer, in order.
+        count: number of layers.
+    """
 
     layer: int
     kind: str
     operators: tuple[OperatorSpecs, ...]
+    count: Annotated[int, OMITTED_ONE] = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"layer {self.layer}: count: expected at least 1, got {self.count}")
+
+    @property
+    def end(self) -> int:
+        """Index after the last layer."""
+        return self.layer + self.count
+
+    @property
+    def where(self) -> str:
+        """Name of the layers in messages: `layer 3`, `layers 3…5`."""
+        return f"layer {self.layer}" if self.count == 1 else f"layers {self.layer}…{self.end - 1}"
 
 
 @document("SpanSpecs")
@@ -131,6 +153,7 @@ class SpanSpecs:
 
     Attributes:
         mesh_shape: devices along each dimension; device i has the coordinates (i // n_1, i % n_1).
+        layers: in order; neighbours of one kind with equal operators become one entry, so that equal shardings are equal specs.
     """
 
     mesh_shape: tuple[int, int]
@@ -140,8 +163,9 @@ class SpanSpecs:
         if min(self.mesh_shape) < 1:
             raise ValueError(f"mesh_shape: expected at least one device in each dimension, got {list(self.mesh_shape)}")
         for before, after in pairwise(self.layers):
-            if after.layer != before.layer + 1:
-                raise ValueError(f"layers: layer {before.layer + 1} must follow, got {after.layer}")
+            if after.layer != before.end:
+                raise ValueError(f"layers: layer {before.end} must follow, got {after.layer}")
+        object.__setattr__(self, "layers", _merge_equal(self.layers))
 
     @property
     def devices(self) -> int:
@@ -156,10 +180,16 @@ class SpanSpecs:
     @property
     def end(self) -> int:
         """Index after the last layer."""
-        return self.first + len(self.layers)
+        return self.layers[-1].end if self.layers else 0
+
+    def each_layer(self) -> Iterator[tuple[int, LayerSpecs]]:
+        """Yield the index of every layer with its operators."""
+        for specs in self.layers:
+            for layer in range(specs.layer, specs.end):
+                yield layer, specs
 
     def operators(self) -> Iterator[tuple[LayerSpecs, OperatorSpecs]]:
-        """Yield every operator with its layer."""
+        """Yield every operator with the layers that share it."""
         for layer in self.layers:
             for operator in layer.operators:
                 yield layer, operator
@@ -169,3 +199,9 @@ class SpanSpecs:
         return math.prod(
             size for size, sharded in zip(self.mesh_shape, operator.mapping, strict=True) if sharded is loop
         )
+
+
+def _merge_equal(layers: Iterable[LayerSpecs]) -> tuple[LayerSpecs, ...]:
+    """Merge neighbours of one kind with equal operators."""
+    groups = groupby(layers, key=lambda each: (each.kind, each.operators))
+    return tuple(replace(first, count=sum(each.count for each in (first, *others))) for _, (first, *others) in groups)

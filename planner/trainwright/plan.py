@@ -125,7 +125,7 @@ class Stage:
         for layer, operator in specs.operators():
             if rows % (parts := specs.parts(operator, Loop.BATCH)):
                 raise ValueError(
-                    f"{where}: layer {layer.layer}, operator {operator.name}: {operator.algorithm} divides the batch by "
+                    f"{where}: {layer.where}, operator {operator.name}: {operator.algorithm} divides the batch by "
                     f"{parts}, which does not divide a micro-batch of {rows} rows"
                 )
 

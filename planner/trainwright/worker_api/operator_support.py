@@ -93,24 +93,26 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
                     f"layers {run.first}…{run.end - 1}: tensor groups divide the sequence, but operators say how activations "
                     "are divided; leave sequence parallelism out"
                 )
-        for layer in stage.operators.layers:
-            yield from layer_problems(layer, stage.operators, model)
+        for layers in stage.operators.layers:
+            yield from layer_problems(layers, stage.operators, model)
 
 
-def layer_problems(layer: LayerSpecs, specs: SpanSpecs, model: Model) -> Iterator[str]:
-    """Yield why the worker cannot run a layer of a stage with these specs, but for what the stage's rows say."""
-    kind = model.kind_of(layer.layer)
-    expected, names = (tuple(each.name for each in operators) for operators in (kind.operators, layer.operators))
-    if (layer.kind, names) != (kind.name, expected):
-        yield (
-            f"layer {layer.layer}: expected a {kind.name} of operators {', '.join(expected)}, got a {layer.kind} of "
-            f"{', '.join(names) or 'none'}"
-        )
-        return
-    for operator, operation in zip(layer.operators, wire_layer(model, kind).operations, strict=True):
+def layer_problems(layers: LayerSpecs, specs: SpanSpecs, model: Model) -> Iterator[str]:
+    """Yield why the worker cannot run layers of a stage with these specs, but for what the stage's rows say."""
+    for layer in range(layers.layer, layers.end):
+        kind = model.kind_of(layer)
+        expected, names = (tuple(each.name for each in operators) for operators in (kind.operators, layers.operators))
+        if (layers.kind, names) != (kind.name, expected):
+            yield (
+                f"layer {layer}: expected a {kind.name} of operators {', '.join(expected)}, got a {layers.kind} of "
+                f"{', '.join(names) or 'none'}"
+            )
+            return
+    kind = model.kind(layers.kind)
+    for operator, operation in zip(layers.operators, wire_layer(model, kind).operations, strict=True):
         sizes = _size_problems(operator, operation, specs, kind, model)
         for problem in chain(_spec_problems(operator, operation), sizes):
-            yield f"layer {layer.layer}, operator {operator.name}: {problem}"
+            yield f"{layers.where}, operator {operator.name}: {problem}"
 
 
 def _spec_problems(operator: OperatorSpecs, operation: Operation) -> Iterator[str]:

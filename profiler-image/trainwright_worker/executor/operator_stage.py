@@ -131,8 +131,7 @@ class OperatorStageBuilder(RankStageBuilder):
         modules: dict[int, OperatorLayer] = {}
         shared: SharedWeights = {}
         parts: dict[tuple[str, Layout], nn.Parameter] = {}
-        for layer_specs in specs.layers:
-            layer = layer_specs.layer
+        for layer, layer_specs in specs.each_layer():
             self.beat(f"making layer {layer}")
             whole = self.family.make(layer, seed=seed, shard=TensorShard(), shared=shared)
             before = modules.get(layer - 1)

@@ -42,7 +42,7 @@ def problem(family, batch, dtype=Dtype.FLOAT16):
 
 def operators(sharding: SpanSharding, layer: int) -> dict[str, str]:
     """Map the names of a layer's operators to their algorithms."""
-    found = next(one for one in sharding.specs.layers if one.layer == layer)
+    found = dict(sharding.specs.each_layer())[layer]
     return {operator.name: operator.algorithm for operator in found.operators}
 
 
@@ -160,7 +160,7 @@ def test_layer_spans_cost_the_same_as_the_whole_integer_program(family, rows):
             held = cost.state_bytes[first, end] + goal.in_flight * cost.activation_bytes[first, end]
             time = goal.micro_batches * cost.seconds[first, end] + cost.iteration_seconds[first, end]
             assert time + goal.memory_price * held == pytest.approx(solved[1].objective(goal))
-            assert len(cost.sharding(first, end).specs.layers) == end - first
+            assert len(dict(cost.sharding(first, end).specs.each_layer())) == end - first
 
 
 def test_runs_of_layers_are_described_as_they_are_costed():
@@ -235,7 +235,7 @@ def test_mixtures_are_described_as_they_are_costed(family):
         assert totals.iteration_seconds == pytest.approx(option.iteration_seconds[first, end])
         assert totals.state_bytes == pytest.approx(option.state_bytes[first, end])
         assert totals.activation_bytes == pytest.approx(option.activation_bytes[first, end])
-        assert len(option.sharding(first, end).specs.layers) == end - first
+        assert len(dict(option.sharding(first, end).specs.each_layer())) == end - first
         found.add(round(totals.state_bytes + totals.activation_bytes))
     assert len(found) > 1
 

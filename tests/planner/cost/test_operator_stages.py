@@ -122,10 +122,10 @@ def changed(specs: SpanSpecs, layer: int, operator: str, **changes: Any) -> Span
     def of(each: OperatorSpecs) -> OperatorSpecs:
         return replace(each, **changes) if each.name == operator else each
 
-    layers = tuple(
-        replace(one, operators=tuple(map(of, one.operators))) if one.layer == layer else one for one in specs.layers
-    )
-    return replace(specs, layers=layers)
+    layers = [replace(each, layer=number, count=1) for number, each in specs.each_layer()]
+    own = layers[layer - specs.first]
+    layers[layer - specs.first] = replace(own, operators=tuple(map(of, own.operators)))
+    return replace(specs, layers=tuple(layers))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,10 @@ def test_kind_of_another_layer_is_refused() -> None:
     specs = next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs
     wrong = replace(specs, layers=(replace(specs.layers[0], kind="head"), *specs.layers[1:]))
     with pytest.raises(ValueError, match="layer 0: operators: expected those of kind embedding, got head"):
+        operator_stage_costs(stage_of(of, wrong, rows), of.cost_context)
+    *others, block, _ = specs.layers
+    wrong = replace(specs, layers=(*others, replace(block, count=block.count + 1)))
+    with pytest.raises(ValueError, match=f"layer {LAYERS - 1}: operators: expected those of kind head, got block"):
         operator_stage_costs(stage_of(of, wrong, rows), of.cost_context)
 
 

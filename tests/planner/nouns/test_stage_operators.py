@@ -37,7 +37,7 @@ def specs_of(
     algorithm: str = "batch→0 out→1", first: int = 0, count: int = 2, mesh: tuple[int, int] = (2, 2)
 ) -> SpanSpecs:
     operator = OperatorSpecs("feed_forward_in", algorithm, "S0 R S1", ("S0 R R",), "R S1")
-    return SpanSpecs(mesh, tuple(LayerSpecs(layer, "block", (operator,)) for layer in range(first, first + count)))
+    return SpanSpecs(mesh, (LayerSpecs(first, "block", (operator,), count),))
 
 
 def stage_of(operators: SpanSpecs | None, rows: tuple[int, ...] = (2, 2)) -> Stage:
@@ -60,12 +60,13 @@ DEGREES, OPERATORS = plan_of(None), plan_of(specs_of())
         (lambda: stage_of(specs_of(), rows=(3, 1)), r"as many rows on every replica, got rows \[3, 1\]"),
         (
             lambda: stage_of(specs_of("batch→01"), rows=(1, 1)),
-            "layer 0, operator feed_forward_in: batch→01 divides the batch by 4, which does not divide a micro-batch of 2",
+            "layers 0…1, operator feed_forward_in: batch→01 divides the batch by 4, which does not divide a micro-batch of 2",
         ),
         (lambda: specs_of("rows→0"), "operator feed_forward_in: algorithm: expected loops .* got 'rows→0'"),
         (lambda: replace(specs_of().layers[0].operators[0], output="S2 R"), "expected R, S0, S1 or S01 .* got 'S2 R'"),
         (lambda: replace(specs_of(), mesh_shape=(0, 4)), "mesh_shape: expected at least one device"),
-        (lambda: replace(specs_of(), layers=specs_of().layers[::-1]), "layers: layer 2 must follow, got 0"),
+        (lambda: replace(specs_of(), layers=specs_of().layers * 2), "layers: layer 2 must follow, got 0"),
+        (lambda: specs_of(count=0), "layer 0: count: expected at least 1, got 0"),
     ],
 )
 def test_shardings_that_do_not_fit_their_stage_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -77,6 +78,24 @@ def test_documents_keep_the_shardings_and_have_none_without() -> None:
     assert documents.loads(documents.dumps(OPERATORS), Plan) == OPERATORS
     assert documents.loads(documents.dumps(DEGREES), Plan) == DEGREES
     assert set(documents.dump(DEGREES)["pipelines"][0]["stages"][0]) == {"devices", "layers"}
+
+
+def test_shardings_listed_layer_by_layer_are_those_of_equal_neighbours() -> None:
+    (both,) = specs_of().layers
+    singly = tuple(replace(both, layer=layer, count=1) for layer in (0, 1))
+    assert replace(specs_of(), layers=singly) == specs_of()
+    assert list(specs_of().each_layer()) == [(0, both), (1, both)]
+    other = replace(singly[1], kind="expert_block")
+    assert replace(specs_of(), layers=(singly[0], other)).layers == (singly[0], other)
+
+
+def test_document_that_lists_every_layer_is_the_same_plan_with_the_same_digest() -> None:
+    data = documents.dump(OPERATORS)
+    (both,) = data["pipelines"][0]["stages"][0]["operators"]["layers"]
+    assert both.pop("count") == 2
+    data["pipelines"][0]["stages"][0]["operators"]["layers"] = [both, {**both, "layer": 1}]
+    assert documents.parse(data, Plan) == OPERATORS
+    assert plan_digest(OPERATORS) == "971e2441f7c0fef7"  # of the first version with shardings, which listed every layer
 
 
 def test_document_with_a_wrong_word_is_refused_with_its_place() -> None:

@@ -14,6 +14,7 @@ from trainwright.bounds import OMITTED_DEFAULT, Bytes, IterationSeconds, Positio
 from trainwright.cluster import Node
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import LayerRun, Plan, Stage
 from trainwright_operator.api.frameworks import FrameworkSpec
 
@@ -57,7 +58,16 @@ def _digest(plan: Plan, run_fields: Callable[[LayerRun], list[Any]]) -> str:
 def _stage_fields(stage: Stage, run_fields: Callable[[LayerRun], list[Any]]) -> list[Any]:
     """Return the devices, the layer runs, and the operators' shardings where the stage has them."""
     fields_of_runs = [list(map(str, stage.devices)), [run_fields(run) for run in stage.layers]]
-    return fields_of_runs if stage.operators is None else [*fields_of_runs, asdict(stage.operators)]
+    return fields_of_runs if stage.operators is None else [*fields_of_runs, _operator_fields(stage.operators)]
+
+
+def _operator_fields(specs: SpanSpecs) -> dict[str, Any]:
+    """Return the shardings layer by layer, as digests have them."""
+    operators = {each.layer: [asdict(operator) for operator in each.operators] for each in specs.layers}
+    layers = [
+        {"layer": layer, "kind": each.kind, "operators": operators[each.layer]} for layer, each in specs.each_layer()
+    ]
+    return {"mesh_shape": specs.mesh_shape, "layers": layers}
 
 
 def _hash(text: str) -> str:

@@ -8,21 +8,21 @@ from dataclasses import replace
 from trainwright.cost.operators.algorithm_costs import Rewriting
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
 from trainwright.loop_nests.operations import Operation, spec_of
-from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, WeightHeld, format_algorithm
+from trainwright.operator_shardings import OperatorSpecs, WeightHeld, format_algorithm
 
 LayerAssignment = Sequence[tuple[int, int]]
 """(weight mode, algorithm) of each node of a layer's graph."""
 
 
-def layer_specs(
-    algorithms: GraphAlgorithms, rewriting: Rewriting, layer: int, kind: str, assignment: LayerAssignment
-) -> LayerSpecs:
+def layer_operators(
+    algorithms: GraphAlgorithms, rewriting: Rewriting, assignment: LayerAssignment
+) -> tuple[OperatorSpecs, ...]:
     """Return the specs of a layer's operators; `rewriting` are the all-reduces that end as a reduce-scatter."""
     graph, specs = algorithms.graph, []
     for index, operation in enumerate(graph.operations):
         weight_mode, algorithm = assignment[graph.node_of[index]]
         specs.append(_operator_specs(algorithms, rewriting, index, operation, weight_mode, algorithm))
-    return LayerSpecs(layer, kind, tuple(specs))
+    return tuple(specs)
 
 
 def _operator_specs(  # noqa: PLR0913, PLR0917 - an operator, its choice and what surrounds both

@@ -13,7 +13,7 @@ from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import StateBytes
 from trainwright.cost.operators.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
 from trainwright.cost.operators.integer_program import AssignmentCost
-from trainwright.cost.operators.layer_specs import LayerAssignment, layer_specs
+from trainwright.cost.operators.layer_specs import LayerAssignment, layer_operators
 from trainwright.cost.operators.meshes import mesh_of
 from trainwright.cost.operators.operator_graph import GraphNode, OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, is_possible
@@ -63,6 +63,17 @@ class OperatorStageCosts:
             add_state(self.state, other.state),
         )
 
+    def times(self, count: int) -> OperatorStageCosts:
+        """Return the costs of as many layers like this one."""
+        return OperatorStageCosts(
+            AssignmentCost(*(count * getattr(self.total, each.name) for each in fields(AssignmentCost))),
+            count * self.forward_compute_seconds,
+            count * self.backward_compute_seconds,
+            count * self.resharding_seconds,
+            count * self.update_seconds,
+            add_state(NO_STATE, self.state, count),
+        )
+
 
 def add_state(first: StateBytes[float], second: StateBytes[float], share: float = 1.0) -> StateBytes[float]:
     """Return the sum of the first bytes and of a share of the second ones."""
@@ -101,10 +112,15 @@ class _StageCosts:
         """Return the costs of all layers."""
         entering: _Entering = None
         costs, shared = list[OperatorStageCosts](), NO_STATE
-        for layer in self.specs.layers:
-            cost, owned, entering = self._layer(layer, entering)
-            costs.append(cost)
-            shared = add_state(shared, owned)
+        for layers in self.specs.layers:
+            self._check_kind(layers)
+            remaining = layers.count
+            while remaining:
+                cost, owned, leaving = self._layer(layers, entering)
+                equal = remaining if leaving == entering else 1
+                costs.append(cost.times(equal))
+                shared = add_state(shared, owned, equal)
+                entering, remaining = leaving, remaining - equal
         added = reduce(add, costs)
         overcount = float(shared_weight_overcount(self.context.model)[self.specs.first, self.specs.end])
         once = replace(added.total, state_bytes=added.total.state_bytes - overcount * shared.total)
@@ -135,24 +151,28 @@ class _StageCosts:
         graph = self._graph(layer)
         algorithms = self._algorithms(layer, graph, entering)
         assignment = [(self._weight_mode(layer, node), 0) for node in graph.nodes]
-        _check(layer, layer_specs(algorithms, self._rewriting, layer.layer, layer.kind, assignment))
+        _check(layer, layer_operators(algorithms, self._rewriting, assignment))
         kind = self.context.model.kind(layer.kind)
         compute = LayerCompute(self.context, kind, graph.operations, self._prices.mesh.accelerators)
         pricing = LayerIlpCosts(self._prices, algorithms, compute, self.rows)
         (leaving,) = algorithms.output_layouts(graph.wired.outputs[0])
         return self._parts(pricing, assignment), self._shared_state(pricing, assignment), int(leaving)
 
+    def _check_kind(self, layers: LayerSpecs) -> None:
+        """Raise ValueError for the first layer that is of another kind in the model."""
+        for layer, kind in enumerate(self.context.model.layers[layers.layer : layers.end], start=layers.layer):
+            if layers.kind != kind:
+                raise ValueError(f"layer {layer}: operators: expected those of kind {kind}, got {layers.kind}")
+
     def _graph(self, layer: LayerSpecs) -> OperatorGraph:
-        model, where = self.context.model, f"layer {layer.layer}"
-        kind = model.kind_of(layer.layer)
-        if layer.kind != kind.name:
-            raise ValueError(f"{where}: operators: expected those of kind {kind.name}, got {layer.kind}")
+        model = self.context.model
+        kind = model.kind(layer.kind)
         if kind.name not in self._graphs:
             self._graphs[kind.name] = OperatorGraph.of(wire_layer(model, kind))
         graph = self._graphs[kind.name]
         names, given = [each.name for each in graph.operations], [each.name for each in layer.operators]
         if names != given:
-            raise ValueError(f"{where}: operators: expected {', '.join(names)}, got {', '.join(given) or 'none'}")
+            raise ValueError(f"{layer.where}: operators: expected {', '.join(names)}, got {', '.join(given) or 'none'}")
         return graph
 
     def _algorithms(self, layer: LayerSpecs, graph: OperatorGraph, entering: _Entering) -> GraphAlgorithms:
@@ -165,7 +185,7 @@ class _StageCosts:
                 sizes = ", ".join(f"{loop} {self.rows if loop is Loop.BATCH else size}" for loop, size in loops)
                 shape = " × ".join(map(str, self.specs.mesh_shape))
                 raise ValueError(
-                    f"layer {layer.layer}, operator {operator.name}: a mesh of {shape} cannot shard it {operator.algorithm}; "
+                    f"{layer.where}, operator {operator.name}: a mesh of {shape} cannot shard it {operator.algorithm}; "
                     f"its loops are {sizes}"
                 )
         if entering is None:
@@ -225,14 +245,14 @@ def _of_only_algorithm(state: StateBytes[Array]) -> StateBytes[float]:
     return StateBytes(*(float(part[0]) for part in state))
 
 
-def _check(given: LayerSpecs, expected: LayerSpecs) -> None:
+def _check(given: LayerSpecs, expected: Sequence[OperatorSpecs]) -> None:
     """Raise ValueError for the first field of an operator that its loops contradict."""
-    for own, other in zip(given.operators, expected.operators, strict=True):
+    for own, other in zip(given.operators, expected, strict=True):
         for each in fields(OperatorSpecs):
             value, implied = getattr(own, each.name), getattr(other, each.name)
             if value != implied:
                 raise ValueError(
-                    f"layer {given.layer}, operator {own.name}: {each.name}: expected {_shown(implied)}, as its algorithm and "
+                    f"{given.where}, operator {own.name}: {each.name}: expected {_shown(implied)}, as its algorithm and "
                     f"the operators before it imply, got {_shown(value)}"
                 )
 

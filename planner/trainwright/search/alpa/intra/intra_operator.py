@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from trainwright.cost.operators.integer_program import (
     NodeChoices,
     WeightedObjective,
 )
-from trainwright.cost.operators.layer_specs import LayerAssignment, layer_specs
+from trainwright.cost.operators.layer_specs import LayerAssignment, layer_operators
 from trainwright.cost.operators.operator_graph import OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, input_layouts
 from trainwright.cost.operators.sharding_specs import LogicalMesh
 from trainwright.cost.operators.shared_weights import largest_shared_weight, shared_weight_overcount
 from trainwright.loop_nests.layer_wiring import wire_layer
-from trainwright.operator_shardings import SpanSpecs
+from trainwright.operator_shardings import LayerSpecs, SpanSpecs
 from trainwright.search.alpa.intra.ilp import solve_ilp
 from trainwright.search.alpa.intra.layer_chain_dp import LayerBoundary, LayerTable
 from trainwright.search.alpa.intra.nearest_degrees import DegreesBuilder, SpanSharding, merge_equal_runs
@@ -172,13 +172,16 @@ class IntraOperator:
         self, mesh: LogicalMesh, rows: int, first: int, assignments: Sequence[LayerAssignment]
     ) -> SpanSharding:
         """Export consecutive layers from `first` on, given each node's (weight mode, algorithm)."""
-        names, layers, degrees = self.problem.model.layers, [], []
-        for layer, assignment in enumerate(assignments, start=first):
-            kind = self.problem.model.kind_of(layer)
+        names, layers, degrees = self.problem.model.layers[first : first + len(assignments)], [], []
+        layer = first
+        for (name, assignment), equal in groupby(zip(names, assignments, strict=True)):
+            count, kind = len(list(equal)), self.problem.model.kind(name)
             divides = self.problem.cost_context.divided_at(mesh.devices).divides_vocabulary(kind)
-            algorithms = self._mesh_algorithms(names[layer], mesh, rows).algorithms
-            layers.append(layer_specs(algorithms, self.rewriting, layer, kind.name, assignment))
-            degrees.append(DegreesBuilder(algorithms, mesh.shape, self.rewriting, divides).degrees(layer, assignment))
+            algorithms = self._mesh_algorithms(name, mesh, rows).algorithms
+            layers.append(LayerSpecs(layer, name, layer_operators(algorithms, self.rewriting, assignment), count))
+            builder = DegreesBuilder(algorithms, mesh.shape, self.rewriting, divides)
+            degrees.append(builder.degrees(layer, count, assignment))
+            layer += count
         return SpanSharding(SpanSpecs(mesh.shape, tuple(layers)), merge_equal_runs(degrees))
 
     def solve_exactly(  # noqa: PLR0913 - a run of layers, where it runs and what it may hold

@@ -71,8 +71,8 @@ class DegreesBuilder:
     rewriting: Rewriting = field(default_factory=Rewriting)
     divides_all: bool = False
 
-    def degrees(self, layer: int, assignment: LayerAssignment) -> NearestDegrees:
-        """Return the tensor and data degree that fit most of the layer's work, and whether they express all of it."""
+    def degrees(self, first: int, count: int, assignment: LayerAssignment) -> NearestDegrees:
+        """Return the tensor and data degree that fit most of a layer's work, and whether they express all of it."""
         graph, weights = self.algorithms.graph, dict[tuple[bool, bool], float]()
         chosen = [self._mapping(index, assignment) for index in range(len(graph.operations))]
         for operation, mapping in zip(graph.operations, chosen, strict=True):
@@ -96,7 +96,7 @@ class DegreesBuilder:
         )
         inner = self.shape[1] > 1 and not batch[1]
         order = RankOrder.TENSOR_INNER if inner or data == 1 or tensor == 1 else RankOrder.DATA_INNER
-        return NearestDegrees(layer, 1, tensor, data, order, sharding, exact)
+        return NearestDegrees(first, count, tensor, data, order, sharding, exact)
 
     def _mapping(self, index: int, assignment: LayerAssignment) -> LoopMapping:
         algorithm = assignment[self.algorithms.graph.node_of[index]][1]
@@ -120,13 +120,13 @@ class DegreesBuilder:
         return True
 
 
-def merge_equal_runs(degrees_by_layer: Sequence[NearestDegrees]) -> tuple[NearestDegrees, ...]:
+def merge_equal_runs(degrees: Sequence[NearestDegrees]) -> tuple[NearestDegrees, ...]:
     """Merge neighbours with equal degrees into one run."""
     runs: list[NearestDegrees] = []
-    for degrees in degrees_by_layer:
+    for run in degrees:
         last = runs[-1] if runs else None
-        if last is not None and replace(last, first=degrees.first, count=1) == degrees:
-            runs[-1] = replace(last, count=last.count + 1)
+        if last is not None and replace(last, first=run.first, count=run.count) == run:
+            runs[-1] = replace(last, count=last.count + run.count)
         else:
-            runs.append(degrees)
+            runs.append(run)
     return tuple(runs)
