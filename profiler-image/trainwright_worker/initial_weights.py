@@ -65,6 +65,22 @@ class NormalWeight:
             return self
         return replace(self, split_dimension=dimension, index=index, degree=degree)
 
+    def box(self, parts: Mapping[int, tuple[int, int]]) -> InitialValues:
+        """Return a part of a full weight that is split in several dimensions.
+
+        Args:
+            parts: index of the part and number of equal parts, by dimension.
+        """
+        rows = 0 if len(self.scales) == 1 else 1
+        if self.split_dimension is not None and not self._splits_columns:
+            rows = self.split_dimension
+        box: InitialValues = self.part(rows, *parts.get(rows, (0, 1)))
+        for dimension, (index, count) in parts.items():
+            if dimension != rows and count > 1:
+                size = self.full_shape[dimension]
+                box = NormalBox(box, dimension, part_start(size, index, count), part_start(size, index + 1, count))
+        return box
+
     @property
     def shape(self) -> tuple[int, ...]:
         start, stop = self._interval
@@ -137,25 +153,35 @@ class NormalWeight:
 
 @dataclass(frozen=True, slots=True)
 class NormalBox:
-    """Part of normal initial values whose last dimension is split, too.
+    """Part of normal initial values of which one more dimension is split.
 
     Attributes:
-        rows: values with all columns.
-        first, stop: columns of the part.
+        whole: values with all of that dimension.
+        first, stop: interval of the dimension.
     """
 
-    rows: NormalWeight
+    whole: InitialValues
+    dimension: int
     first: int
     stop: int
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        whole = self.whole.shape
+        return (*whole[: self.dimension], self.stop - self.first, *whole[self.dimension + 1 :])
+
     def draw_into(self, target: Tensor, start: int) -> None:
         """Write the values of the flattened part from `start` on to a flat tensor."""
-        columns = self.stop - self.first
-        top, bottom = start // columns, -(-(start + target.numel()) // columns)
-        full = target.new_empty((bottom - top) * self.rows.shape[-1], dtype=torch.float32)
-        self.rows.draw_into(full, top * self.rows.shape[-1])
-        part = full.view(bottom - top, -1)[:, self.first : self.stop].flatten()
-        target.copy_(part[start - top * columns :][: target.numel()])
+        inner = prod(self.shape[self.dimension + 1 :])
+        if self.dimension == 0:
+            self.whole.draw_into(target, self.first * inner + start)
+            return
+        own, full = (self.stop - self.first) * inner, self.whole.shape[self.dimension] * inner
+        top, bottom = start // own, -(-(start + target.numel()) // own)
+        values = target.new_empty((bottom - top) * full, dtype=torch.float32)
+        self.whole.draw_into(values, top * full)
+        part = values.view(bottom - top, -1)[:, self.first * inner : self.stop * inner].flatten()
+        target.copy_(part[start - top * own :][: target.numel()])
 
 
 InitialValues = NormalWeight | NormalBox

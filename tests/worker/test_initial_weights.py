@@ -67,6 +67,27 @@ def test_a_part_has_the_values_of_the_whole_weight(found: tuple[NormalWeight, in
     assert torch.equal(interval, own.flatten()[start : start + len(interval)])
 
 
+@examples(200)
+@given(parts(), st.data())
+def test_a_box_has_the_values_of_the_whole_weight(found: tuple[NormalWeight, int], data: st.DataObject) -> None:
+    whole = found[0].part(found[0].split_dimension, 0, 1)
+    cuts = {}
+    for dimension, size in enumerate(whole.full_shape):
+        count = data.draw(st.integers(1, min(size, 3)))
+        cuts[dimension] = data.draw(st.integers(0, count - 1)), count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initial_weights, "TILE_COLUMNS", 3)
+        patch.setattr(initial_weights, "TILE_VALUES", 12)
+        own, box = values_of(whole), whole.box(cuts)
+        for dimension, (index, count) in cuts.items():
+            own = TensorShard(index, count).slice_weight(own, dimension)
+        start = data.draw(st.integers(0, own.numel() - 1))
+        interval = torch.empty(data.draw(st.integers(1, own.numel() - start)))
+        box.draw_into(interval, start)
+    assert box.shape == own.shape
+    assert torch.equal(interval, own.flatten()[start : start + len(interval)])
+
+
 def test_weights_are_normal_and_independent() -> None:
     source = WeightSource(0, "layer 0")
     first, second = (values_of(normal(source, 700, 900, scale=0.5)) for _ in range(2))

@@ -23,12 +23,7 @@ from trainwright_worker.executor.stage_module import (
     RankStageBuilder,
     StageModule,
 )
-from trainwright_worker.initial_weights import (
-    DeferredWeights,
-    InitialValues,
-    NormalBox,
-    NormalWeight,
-)
+from trainwright_worker.initial_weights import DeferredWeights, InitialValues
 from trainwright_worker.layers.layer import SharedWeights
 from trainwright_worker.layers.operators.layouts import EVERYWHERE, REPLICATED, Layout, part_of
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer, StageEnd
@@ -186,7 +181,7 @@ class OperatorStageBuilder(RankStageBuilder):
         part = nn.Parameter(
             torch.empty((), device=whole.device).expand(mesh.own_part(whole.detach(), placed.layout).shape)
         )
-        initial[part] = _box(values, placed.layout, mesh)
+        initial[part] = values.box({axis: mesh.part(placed.layout, axis) for axis in range(whole.dim())})
         return part
 
     def _weight(
@@ -275,12 +270,3 @@ def _divided(layout: Layout) -> Layout:
     """Return which part of a weight a layout gives, whatever becomes of its gradient."""
     first, second = (max(placement, -1) for placement in layout)
     return first, second
-
-
-def _box(values: NormalWeight, layout: Layout, mesh: Mesh) -> InitialValues:
-    """Return the initial values of this rank's part, whose last two dimensions may be split."""
-    last = len(values.full_shape) - 1
-    rows = values.part(last - 1, *mesh.part(layout, last - 1))
-    if mesh.part(layout, last)[1] == 1:
-        return rows
-    return NormalBox(rows, *mesh.interval(layout, last, values.full_shape[last]))
