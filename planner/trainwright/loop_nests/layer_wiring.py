@@ -50,7 +50,7 @@ def family_shapes(model: Model) -> FamilyShapes:
     parts = getattr(family, "key_value_heads", None) or heads
     experts = family.experts if isinstance(family, Moe) else 0
     if not isinstance(heads, int) or not isinstance(parts, int):
-        return FamilyShapes(model.max_tensor_degree, experts=experts)
+        return FamilyShapes(model.max_tensor_degree, experts=experts, has_pixels=isinstance(family, WideResnet))
     return FamilyShapes(parts, heads, experts)
 
 

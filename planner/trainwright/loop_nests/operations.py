@@ -106,11 +106,13 @@ class FamilyShapes:
         attention_parts: largest number of parts attention can be sharded into (key and value heads).
         heads: query heads; None if they differ by stage, and keys have as many heads as queries.
         experts: 0 outside mixtures of experts.
+        has_pixels: whether positions are pixels that convolutions read, which are not sharded.
     """
 
     attention_parts: int
     heads: int | None = None
     experts: int = 0
+    has_pixels: bool = False
 
 
 def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bool = False) -> Operation:
@@ -211,15 +213,15 @@ def _per_head(operator: Operator, shapes: FamilyShapes, first: float, second: fl
     )
 
 
-def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:  # noqa: ARG001 - as all of them
+def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH), _EXPERT)
     values = operator.output_elements_per_row
     weight = IndexedTensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
+    # The expert axis is sharded only if the followed operator's is.
+    unsharded = {Loop.EXPERT, Loop.SEQUENCE} if shapes.has_pixels else {Loop.EXPERT}
     return Operation(
         operator.name,
-        tuple(
-            (loop, 0) for loop, _ in axes if loop is not Loop.EXPERT
-        ),  # the expert axis is sharded only if the followed operator's is
+        tuple((loop, 0) for loop, _ in axes if loop not in unsharded),
         IndexedTensor(axes, values),
         (IndexedTensor(axes, values),),
         weight if operator.weight_elements else None,

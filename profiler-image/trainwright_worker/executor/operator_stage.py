@@ -142,7 +142,7 @@ class OperatorStageBuilder(RankStageBuilder):
                 name = module.shared_weights.get(attribute)
                 if name is not None:
                     part = parts.setdefault((name, _divided(placed.layout)), part)
-                module.register_parameter(attribute, part)
+                module.register_weight(attribute, part)
             modules[layer] = module
         return modules
 

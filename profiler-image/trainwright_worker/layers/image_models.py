@@ -59,12 +59,16 @@ class NormedConvolution(nn.Module):
         self.stride, self.padding = stride, kernel // 2
 
     def forward(self, images: Tensor) -> Tensor:
-        weight = _filters_for(images, self.weight)
-        features = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
+        return self.normalise(self.convolve(images, self.weight), self.norm_weight, self.norm_bias)
+
+    def convolve(self, images: Tensor, filters: Tensor) -> Tensor:
+        """Convolve images with filters (filters, channels, kernel, kernel): all of them, or some channels of some."""
+        return functional.conv2d(images, _filters_for(images, filters), stride=self.stride, padding=self.padding)
+
+    def normalise(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Normalise the features of each filter over the rows and pixels at hand."""
         # functional.batch_norm rejects a single value per filter.
-        return torch.batch_norm(
-            features, self.norm_weight, self.norm_bias, None, None, True, 0.0, _EPSILON, torch.backends.cudnn.enabled
-        )
+        return torch.batch_norm(features, weight, bias, None, None, True, 0.0, _EPSILON, torch.backends.cudnn.enabled)
 
 
 _USED_CLASSES = 16

@@ -23,6 +23,11 @@ EXPANSION = 4
 """Ratio of a block's output channels to a plain ResNet's inner convolutions."""
 
 
+def pool_maxima(images: Tensor) -> Tensor:
+    """Halve the side of images (rows, channels, side, side) by maxima of 3 × 3 pixels."""
+    return functional.max_pool2d(images, 3, stride=2, padding=1)
+
+
 class Stem(Layer):
     """Convolution and max-pooling of images (rows, channels, side, side) to (rows, base, side / 4, side / 4)."""
 
@@ -35,8 +40,7 @@ class Stem(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        activations = functional.relu(self.first(data["images"]))
-        return Output((functional.max_pool2d(activations, 3, stride=2, padding=1),))
+        return Output((pool_maxima(functional.relu(self.first(data["images"]))),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ def test_residual_block_adds_its_shortcut():
     assert further.wired.operand_sources[place["activation"]] == (place["expand_normalisation"], BOUNDARY)
     sizes = {loop: dict(further.operations[place["convolve"]].loops)[loop] for loop in (Loop.IN, Loop.OUT)}
     assert sizes == {Loop.IN: 128, Loop.OUT: 128}
+    assert all(Loop.SEQUENCE not in dict(one.loops) for one in further.operations), "pixels are not sharded"
 
 
 def test_trivial_operators_follow_their_deepest_operand():

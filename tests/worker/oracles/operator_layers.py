@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from functools import lru_cache
 from itertools import product
 
 import torch
+from row_groups import normalise_in_groups
 from tensor_group import passes, run_mesh
 from torch import nn
 
@@ -90,6 +92,8 @@ def check_layer(
 ) -> None:
     """Compare a layer on a mesh with the whole one: what leaves, the loss, and the gradients of inputs and weights.
 
+    The whole one normalises batches over the rows of each rank.
+
     `axes`: of the boundary, any of which a mesh dimension may shard when it enters.
     """
     torch.manual_seed(seed)
@@ -100,7 +104,9 @@ def check_layer(
     data = family.rows(whole.reads, seed=seed, iteration=0, first=0, count=ROWS)
     boundary = tuple(torch.randn(ROWS, *each) for each in family.boundary(layer - 1)) if layer else ()
     gradients = tuple(torch.randn(ROWS, *each) for each in family.boundary(layer))
-    expected, of_inputs, of_weights = passes(whole, boundary, data, gradients)
+    reference = deepcopy(whole)
+    normalise_in_groups(reference, specs, shape)
+    expected, of_inputs, of_weights = passes(reference, boundary, data, gradients)
     entering = _random_layout(boundary, axes, shape, seed)
     wiring = wire_layer(model, model.kind_of(layer))
 
@@ -108,7 +114,7 @@ def check_layer(
         own = OperatorLayer(whole, specs, wiring, mesh, entering)
         for attribute, placed in own.operators.placed.items():
             part = mesh.own_part(whole.get_parameter(attribute).detach(), placed.layout).clone()
-            own.register_parameter(attribute, nn.Parameter(part))
+            own.register_weight(attribute, nn.Parameter(part))
         assert set(dict(own.named_parameters())) == set(of_weights), "weights of the layer that no operator uses"
         inputs = tuple(mesh.own_part(tensor, entering) for tensor in boundary)
         seeds = tuple(mesh.own_part(gradient, own.leaving) for gradient in gradients)

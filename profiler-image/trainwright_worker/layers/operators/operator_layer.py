@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainwright.families import HEAD
 from trainwright.loop_nests.layer_wiring import LayerWiring, Source
@@ -47,10 +47,24 @@ class OperatorLayer(Layer):
         super().__init__()
         self.reads = whole.reads  # type: ignore[misc] # those of the layer that it stands for
         self.shared_weights = whole.shared_weights  # type: ignore[misc] # likewise
+        self.mixes_rows = whole.mixes_rows  # type: ignore[misc] # likewise
         self.kind, self.entering, self.wiring = specs.kind, entering, wiring
         self.operators = OperatorTensors(self, whole, operators_of(whole), wiring, specs, mesh)
         self.leaving = without_sums(self.operators.output_layout(wiring.operations[wiring.outputs[0]].name))
         self._reads = Counter(source for sources in wiring.operand_sources for source in sources)
+
+    def register_weight(self, attribute: str, part: nn.Parameter) -> None:
+        """Register this rank's part of a weight by its name in the whole layer, with dots where a module holds it."""
+        owner, _, name = attribute.rpartition(".")
+        module: nn.Module = self
+        for child in filter(None, owner.split(".")):
+            if child not in dict(module.named_children()):
+                module.add_module(child, nn.Module())
+            module = module.get_submodule(child)
+        module.register_parameter(name, part)
+
+    def lay_out(self, boundary: Boundary) -> Boundary:
+        return self.operators.whole.lay_out(boundary)
 
     def checkpoint_name(self, layer: int, attribute: str) -> str:
         return self.operators.whole.checkpoint_name(layer, attribute)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
 from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
-from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, WIDTH, OperatorCall, Value
+from trainwright_worker.layers.operators.operator_tensors import POSITIONS, WIDTH, OperatorCall, Value
 from trainwright_worker.layers.operators.resharding import reshard
 from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.token_models import cross_entropy_of_slice, look_up_slice, project
@@ -130,18 +130,21 @@ def project_onto_vocabulary(call: OperatorCall) -> Value:
 
 
 def cross_entropy(call: OperatorCall) -> Value:
-    """Return the loss of this rank's rows and positions, summed over rows, each its mean over all positions."""
+    """Return the loss of this rank's rows and positions, summed over rows, each its mean over all positions.
+
+    Logits are (rows, positions, classes), or (rows, classes) of one position.
+    """
     (logits,) = call.read()
-    layout = call.operand_layout()
+    layout, classes = call.operand_layout(), logits.dim() - 1
     targets = call.own_rows("targets", layout)
-    dimensions = sharding_dimensions(layout, WIDTH)
+    dimensions = sharding_dimensions(layout, classes)
     if dimensions:
-        first, _ = call.mesh.interval(layout, WIDTH, logits.shape[-1] * call.mesh.part(layout, WIDTH)[1])
+        first, _ = call.mesh.interval(layout, classes, logits.shape[-1] * call.mesh.part(layout, classes)[1])
         losses = cross_entropy_of_slice(logits, targets, first, call.mesh.group(dimensions))
     else:
         losses = functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="none")
     (total,) = call.written(losses.sum() / call.data["targets"][0].numel()).tensors
-    return Value((), call.output_layout, call.added_loss(total, layout, ROWS, POSITIONS))
+    return Value((), call.output_layout, call.added_loss(total, layout, *range(classes)))
 
 
 def require_block(layer: Layer) -> PreNormBlock:

@@ -1,0 +1,58 @@
+"""Operators of the layers of Wide-ResNet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainwright_worker.layers import wide_resnet
+from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.operators.convolution_operators import (
+    FILTERS,
+    IMAGES,
+    add_and_rectify,
+    average_pixels,
+    convolve,
+    convolve_data,
+    normalise_rows,
+    pool,
+    rectify,
+)
+from trainwright_worker.layers.operators.operator_tensors import LayerOperators, OperatorCall, ShardedOperator, Value
+from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, PRODUCT_BIAS, used
+from trainwright_worker.layers.operators.token_operators import cross_entropy, multiply
+
+
+def _normed(
+    name: str, module: str, compute: Callable[[OperatorCall], Value] = convolve, *, rectifies: bool = True
+) -> LayerOperators:
+    """Return the operators of a layer's normalised convolution."""
+    norm = used(PER_WIDTH, f"{module}.norm_weight", f"{module}.norm_bias")
+    operators = {
+        name: ShardedOperator(compute, used(FILTERS, f"{module}.weight"), IMAGES),
+        f"{name}_normalisation": ShardedOperator(normalise_rows, norm, IMAGES),
+    }
+    return operators | {f"{name}_activation": ShardedOperator(rectify, dimensions=IMAGES)} if rectifies else operators
+
+
+CONVOLUTION_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
+    wide_resnet.Stem: {
+        **_normed("stem", "first", convolve_data),
+        "pool": ShardedOperator(pool, dimensions=IMAGES),
+    },
+    wide_resnet.Bottleneck: {
+        **_normed("reduce", "reduce"),
+        **_normed("convolve", "convolve"),
+        **_normed("expand", "expand", rectifies=False),
+        **_normed("projection", "project", rectifies=False),
+        "activation": ShardedOperator(add_and_rectify, dimensions=IMAGES),
+    },
+    wide_resnet.Head: {
+        "mean": ShardedOperator(average_pixels, dimensions=IMAGES),
+        "projection": ShardedOperator(
+            multiply, (*used(PRODUCT, "class_weight"), *used(PRODUCT_BIAS, "class_bias")), IMAGES
+        ),
+        "cross_entropy": ShardedOperator(cross_entropy, dimensions=IMAGES),
+    },
+}
+"""Operators by class of layer; only blocks that project their shortcut have a projection."""

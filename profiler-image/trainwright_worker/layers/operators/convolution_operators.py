@@ -1,0 +1,77 @@
+"""Operators of convolutional networks over (rows, channels, side, side), on this rank's parts; pixels are not sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from torch.nn import functional
+
+from trainwright.loop_nests.operations import Axis
+from trainwright_worker.layers.image_models import NormedConvolution
+from trainwright_worker.layers.operators.layouts import REPLICATED
+from trainwright_worker.layers.operators.operator_tensors import ROWS, OperatorCall, Value
+from trainwright_worker.layers.wide_resnet import pool_maxima
+
+CHANNELS: Final = 1
+IMAGES: Final[Mapping[Axis, int]] = {Axis.BATCH: ROWS, Axis.WIDTH: CHANNELS}
+"""Dimensions of (rows, channels, …) for the axes that a mesh shards."""
+FILTERS: Final = (1, 0)
+"""Dimensions of filters (out, in, kernel, kernel) for the axes of their spec: in, out."""
+
+
+def convolve(call: OperatorCall) -> Value:
+    """Convolve with filters, without bias."""
+    (images,), (filters,) = call.read(), call.weights
+    return call.written(_convolution(call).convolve(images, filters))
+
+
+def convolve_data(call: OperatorCall) -> Value:
+    """Convolve the `images` of the data with filters, without bias."""
+    (weight,), (filters,) = call.layer.operators[call.name].weights, call.weights
+    of_filters = call.layer.placed[weight.attribute].layout
+    first, second = (
+        ROWS if output == ROWS else CHANNELS if placement == CHANNELS else REPLICATED
+        for output, placement in zip(call.output_layout, of_filters, strict=True)
+    )
+    images = call.own_rows("images", (first, second))
+    return call.written(_convolution(call).convolve(images, filters))
+
+
+def normalise_rows(call: OperatorCall) -> Value:
+    """Normalise each channel over this rank's rows: those of its replica, as in plans of degrees."""
+    (features,) = call.read()
+    return call.written(_convolution(call).normalise(features, *call.weights))
+
+
+def rectify(call: OperatorCall) -> Value:
+    """Apply ReLU."""
+    (images,) = call.read()
+    return call.written(functional.relu(images))
+
+
+def add_and_rectify(call: OperatorCall) -> Value:
+    """Add a branch to its shortcut, and apply ReLU."""
+    (added,), (before,) = call.read(), call.read(1)
+    return call.written(functional.relu(added + before))
+
+
+def pool(call: OperatorCall) -> Value:
+    """Halve the side by maxima."""
+    (images,) = call.read()
+    return call.written(pool_maxima(images))
+
+
+def average_pixels(call: OperatorCall) -> Value:
+    """Return the mean over the pixels, (rows, channels)."""
+    (images,) = call.read()
+    return call.written(images.mean((2, 3)))
+
+
+def _convolution(call: OperatorCall) -> NormedConvolution:
+    """Return the unsharded module whose weights the operator uses. Raises TypeError for another one."""
+    owner, _, _ = call.layer.operators[call.name].weights[0].attribute.rpartition(".")
+    module = call.whole.get_submodule(owner)
+    if not isinstance(module, NormedConvolution):
+        raise TypeError(f"expected a normalised convolution, got {type(module).__name__}")
+    return module
