@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operator_layers import check_layer, random_specs
 
-from trainwright.families import Family, Gpt, Llama, WideResnet
+from trainwright.families import Bert, Family, Gpt, Llama, Vit, WideResnet
 from trainwright.model import Model
 
 FAMILIES: dict[str, Family] = {
@@ -13,6 +13,8 @@ FAMILIES: dict[str, Family] = {
     "opt": Gpt(1, 32, 8, 8, 40, activation="relu", tied_embeddings=False),
     "wide_resnet": WideResnet(50, 2, base_channels=8, image_size=32, channels=4, classes=8),
     "llama": Llama(1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, tied_embeddings=True),
+    "bert": Bert(1, 32, 8, 8, 40, token_types=3),
+    "vit": Vit(1, 32, 8, 12, 4, classes=20),
 }
 LIKE_OTHERS = {"block_1", "first_2", "block_2", "first_3", "block_3"}
 """Kinds of layers that differ from others in their sizes alone."""

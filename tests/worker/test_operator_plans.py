@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 from gang_answers import answers_of
-from operator_plans import BATCH, FAST, MEGATRON, MIXED, QUERIES, SLOW, TRANSPOSED, chosen, devices, given, plan_of
+from operator_plans import (
+    BATCH,
+    FAST,
+    FILTERS,
+    MEGATRON,
+    MIXED,
+    QUERIES,
+    SLOW,
+    TRANSPOSED,
+    chosen,
+    devices,
+    given,
+    plan_of,
+)
 from plan_cases import model_of
 
 from trainwright import documents
@@ -31,6 +44,8 @@ LLAMA = {
 }  # fmt: skip
 TIED_LLAMA = {"llama": {**LLAMA["llama"], "tied_embeddings": True}}
 OPT = {"gpt": {**GPT["gpt"], "activation": "relu", "tied_embeddings": False}}
+BERT = {"bert": GPT["gpt"]}
+VIT = {"vit": {"layers": 2, "hidden_size": 32, "heads": 8, "image_size": 16, "patch_size": 4, "classes": 20}}
 ROWS = 4
 GATHERED = {"weight_held": WeightHeld.GATHERED, "update_sharded": True}
 WITH_DEGREES = Stage(devices(4), (LayerRun(0, 4, Strategy(2, 2, sharding=Sharding.ZERO2), (2, 2)),))
@@ -75,6 +90,10 @@ CASES: dict[str, Callable[[], dict]] = {
             ("gpt 1×4", GPT, (1, 4), (FAST, FAST), True, {"clip_norm": 0.05}),
             ("llama 2×2", LLAMA, (2, 2), (FAST, FAST), True, {}),
             ("llama 1×4", TIED_LLAMA, (1, 4), (FAST, FAST), False, {}),
+            ("bert 2×2", BERT, (2, 2), (SLOW, FAST), False, {"clip_norm": 0.05}),
+            ("bert 1×4", BERT, (1, 4), (FAST, FAST), True, {}),
+            ("vit 2×2", VIT, (2, 2), (FAST, FAST), False, {}),
+            ("vit 1×4", VIT, (1, 4), (SLOW, FAST), False, {"clip_norm": 0.05}),
         )
         for place, price in (("fastest", 0), ("smallest", -1))
     },
@@ -83,6 +102,7 @@ CASES: dict[str, Callable[[], dict]] = {
     "mixed": lambda: case([mesh_of(OPT, MIXED, update_sharded=True)], OPT),
     "transposed": lambda: case([mesh_of(GPT, TRANSPOSED, recompute=True)], GPT),
     "queries": lambda: case([mesh_of(GPT, QUERIES, **GATHERED)], GPT, optimizer="adam", learning_rate=1e-3),
+    "filters": lambda: case([mesh_of(VIT, FILTERS, update_sharded=True)], VIT),
     "mesh, degrees": mesh_before_degrees,
     "degrees, mesh": degrees_before_mesh,
 }

@@ -49,9 +49,11 @@ def family_shapes(model: Model) -> FamilyShapes:
     heads = getattr(family, "heads", None)
     parts = getattr(family, "key_value_heads", None) or heads
     experts = family.experts if isinstance(family, Moe) else 0
+    patch_size = getattr(family, "patch_size", 0)
     if not isinstance(heads, int) or not isinstance(parts, int):
-        return FamilyShapes(model.max_tensor_degree, experts=experts, has_pixels=isinstance(family, WideResnet))
-    return FamilyShapes(parts, heads, experts)
+        has_pixels = isinstance(family, WideResnet)
+        return FamilyShapes(model.max_tensor_degree, None, experts, patch_size, has_pixels)
+    return FamilyShapes(parts, heads, experts, patch_size)
 
 
 @dataclass

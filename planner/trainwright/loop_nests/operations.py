@@ -106,12 +106,14 @@ class FamilyShapes:
         attention_parts: largest number of parts attention can be sharded into (key and value heads).
         heads: query heads; None if they differ by stage, and keys have as many heads as queries.
         experts: 0 outside mixtures of experts.
+        patch_size: side of a patch; 0 where images have none.
         has_pixels: whether positions are pixels that convolutions read, which are not sharded.
     """
 
     attention_parts: int
     heads: int | None = None
     experts: int = 0
+    patch_size: int = 0
     has_pixels: bool = False
 
 
@@ -154,12 +156,16 @@ def _matmul(operator: Operator, shapes: FamilyShapes) -> Operation:
     return _matmul_nest(operator, tuple(loops), tuple(outside), tuple(weight))
 
 
-def _convolution(operator: Operator, shapes: FamilyShapes) -> Operation:  # noqa: ARG001 - as all of them
-    """Build a convolution over batch, input and output channels; pixels are not sharded (paper Fig. 13)."""
+def _convolution(operator: Operator, shapes: FamilyShapes) -> Operation:
+    """Build a convolution over batch, input and output channels; pixels are not sharded (paper Fig. 13).
+
+    The input of patches is divided by the rows of a patch, which may be more than its channels.
+    """
     filters = round(operator.output_elements_per_row / operator.positions_per_row)
     products = round(operator.forward_flops_per_row / operator.positions_per_row / 2)
     channels = products // filters // KERNEL_AREAS.get(operator.name, 1)
-    loops = ((Loop.BATCH, 0), (Loop.IN, channels), (Loop.OUT, filters))
+    inner = shapes.patch_size if operator.name == "patches" else channels
+    loops = ((Loop.BATCH, 0), (Loop.IN, inner), (Loop.OUT, filters))
     return _matmul_nest(operator, loops, (_BATCH,), ((Loop.IN, Axis.INNER), (Loop.OUT, Axis.WIDTH)))
 
 

@@ -46,6 +46,17 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         _FIELDS
         | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"},
     ),
+    "bert": RunOperators(
+        _LAYERS
+        | {"positions", "token_types", "embedding_normalisation", "feed_forward_in", "activation", "feed_forward_out"}
+        | {"transform", "pooler", "pooler_activation", "next_sentence", "next_sentence_loss"},
+        _FIELDS | {"intermediate_size", "token_types", "next_sentence", "dropout"},
+    ),
+    "vit": RunOperators(
+        (_LAYERS - {"tokens"})
+        | {"patches", "class_token", "positions", "feed_forward_in", "activation", "feed_forward_out"},
+        _FIELDS | {"intermediate_size", "image_size", "patch_size", "channels", "classes"},
+    ),
 }
 """Operators that the worker runs, by family."""
 

@@ -36,6 +36,7 @@ class Embedding(VocabularyLayer):
     """Embedding of tokens and token types, (rows, sequence) each, into normalised hidden states (rows, sequence, hidden)."""
 
     reads = ("tokens", "token_types")
+    epsilon = EPSILON
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
     def __init__(self, bert: Bert, seed: int, layer: int, shard: TensorShard, shared: SharedWeights) -> None:
@@ -63,6 +64,7 @@ class Block(Layer):
     replicated.
     """
 
+    epsilon = EPSILON
     split_dimensions: ClassVar = BLOCK_SPLIT
     supports_sequence_parallel = True
 
@@ -126,6 +128,7 @@ class MaskedHead(VocabularyLayer):
     over its masked positions.
     """
 
+    epsilon = EPSILON
     reads: ClassVar[tuple[str, ...]] = ("targets",)
     split_dimensions: ClassVar = {"tokens": 0, "token_bias": 0}
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}

@@ -16,7 +16,7 @@ from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.documents import dumps, parse
 from trainwright.exports import Capabilities
-from trainwright.families import T5, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, WideResnet
+from trainwright.families import T5, Bert, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
@@ -191,8 +191,11 @@ def test_candidates_carry_the_operator_shardings_of_their_stages() -> None:
 GPT = Gpt(4, 1024, 16, 512, 51200)
 
 
-def test_plans_hold_shardings_that_the_worker_runs_and_their_degrees_are_candidates_too() -> None:
-    problem = sheet_problem(GPT, {"p3.8xlarge": 1}, 16)
+@pytest.mark.parametrize(
+    "family", [GPT, Bert(4, 1024, 16, 512), Vit(12, 768, 12)], ids=lambda family: str(family.family)
+)
+def test_plans_hold_shardings_that_the_worker_runs_and_their_degrees_are_candidates_too(family: Family) -> None:
+    problem = sheet_problem(family, {"p3.8xlarge": 1}, 16)
     candidates = alpa(problem, SearchControl(), None)
     plans = [candidate.plan for candidate in candidates]
     sharded = [plan for plan in plans if plan.has_operators]

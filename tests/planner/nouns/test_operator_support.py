@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright.cluster import Device
-from trainwright.families import Bert, Family, Gpt, Llama, Moe
+from trainwright.families import Bert, Family, Gpt, Llama, Moe, Vit
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -52,7 +52,14 @@ def changed(name: str, **fields: Any) -> Plan:
 
 @pytest.mark.parametrize(
     "family",
-    [FAMILY, replace(FAMILY, tied_embeddings=True), Gpt(1, 64, 4, 32, 128), Gpt(1, 64, 4, 32, 128, activation="relu")],
+    [
+        FAMILY,
+        replace(FAMILY, tied_embeddings=True),
+        Gpt(1, 64, 4, 32, 128),
+        Gpt(1, 64, 4, 32, 128, activation="relu"),
+        Bert(1, 64, 4, 32, 128, next_sentence=False),
+        Vit(1, 64, 4, 32, 8, classes=20),
+    ],
 )
 def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
     assert runs_operators(Model.of(family))
@@ -61,8 +68,8 @@ def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (Bert(1, 64, 4, 32, 128), "gpt, llama one by one, got bert"),
         (Moe(2, 64, 4, 32, experts=4, expert_every=2), "got moe"),
+        (Bert(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (Gpt(1, 64, 4, 32, 128, parallel_residual=True), "of gpt with parallel_residual False, got True"),
         (Gpt(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (replace(FAMILY, query_key_norm=True), "of llama with query_key_norm False, got True"),

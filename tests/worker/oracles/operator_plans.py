@@ -32,6 +32,7 @@ MEGATRON = {
     "activation": "bw", "feed_forward_out": "bi", "feed_forward_residual": "b.", "final_normalisation": "b.",
     "projection": "bo", "cross_entropy": "bw",
 }  # fmt: skip
+FILTERS = {**MEGATRON, "patches": "io", "class_token": "ww", "positions": ".w"}
 BATCH = dict.fromkeys(MEGATRON, "bb")
 MIXED = {
     "tokens": "ew", "positions": ".w", "attention_normalisation": "bs", "query_key_value": "io", "attention": "hh",
@@ -51,7 +52,7 @@ QUERIES = {
     "activation": ".w", "feed_forward_out": "oo", "feed_forward_residual": "ww", "final_normalisation": "ww",
     "projection": "oo", "cross_entropy": "ww",
 }  # fmt: skip
-"""Loops on mesh dimension 0 and 1 by operator of a GPT-2: `bo` is batch and out."""
+"""Loops on mesh dimension 0 and 1 by operator of a GPT-2, or of a ViT: `bo` is batch and out."""
 
 
 def devices(count: int, first: int = 0) -> tuple[Device, ...]:

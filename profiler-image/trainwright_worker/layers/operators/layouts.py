@@ -60,6 +60,12 @@ def without_sums(layout: Layout) -> Layout:
     return first, second
 
 
+def along(layout: Layout, *axes: int) -> Layout:
+    """Return the layout of a tensor that has only these axes of another one."""
+    first, second = (placement if placement in axes else REPLICATED for placement in layout)
+    return first, second
+
+
 def dual(placement: int) -> int:
     """Return the placement of the gradient of a tensor, or of the tensor of a gradient."""
     return {COPIED: PARTIAL, PARTIAL: REPLICATED}.get(placement, placement)

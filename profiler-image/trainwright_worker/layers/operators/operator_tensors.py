@@ -47,7 +47,7 @@ class ShardedOperator:
 
     Attributes:
         compute: converts the operands to the layouts of their specs, and computes this rank's part of the result.
-        weights: those that it uses, in the order in which it reads them.
+        weights: those that it uses, in the order in which it reads them; of some a layer may have none, such as biases.
         dimensions: of its operands and result, by the axes that a mesh shards.
     """
 
@@ -97,11 +97,13 @@ class OperatorTensors:
         self._outputs = {
             name: self._layout(name, operations[name].output, spec.output, PARTIAL) for name, spec in self.specs.items()
         }
+        parameters = dict(whole.named_parameters())
         self.placed: dict[str, PlacedWeight] = {
             weight.attribute: place_weight(whole, weight, self.specs[name])
             for name, operator in operators.items()
             if name in self.specs
             for weight in operator.weights
+            if weight.attribute in parameters
         }
 
     def _layout(self, name: str, tensor: IndexedTensor, words: str, unsharded: int) -> Layout:
@@ -124,7 +126,8 @@ class OperatorTensors:
 
     def weights(self, name: str) -> list[Tensor]:
         """Return this rank's parts of an operator's weights."""
-        return [self.layer.get_parameter(weight.attribute) for weight in self.operators[name].weights]
+        attributes = [weight.attribute for weight in self.operators[name].weights if weight.attribute in self.placed]
+        return [self.layer.get_parameter(attribute) for attribute in attributes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ TABLE: Final = (-2, -1)
 PER_WIDTH: Final = (-1, None)
 """Dimension of a weight (width,); the other axis of its spec counts experts."""
 POSITION_TABLE: Final = (-1,)
-"""Dimension of (positions, width) for the only axis of its spec: each rank has all positions."""
+"""Dimension of a table (entries, width) for the only axis of its spec: each rank has all entries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainwright_worker.layers import bert
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
 from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
@@ -14,9 +15,10 @@ from trainwright_worker.layers.operators.resharding import reshard
 from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.token_models import cross_entropy_of_slice, look_up_slice, project
 from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rotate
+from trainwright_worker.synthetic_data import UNMASKED
 
 LAYER_NORM_EPSILON = 1e-5
-"""Epsilon of torch's `layer_norm`, which GPT-2's layers leave as it is."""
+"""Epsilon of torch's `layer_norm`, which layers without an `epsilon` of their own leave as it is."""
 
 
 def look_up(call: OperatorCall) -> Value:
@@ -51,20 +53,31 @@ def normalise(call: OperatorCall) -> Value:
 def multiply(call: OperatorCall) -> Value:
     """Multiply by a weight (out, in), and add a bias (out,).
 
-    A weight of three dimensions is several in one, (products, out, in), and gives as many tensors, as do several weights.
+    A weight of three dimensions is several in one, (products, out, in), and gives as many tensors, as do several weights,
+    whose biases follow them all.
     """
     (values,), weights = call.read(), call.weights
-    if len(weights) == 2 and weights[1].dim() == weights[0].dim() - 1:
-        weight, bias = weights[0], weights[1].flatten()
-        placements = zip(call.output_layout, call.mesh.coordinates, strict=True)
-        adds_bias = all(placement != PARTIAL or coordinate == 0 for placement, coordinate in placements)
-        # Ranks that have summands of the sum add the bias once; on the others its gradient is 0.
-        products = [functional.linear(values, weight.flatten(0, -2), bias if adds_bias else bias * 0.0)]
-    else:
-        products = [functional.linear(values, weight.flatten(0, -2)) for weight in weights]
+    return call.written(*multiplied(call, values, weights))
+
+
+def multiplied(call: OperatorCall, values: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """Return values (…, in) times each weight, with their biases if there are any."""
+    count = sum(weight.dim() == weights[0].dim() for weight in weights)
+    biases: list[Tensor | None] = [bias_summand(call, bias.flatten()) for bias in weights[count:]]
+    products = [
+        functional.linear(values, weight.flatten(0, -2), bias)
+        for weight, bias in zip(weights[:count], biases or [None] * count, strict=True)
+    ]
     if weights[0].dim() == 3:
-        products = list(torch.unflatten(products[0], -1, (len(weights[0]), -1)).unbind(-2))
-    return call.written(*products)
+        return list(torch.unflatten(products[0], -1, (len(weights[0]), -1)).unbind(-2))
+    return products
+
+
+def bias_summand(call: OperatorCall, bias: Tensor) -> Tensor:
+    """Return what this rank adds of a bias: ranks that have summands of one sum add it once, and elsewhere its gradient is 0."""
+    placements = zip(call.output_layout, call.mesh.coordinates, strict=True)
+    adds = all(placement != PARTIAL or coordinate == 0 for placement, coordinate in placements)
+    return bias if adds else bias * 0.0
 
 
 def rotate_queries_and_keys(call: OperatorCall) -> Value:
@@ -100,8 +113,8 @@ def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
     (_, parts), block = call.mesh.part(layout, WIDTH), call.whole
     if isinstance(block, RotaryAttentionLayer):
         return block.heads // parts, block.groups // parts
-    heads = require_block(block).heads // parts
-    return heads, heads
+    heads = block.heads if isinstance(block, bert.Block) else require_block(block).heads
+    return heads // parts, heads // parts
 
 
 def activate(call: OperatorCall) -> Value:
@@ -125,30 +138,42 @@ def add_residual(call: OperatorCall) -> Value:
 
 def project_onto_vocabulary(call: OperatorCall) -> Value:
     """Return the logits of this rank's entries."""
-    (hidden,) = call.read()
-    return call.written(project(hidden, *call.weights))
+    (hidden,), (table, *bias) = call.read(), call.weights
+    return call.written(project(hidden, table, bias_summand(call, bias[0]) if bias else None))
 
 
 def cross_entropy(call: OperatorCall) -> Value:
-    """Return the loss of this rank's rows and positions, summed over rows, each its mean over all positions.
+    """Return the loss of this rank's rows and positions, summed over rows, each its mean over all positions."""
+    targets = call.data["targets"]
+    return written_loss(call, position_losses(call, targets).sum() / targets[0].numel())
 
-    Logits are (rows, positions, classes), or (rows, classes) of one position.
+
+def position_losses(call: OperatorCall, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each of this rank's positions; 0 where the target is UNMASKED.
+
+    Logits are (rows, positions, classes), or (rows, classes); `targets` of all rows and positions, or one of each row.
     """
     (logits,) = call.read()
     layout, classes = call.operand_layout(), logits.dim() - 1
-    targets = call.own_rows("targets", layout)
+    whole = targets if targets.dim() == classes else targets.unsqueeze(1)
+    own = call.mesh.own_part(whole, layout).contiguous()
     dimensions = sharding_dimensions(layout, classes)
     if dimensions:
         first, _ = call.mesh.interval(layout, classes, logits.shape[-1] * call.mesh.part(layout, classes)[1])
-        losses = cross_entropy_of_slice(logits, targets, first, call.mesh.group(dimensions))
-    else:
-        losses = functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="none")
-    (total,) = call.written(losses.sum() / call.data["targets"][0].numel()).tensors
-    return Value((), call.output_layout, call.added_loss(total, layout, *range(classes)))
+        return cross_entropy_of_slice(logits, own, first, call.mesh.group(dimensions))
+    flat = logits.flatten(0, -2).float()
+    losses = functional.cross_entropy(flat, own.flatten(), reduction="none", ignore_index=UNMASKED)
+    return losses.view_as(own)
+
+
+def written_loss(call: OperatorCall, loss: Tensor) -> Value:
+    """Return what an operator adds to the loss: a sum over this rank's rows and positions."""
+    (total,), classes = call.written(loss).tensors, call.operands[0].tensors[0].dim() - 1
+    return Value((), call.output_layout, call.added_loss(total, call.operand_layout(), *range(classes)))
 
 
 def require_block(layer: Layer) -> PreNormBlock:
     """Return the layer. Raises TypeError unless it is a pre-normalised block."""
     if not isinstance(layer, PreNormBlock):
-        raise TypeError(f"expected a block of a GPT-2, got {type(layer).__name__}")
+        raise TypeError(f"expected a pre-normalised block, got {type(layer).__name__}")
     return layer

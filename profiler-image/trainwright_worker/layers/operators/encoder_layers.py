@@ -1,0 +1,90 @@
+"""Operators of the layers of BERT and ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from trainwright_worker.layers import bert, gpt, vit
+from trainwright_worker.layers.image_models import Classifier
+from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.operators.encoder_operators import (
+    add_class_token,
+    add_token_types,
+    apply_gelu,
+    apply_tanh,
+    attend_to_all,
+    embed_patches,
+    masked_cross_entropy,
+    multiply_first_position,
+    next_sentence_loss,
+    select_first_position,
+)
+from trainwright_worker.layers.operators.operator_tensors import LayerOperators, ShardedOperator
+from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, POSITION_TABLE, PRODUCT, PRODUCT_BIAS, used
+from trainwright_worker.layers.operators.token_layers import EMBEDDING, TOKEN_LAYERS
+from trainwright_worker.layers.operators.token_operators import (
+    add_positions,
+    cross_entropy,
+    multiply,
+    normalise,
+    project_onto_vocabulary,
+)
+from trainwright_worker.layers.pre_norm_block import PreNormBlock
+
+PATCHES: Final = (2, 0)
+"""Dimensions of filters (width, channels, patch, patch) for the axes of their spec: rows of a patch, width."""
+
+ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
+    bert.Embedding: {
+        **EMBEDDING,
+        "positions": ShardedOperator(add_positions, used(POSITION_TABLE, "positions")),
+        "token_types": ShardedOperator(add_token_types, used(POSITION_TABLE, "types")),
+        "embedding_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
+    },
+    bert.Block: {
+        **TOKEN_LAYERS[gpt.Block],
+        "attention": ShardedOperator(attend_to_all),
+        "attention_normalisation": ShardedOperator(
+            normalise, used(PER_WIDTH, "attention_norm_weight", "attention_norm_bias")
+        ),
+        "activation": ShardedOperator(apply_gelu),
+        "feed_forward_normalisation": ShardedOperator(
+            normalise, used(PER_WIDTH, "feed_forward_norm_weight", "feed_forward_norm_bias")
+        ),
+    },
+    bert.MaskedHead: {
+        "transform": ShardedOperator(
+            multiply, (*used(PRODUCT, "transform_weight"), *used(PRODUCT_BIAS, "transform_bias"))
+        ),
+        "activation": ShardedOperator(apply_gelu),
+        "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
+        "projection": ShardedOperator(
+            project_onto_vocabulary, (*used(PRODUCT, "tokens"), *used(PRODUCT_BIAS, "token_bias"))
+        ),
+        "cross_entropy": ShardedOperator(masked_cross_entropy),
+        "pooler": ShardedOperator(
+            multiply_first_position, (*used(PRODUCT, "pooler_weight"), *used(PRODUCT_BIAS, "pooler_bias"))
+        ),
+        "pooler_activation": ShardedOperator(apply_tanh),
+        "next_sentence": ShardedOperator(
+            multiply, (*used(PRODUCT, "follows_weight"), *used(PRODUCT_BIAS, "follows_bias"))
+        ),
+        "next_sentence_loss": ShardedOperator(next_sentence_loss),
+    },
+    vit.Embedding: {
+        "patches": ShardedOperator(
+            embed_patches, (*used(PATCHES, "patches.weight"), *used(PRODUCT_BIAS, "patches.bias"))
+        ),
+        "class_token": ShardedOperator(add_class_token, used(PER_WIDTH, "class_token")),
+        "positions": ShardedOperator(add_positions, used(PER_WIDTH, "positions")),
+    },
+    PreNormBlock: {**TOKEN_LAYERS[gpt.Block], "attention": ShardedOperator(attend_to_all)},
+    Classifier: {
+        "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
+        "class_token": ShardedOperator(select_first_position),
+        "projection": ShardedOperator(multiply, (*used(PRODUCT, "class_weight"), *used(PRODUCT_BIAS, "class_bias"))),
+        "cross_entropy": ShardedOperator(cross_entropy),
+    },
+}
+"""Operators by class of layer."""
