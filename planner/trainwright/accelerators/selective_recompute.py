@@ -58,4 +58,4 @@ def _outputs(operators: Sequence[Operator], degree: int) -> float:
 
 
 def _drops_scores(operator: Operator) -> bool:
-    return operator.name == "softmax_dropout"
+    return operator.name.endswith("softmax_dropout")

@@ -51,7 +51,9 @@ class AttentionShape:
         """Return self-attention in which every head has its own keys and values."""
         return cls(positions, positions, span or positions, heads, width, width, is_causal)
 
-    def operators(self, attention: Attention, *, drops: bool = False, biases: float = 0.0) -> tuple[Operator, ...]:
+    def operators(
+        self, attention: Attention, *, drops: bool = False, biases: float = 0.0, prefix: str = ""
+    ) -> tuple[Operator, ...]:
         """Return the operators from queries, keys and values to the context, all split by a tensor degree.
 
         Scale, mask and bias of the scores are part of the softmax. Dropout of the softmax saves nothing in fused
@@ -62,11 +64,12 @@ class AttentionShape:
             drops: whether the softmax has dropout.
             biases: learned biases of scores, equal for all rows. Fused attention saves them once per micro-batch, others
                 do not. Not counted: their gradient for each row, which the backward of one block at a time holds.
+            prefix: of the operators' names, where a layer has two attentions.
         """
-        if attention is Attention.FUSED:
-            return (self._fused(biases),)
-        stored = self._stored(drops=drops)
-        return tuple(map(_saved_in_float32, stored)) if attention is Attention.MATH else stored
+        made = (self._fused(biases),) if attention is Attention.FUSED else self._stored(drops=drops)
+        if attention is Attention.MATH:
+            made = tuple(map(_saved_in_float32, made))
+        return tuple(replace(operator, name=prefix + operator.name) for operator in made) if prefix else made
 
     @property
     def _pairs(self) -> int:

@@ -7,11 +7,15 @@ its output.
 
 from __future__ import annotations
 
+from typing import Final
+
 from trainwright.layer import Operator, OperatorKind, Segment, Split
 
 FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 """Bytes of a token, target or position index (int64)."""
+
+POSITION_BIASES: Final = "position_biases"
 
 STATISTIC_BYTES = 4
 """Bytes of a mean, an inverse deviation or a sum of exponentials, which are float32 in every number format."""
@@ -162,7 +166,7 @@ def position_biases(parameters: int, *, split: Split) -> Operator:
     biases by score.
     """
     return Operator(
-        name="position_biases",
+        name=POSITION_BIASES,
         kind=OperatorKind.EMBEDDING,
         forward_flops_per_row=0.0,
         input_elements_per_row=0,

@@ -201,7 +201,7 @@ class T5:
             rms_norm("cross_attention_normalisation", tokens, hidden),
             matmul("cross_query", tokens, hidden, width, bias=False, split=Split.COLUMN),
             matmul("cross_key_value", sources, hidden, 2 * width, bias=False, split=Split.COLUMN),
-            *shape.operators(attention, drops=self.dropout),
+            *shape.operators(attention, drops=self.dropout, prefix="cross_"),
             matmul("cross_attention_output", tokens, width, hidden, bias=False, split=Split.ROW),
             *self._dropout("cross_attention_dropout", tokens),
             residual("cross_attention_residual", tokens, hidden, bias=False),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainwright.families import HEAD, T5, Family, Gpt, Moe, WideResnet
+from trainwright.families.operators import POSITION_BIASES
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
 from trainwright.loop_nests.operations import FamilyShapes, Operation, build_operation
@@ -38,7 +39,8 @@ def wire_layer(model: Model, kind: LayerKind) -> LayerWiring:
     """Return the operators of a kind of layers of a model, and what each reads.
 
     Operators form a chain except for residuals, attention's operands, expert routing, branches of Wide-ResNet and BERT,
-    and what T5's decoder reads from the encoder. No tensor enters the first layer.
+    and what T5's decoder reads from the encoder. A table of score biases is used as attention is sharded, so it follows
+    attention; nothing reads it. No tensor enters the first layer.
     """
     return _Wiring(kind, model.family, family_shapes(model), is_first=kind.name == model.layers[0]).run()
 
@@ -100,7 +102,9 @@ class _Wiring:
             sources = tuple(sources[number] for number in kept)
         self.operations.append(operation)
         self.operand_sources.append(sources)
-        self.current = self.sources_by_name[operator.name] = len(self.operations) - 1
+        self.sources_by_name[operator.name] = len(self.operations) - 1
+        if operator.name != POSITION_BIASES:  # which writes nothing: attention adds the biases to its scores
+            self.current = self.sources_by_name[operator.name]
         if operator.name == "scores":
             self.sources_by_name["keys"] = sources[1]
 
@@ -122,8 +126,8 @@ class _Wiring:
         parallel = self._labels_of_parallel_block.get(name)
         if parallel is not None or name.endswith("_residual"):
             return parallel or ("current", "entry")
-        if name in {"attention", "scores"} and self.current == self.sources_by_name.get("cross_key_value"):
-            return "cross_query", "current"
+        if name == POSITION_BIASES:
+            return ("context" if "context" in self.sources_by_name else "attention",)
         if name == "activation" and self._is_convolutional:
             around = "projection_normalisation"
             return "expand_normalisation", around if around in self.sources_by_name else "boundary"
@@ -149,6 +153,9 @@ class _Wiring:
 
 _READ: Final[dict[str, tuple[str, ...]]] = {
     "cross_key_value": ("encoder",),
+    "cross_attention": ("cross_query", "current"),
+    "cross_scores": ("cross_query", "current"),
+    "cross_context": ("current", "cross_key_value"),
     "context": ("current", "keys"),
     "dispatch": ("feed_forward_normalisation", "current"),
     "combination": ("current", "choice"),

@@ -203,7 +203,7 @@ def _batched_matmul(operator: Operator, shapes: FamilyShapes) -> Operation:
     if shapes.heads is not None:
         first = products * shapes.heads / written * positions
     else:
-        first = read / 2 if operator.name == "scores" else read - written
+        first = read / 2 if operator.name.endswith("scores") else read - written
     return _per_head(operator, shapes, first, read - first)
 
 

@@ -132,10 +132,19 @@ def test_decoder_reads_and_forwards_the_encoder_output():
     graph = graph_of(FAMILIES["t5"], "decoder")
     place = {one.name: index for index, one in enumerate(graph.operations)}
     assert graph.wired.operand_sources[place["cross_key_value"]] == (ENCODER_OUTPUT,)
-    attentions = [index for index, one in enumerate(graph.operations) if one.name == "attention"]
-    assert graph.wired.operand_sources[attentions[1]] == (place["cross_query"], place["cross_key_value"])
-    assert [operand.elements for operand in graph.operations[attentions[1]].operands] == [16 * 64, 2 * 32 * 64]
+    crossing = place["cross_attention"]
+    assert graph.wired.operand_sources[crossing] == (place["cross_query"], place["cross_key_value"])
+    assert [operand.elements for operand in graph.operations[crossing].operands] == [16 * 64, 2 * 32 * 64]
     assert graph.wired.outputs == (place["feed_forward_residual"], ENCODER_OUTPUT)
+
+
+@pytest.mark.parametrize(("attention", "name"), [(Attention.FUSED, "attention"), (Attention.STORED, "context")])
+def test_table_of_score_biases_follows_attention_and_is_read_by_no_operator(attention, name):
+    graph = graph_of(FAMILIES["t5"], "decoder", attention)
+    place = {one.name: index for index, one in enumerate(graph.operations)}
+    assert graph.wired.operand_sources[place["position_biases"]] == (place[name],)
+    assert graph.wired.operand_sources[place["attention_residual"]] == (place["attention_output"], BOUNDARY)
+    assert graph.node_of[place["position_biases"]] == graph.node_of[place[name]]
 
 
 def test_a_mixture_dispatches_and_combines():
