@@ -130,7 +130,7 @@ class OperatorStageBuilder(RankStageBuilder):
             self.beat(f"making layer {layer}")
             whole = self.family.make(layer, seed=seed, shard=TensorShard(), shared=shared)
             before = modules.get(layer - 1)
-            entering = EVERYWHERE if before is None else before.leaving
+            entering = None if before is None else before.leaving
             wiring = wire_layer(self.model, self.model.kind_of(layer))
             module = OperatorLayer(whole, layer_specs, wiring, mesh, entering)
             if layer == stage.first and layer > 0:

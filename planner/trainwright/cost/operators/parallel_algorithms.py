@@ -159,34 +159,41 @@ class GraphAlgorithms:
     @classmethod
     def of(cls, graph: OperatorGraph, space: AlgorithmSpace, width: int) -> GraphAlgorithms:
         """Enumerate the algorithms on a mesh shape; `width` as in `input_layouts`."""
-        return cls._of(graph, input_layouts(space, width), lambda index: mappings(graph.operations[index], space))
+        entering = [input_layouts(space, width)] * graph.wired.inputs
+        return cls._of(graph, entering, lambda index: mappings(graph.operations[index], space))
 
     @classmethod
-    def chosen(cls, graph: OperatorGraph, entering: int, mapping_of: Sequence[LoopMapping]) -> GraphAlgorithms:
-        """Return one algorithm a node, given the mapping of each operator and the layout of tensors that enter."""
-        return cls._of(graph, [entering], lambda index: [mapping_of[index]])
+    def chosen(
+        cls, graph: OperatorGraph, entering: Sequence[int], mapping_of: Sequence[LoopMapping]
+    ) -> GraphAlgorithms:
+        """Return one algorithm a node, given the mapping of each operator and the layout of each tensor that enters."""
+        return cls._of(graph, [[layout] for layout in entering], lambda index: [mapping_of[index]])
 
     @classmethod
     def _of(
-        cls, graph: OperatorGraph, layouts_entering: Sequence[int], mappings_of: Callable[[int], Sequence[LoopMapping]]
+        cls,
+        graph: OperatorGraph,
+        layouts_entering: Sequence[Sequence[int]],
+        mappings_of: Callable[[int], Sequence[LoopMapping]],
     ) -> GraphAlgorithms:
-        entering: Indices = np.array(layouts_entering, dtype=np.int64)
+        entering = tuple(np.array(layouts, dtype=np.int64) for layouts in layouts_entering)
         operators: dict[int, OperatorAlgorithms] = {}
         counts: list[int] = []
-        for node in graph.nodes:
+        for number, node in enumerate(graph.nodes):
             if node.leader is None:
-                counts.append(len(entering))
+                counts.append(len(entering[number]))
             else:
                 loop_mappings = mappings_of(node.leader)
                 operators[node.leader] = OperatorAlgorithms.of(graph.operations[node.leader], loop_mappings)
                 counts.append(len(loop_mappings))
             for follower in node.followers:
                 operation = graph.operations[follower.operation]
-                layouts = entering if follower.source < 0 else operators[follower.source].output_layouts
+                source = follower.source
+                layouts = entering[-1 - source] if source < 0 else operators[source].output_layouts
                 followed = _follower_mappings(operation.operands[follower.operand], layouts)
                 operators[follower.operation] = OperatorAlgorithms.of(operation, followed)
         ordered = tuple(operators[index] for index in range(len(graph.operations)))
-        return cls(graph, tuple(counts), ordered, (entering,) * graph.wired.inputs)
+        return cls(graph, tuple(counts), ordered, entering)
 
     def output_layouts(self, source: Source) -> Indices:
         """Return `[algorithm of its node]` layouts of an operator's output, or of a tensor that enters."""

@@ -93,8 +93,8 @@ def operator_stage_costs(stage: Stage, context: CostContext) -> OperatorStageCos
     return cached.value((nodes, specs, rows), lambda: _StageCosts(specs, nodes, rows, context).total())
 
 
-_Entering = int | None
-"""Layout of the tensor that enters a layer; None before the first layer of a model."""
+_Entering = tuple[int, ...] | None
+"""Layouts of the tensors that enter a layer; None before the first layer of a stage."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _StageCosts:
     context: CostContext
     _graphs: dict[str, OperatorGraph] = field(default_factory=dict)
     _layers: dict[
-        tuple[str, tuple[OperatorSpecs, ...], _Entering], tuple[OperatorStageCosts, StateBytes[float], int]
+        tuple[str, tuple[OperatorSpecs, ...], _Entering], tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]
     ] = field(default_factory=dict)
 
     def total(self) -> OperatorStageCosts:
@@ -140,14 +140,18 @@ class _StageCosts:
             any(each.update_sharded for each in whole) or not whole, any(each.sum_scattered for each in operators)
         )
 
-    def _layer(self, layer: LayerSpecs, entering: _Entering) -> tuple[OperatorStageCosts, StateBytes[float], int]:
-        """Return a layer's costs, the state of its shared weight, and the layout in which its output leaves."""
+    def _layer(
+        self, layer: LayerSpecs, entering: _Entering
+    ) -> tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]:
+        """Return a layer's costs, the state of its shared weight, and the layouts in which its outputs leave."""
         key = layer.kind, layer.operators, entering
         if key not in self._layers:
             self._layers[key] = self._costs(layer, entering)
         return self._layers[key]
 
-    def _costs(self, layer: LayerSpecs, entering: _Entering) -> tuple[OperatorStageCosts, StateBytes[float], int]:
+    def _costs(
+        self, layer: LayerSpecs, entering: _Entering
+    ) -> tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]:
         graph = self._graph(layer)
         algorithms = self._algorithms(layer, graph, entering)
         assignment = [(self._weight_mode(layer, node), 0) for node in graph.nodes]
@@ -155,8 +159,8 @@ class _StageCosts:
         kind = self.context.model.kind(layer.kind)
         compute = LayerCompute(self.context, kind, graph.operations, self._prices.mesh.accelerators)
         pricing = LayerIlpCosts(self._prices, algorithms, compute, self.rows)
-        (leaving,) = algorithms.output_layouts(graph.wired.outputs[0])
-        return self._parts(pricing, assignment), self._shared_state(pricing, assignment), int(leaving)
+        leaving = tuple(int(algorithms.output_layouts(source)[0]) for source in graph.wired.outputs)
+        return self._parts(pricing, assignment), self._shared_state(pricing, assignment), leaving
 
     def _check_kind(self, layers: LayerSpecs) -> None:
         """Raise ValueError for the first layer that is of another kind in the model."""
@@ -189,19 +193,20 @@ class _StageCosts:
                     f"its loops are {sizes}"
                 )
         if entering is None:
-            entering = self._first_layout(layer, graph)
+            entering = tuple(self._first_layout(layer, graph, number) for number in range(graph.wired.inputs))
         return GraphAlgorithms.chosen(graph, entering, chosen)
 
     @staticmethod
-    def _first_layout(layer: LayerSpecs, graph: OperatorGraph) -> int:
-        """Return the layout in which a stage's first layer takes its input: that of the operator that follows it."""
-        for node in graph.nodes[: graph.wired.inputs]:
-            for follower in node.followers:
-                if follower.source < 0:
-                    operand = graph.operations[follower.operation].operands[follower.operand]
-                    first, second = layer.operators[follower.operation].mapping
-                    return layout_number(operand.axis(first), operand.axis(second))
-        return 0
+    def _first_layout(layer: LayerSpecs, graph: OperatorGraph, number: int) -> int:
+        """Return the layout in which a stage's first layer takes an input: that of the operator that follows or first reads it."""
+        readers = [(each.operation, each.operand) for each in graph.nodes[number].followers if each.source < 0]
+        readers += [(read.operation, read.operand) for read in graph.operand_edges if read.source == -1 - number]
+        if not readers:
+            return 0
+        index, place = readers[0]
+        operand = graph.operations[index].operands[place]
+        first, second = layer.operators[index].mapping
+        return layout_number(operand.axis(first), operand.axis(second))
 
     @staticmethod
     def _weight_mode(layer: LayerSpecs, node: GraphNode) -> int:

@@ -33,8 +33,9 @@ class OperatorLayer(Layer):
     the same order.
 
     Attributes:
-        entering: layout of the boundary that enters: the one in which the layer before leaves it.
-        leaving: layout in which its own boundary leaves, unless it ends the stage.
+        entering: layouts of the tensors that enter: those in which the layer before leaves them, or in the first layer of a
+            stage those in which they are first read.
+        leaving: layouts in which its own tensors leave, unless it ends the stage.
         first_end, last_end: set for the first layer of a stage, which converts the boundary, and for the last one.
     """
 
@@ -42,15 +43,21 @@ class OperatorLayer(Layer):
     last_end: StageEnd | None = None
 
     def __init__(
-        self, whole: Layer, specs: LayerSpecs, wiring: LayerWiring, mesh: Mesh, entering: Layout = EVERYWHERE
+        self,
+        whole: Layer,
+        specs: LayerSpecs,
+        wiring: LayerWiring,
+        mesh: Mesh,
+        entering: tuple[Layout, ...] | None = None,
     ) -> None:
         super().__init__()
         self.reads = whole.reads  # type: ignore[misc] # those of the layer that it stands for
         self.shared_weights = whole.shared_weights  # type: ignore[misc] # likewise
         self.mixes_rows = whole.mixes_rows  # type: ignore[misc] # likewise
-        self.kind, self.entering, self.wiring = specs.kind, entering, wiring
+        self.kind, self.wiring = specs.kind, wiring
         self.operators = OperatorTensors(self, whole, operators_of(whole), wiring, specs, mesh)
-        self.leaving = without_sums(self.operators.output_layout(wiring.operations[wiring.outputs[0]].name))
+        self.entering = tuple(map(self._first_read, range(wiring.inputs))) if entering is None else entering
+        self.leaving = tuple(map(self._left_layout, wiring.outputs))
         self._reads = Counter(source for sources in wiring.operand_sources for source in sources)
 
     def register_weight(self, attribute: str, part: nn.Parameter) -> None:
@@ -65,6 +72,18 @@ class OperatorLayer(Layer):
 
     def lay_out(self, boundary: Boundary) -> Boundary:
         return self.operators.whole.lay_out(boundary)
+
+    def _first_read(self, number: int) -> Layout:
+        """Return the layout in which an operator first reads a tensor that enters."""
+        for operation, sources in zip(self.wiring.operations, self.wiring.operand_sources, strict=True):
+            if -1 - number in sources:
+                return without_sums(self.operators.operand_layout(operation.name, sources.index(-1 - number)))
+        return EVERYWHERE
+
+    def _left_layout(self, source: Source) -> Layout:
+        if source < 0:
+            return self.entering[-1 - source]
+        return without_sums(self.operators.output_layout(self.wiring.operations[source].name))
 
     def checkpoint_name(self, layer: int, attribute: str) -> str:
         return self.operators.whole.checkpoint_name(layer, attribute)
@@ -96,24 +115,28 @@ class OperatorLayer(Layer):
         return Output(self._left([values[source] for source in self.wiring.outputs]), loss)
 
     def _entered(self, boundary: Boundary) -> dict[Source, Value]:
-        """Return the tensors that enter, by the sources that name them."""
-        end, layout = self.first_end, self.entering
-        if end is not None:
-            if end.mesh is self.operators.mesh:
-                layout = end.layout
-            else:
-                boundary, layout = reshard(end.mesh, boundary, end.layout, EVERYWHERE), EVERYWHERE
-        return {-1 - number: Value((tensor,), layout) for number, tensor in enumerate(boundary)}
+        """Return the tensors that enter and are read, by the sources that name them."""
+        end, mesh, layouts = self.first_end, self.operators.mesh, self.entering
+        if end is not None and end.mesh is mesh:
+            layouts = (end.layout,) * len(boundary)
+        elif end is not None:
+            boundary, layouts = reshard(end.mesh, boundary, end.layout, EVERYWHERE), (EVERYWHERE,) * len(boundary)
+        entered = enumerate(zip(boundary, layouts, self.entering, strict=True))
+        return {
+            -1 - number: Value(reshard(mesh, (tensor,), layout, entering), entering)
+            for number, (tensor, layout, entering) in entered
+            if -1 - number in self._reads
+        }
 
     def _left(self, values: list[Value]) -> Boundary:
         end, mesh = self.last_end, self.operators.mesh
         if end is None:
-            return self._joined(values, self.leaving)
-        if end.mesh is mesh:
-            return self._joined(values, end.layout)
-        return reshard(end.mesh, self._joined(values, EVERYWHERE), EVERYWHERE, end.layout)
+            return self._converted(values, self.leaving)
+        layout = end.layout if end.mesh is mesh else EVERYWHERE
+        left = self._converted(values, (layout,) * len(values))
+        return left if end.mesh is mesh else reshard(end.mesh, left, EVERYWHERE, end.layout)
 
-    def _joined(self, values: list[Value], layout: Layout) -> Tensors:
-        """Return the tensors that leave, all in one layout."""
-        mesh = self.operators.mesh
-        return tuple(tensor for value in values for tensor in reshard(mesh, value.tensors, value.layout, layout))
+    def _converted(self, values: list[Value], layouts: tuple[Layout, ...]) -> Tensors:
+        """Return the tensors that leave, each in its layout."""
+        mesh, pairs = self.operators.mesh, zip(values, layouts, strict=True)
+        return tuple(tensor for value, layout in pairs for tensor in reshard(mesh, value.tensors, value.layout, layout))
