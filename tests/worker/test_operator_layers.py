@@ -5,13 +5,26 @@ from __future__ import annotations
 import pytest
 from operator_layers import check_layer, random_specs
 
-from trainwright.families import Bert, Family, Gpt, Llama, Vit, WideResnet
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Vit, WideResnet
 from trainwright.model import Model
 
 FAMILIES: dict[str, Family] = {
     "gpt": Gpt(1, 32, 8, 8, 40),
     "opt": Gpt(1, 32, 8, 8, 40, activation="relu", tied_embeddings=False),
     "wide_resnet": WideResnet(50, 2, base_channels=8, image_size=32, channels=4, classes=8),
+    "t5": T5(1, 32, 8, 8, 40, decoder_sequence_length=4, position_buckets=6),
+    "t5 1.1": T5(
+        1,
+        32,
+        8,
+        8,
+        40,
+        decoder_sequence_length=12,
+        head_size=8,
+        intermediate_size=24,
+        gated=True,
+        tied_embeddings=False,
+    ),
     "llama": Llama(1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, tied_embeddings=True),
     "bert": Bert(1, 32, 8, 8, 40, token_types=3),
     "vit": Vit(1, 32, 8, 12, 4, classes=20),

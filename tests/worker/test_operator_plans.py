@@ -18,6 +18,7 @@ from operator_plans import (
     MIXED,
     QUERIES,
     SLOW,
+    T5_MIXED,
     TRANSPOSED,
     chosen,
     devices,
@@ -46,6 +47,13 @@ TIED_LLAMA = {"llama": {**LLAMA["llama"], "tied_embeddings": True}}
 OPT = {"gpt": {**GPT["gpt"], "activation": "relu", "tied_embeddings": False}}
 BERT = {"bert": GPT["gpt"]}
 VIT = {"vit": {"layers": 2, "hidden_size": 32, "heads": 8, "image_size": 16, "patch_size": 4, "classes": 20}}
+T5 = {
+    "t5": {
+        "layers": 1, "decoder_layers": 2, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 40,
+        "decoder_sequence_length": 4,
+    }
+}  # fmt: skip
+T5_GATED = {"t5": {**T5["t5"], "gated": True, "tied_embeddings": False, "head_size": 8, "decoder_sequence_length": 12}}
 ROWS = 4
 GATHERED = {"weight_held": WeightHeld.GATHERED, "update_sharded": True}
 WITH_DEGREES = Stage(devices(4), (LayerRun(0, 4, Strategy(2, 2, sharding=Sharding.ZERO2), (2, 2)),))
@@ -82,6 +90,12 @@ def degrees_before_mesh() -> dict:
     return case([degrees, mesh], GPT)
 
 
+def meshes_of_t5() -> dict:
+    """Return the case of two meshes whose stages share the decoder's biases and the embedding."""
+    first, second = (given(model_of(T5), (1, 2), ROWS, T5_MIXED, span) for span in ((0, 4), (4, 6)))
+    return case([first, replace(second, devices=devices(2, 2))], T5)
+
+
 CASES: dict[str, Callable[[], dict]] = {
     **{
         f"{name} {place}": partial(choice, model, shape, links, price, sequences=sequences, **fields)
@@ -94,6 +108,8 @@ CASES: dict[str, Callable[[], dict]] = {
             ("bert 1×4", BERT, (1, 4), (FAST, FAST), True, {}),
             ("vit 2×2", VIT, (2, 2), (FAST, FAST), False, {}),
             ("vit 1×4", VIT, (1, 4), (SLOW, FAST), False, {"clip_norm": 0.05}),
+            ("t5 2×2", T5, (2, 2), (SLOW, FAST), True, {"clip_norm": 0.05}),
+            ("t5 1×4", T5_GATED, (1, 4), (FAST, FAST), False, {}),
         )
         for place, price in (("fastest", 0), ("smallest", -1))
     },
@@ -103,6 +119,8 @@ CASES: dict[str, Callable[[], dict]] = {
     "transposed": lambda: case([mesh_of(GPT, TRANSPOSED, recompute=True)], GPT),
     "queries": lambda: case([mesh_of(GPT, QUERIES, **GATHERED)], GPT, optimizer="adam", learning_rate=1e-3),
     "filters": lambda: case([mesh_of(VIT, FILTERS, update_sharded=True)], VIT),
+    "t5": lambda: case([given(model_of(T5), (2, 2), ROWS, T5_MIXED, (0, 6), **GATHERED)], T5, clip_norm=0.05),
+    "t5 meshes": meshes_of_t5,
     "mesh, degrees": mesh_before_degrees,
     "degrees, mesh": degrees_before_mesh,
 }

@@ -57,6 +57,24 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         | {"patches", "class_token", "positions", "feed_forward_in", "activation", "feed_forward_out"},
         _FIELDS | {"intermediate_size", "image_size", "patch_size", "channels", "classes"},
     ),
+    "t5": RunOperators(
+        _LAYERS
+        | {
+            "position_biases",
+            "feed_forward_in",
+            "activation",
+            "feed_forward_out",
+            "gate_and_up",
+            "gate",
+            "down",
+            "scale",
+        }
+        | {"encoder_normalisation", "decoder_tokens", "cross_attention_normalisation", "cross_query", "cross_key_value"}
+        | {"cross_attention", "cross_attention_output", "cross_attention_residual"},
+        _FIELDS
+        | {"decoder_layers", "decoder_sequence_length", "intermediate_size", "position_buckets", "head_size"}
+        | {"gated", "dropout"},
+    ),
 }
 """Operators that the worker runs, by family."""
 
@@ -170,7 +188,7 @@ _COUNTED: Final[Mapping[Loop, str]] = {
 }
 _OF_HEADS: Final = frozenset({"rotary"})
 """Operators whose width is divided by heads of keys and values."""
-_PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2}
+_PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2, "cross_key_value": 2}
 """Number of equal products that a weight holds."""
 
 

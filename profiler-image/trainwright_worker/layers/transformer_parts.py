@@ -124,21 +124,24 @@ def relative_position_buckets(queries: int, keys: int, buckets: int, *, bidirect
     return offset + torch.where(distance < exact_buckets, distance, log_bucket)
 
 
-def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal: bool = False) -> Tensor:
+def gather_biases(
+    table: Tensor, by_distance: Tensor, queries: int, *, is_causal: bool = False, first: int = 0
+) -> Tensor:
     """Return the biases added to attention scores, (1, heads, queries, keys).
 
-    Each distance is looked up once; query i uses the window of distances that starts at −i.
+    Each distance is looked up once; query i uses the window of distances that starts at −first − i.
 
     Args:
         table: (buckets, heads).
-        by_distance: result of `relative_position_buckets`, (queries + keys − 1,).
+        by_distance: result of `relative_position_buckets`, or its part for these queries, (queries + keys − 1,).
         queries: number of queries.
         is_causal: whether keys after their query get −∞.
+        first: position of the first query.
     """
     keys = by_distance.numel() - queries + 1
     if is_causal:
-        past_biases = functional.embedding(by_distance[:queries], table).T
-        biases = functional.pad(past_biases, (0, keys - 1), value=-math.inf)
+        past_biases = functional.embedding(by_distance[: first + queries], table).T
+        biases = functional.pad(past_biases, (0, keys - 1 - first), value=-math.inf)
     else:
         biases = functional.embedding(by_distance, table).T.contiguous()  # see attention.py: keys are adjacent
     return biases.unfold(-1, keys, 1).flip(-2).unsqueeze(0)

@@ -192,7 +192,7 @@ GPT = Gpt(4, 1024, 16, 512, 51200)
 
 
 @pytest.mark.parametrize(
-    "family", [GPT, Bert(4, 1024, 16, 512), Vit(12, 768, 12)], ids=lambda family: str(family.family)
+    "family", [GPT, Bert(4, 1024, 16, 512), Vit(12, 768, 12), FAMILIES[2][0]], ids=lambda family: str(family.family)
 )
 def test_plans_hold_shardings_that_the_worker_runs_and_their_degrees_are_candidates_too(family: Family) -> None:
     problem = sheet_problem(family, {"p3.8xlarge": 1}, 16)

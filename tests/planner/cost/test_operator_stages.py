@@ -14,7 +14,7 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.operators.meshes import mesh_of
 from trainwright.cost.operators.stage_costs import operator_stage_costs
-from trainwright.families import Family, Gpt, Llama
+from trainwright.families import T5, Family, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import OperatorSpecs, SpanSpecs
@@ -30,7 +30,11 @@ from trainwright.search.preference.plan_adaptation import adapt_plan
 from trainwright.strategy import Strategy
 
 BATCH, LAYERS = 32, 6
-FAMILIES = {"gpt": Gpt(4, 1024, 16, 512, 51200), "llama": Llama(4, 1024, 16, 512, 32000, key_value_heads=4)}
+FAMILIES = {
+    "gpt": Gpt(4, 1024, 16, 512, 51200),
+    "llama": Llama(4, 1024, 16, 512, 32000, key_value_heads=4),
+    "t5": T5(1, 1024, 16, 512, 32128, decoder_layers=2, decoder_sequence_length=128, gated=True),
+}
 
 
 @lru_cache(maxsize=8)

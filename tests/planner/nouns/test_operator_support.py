@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright.cluster import Device
-from trainwright.families import Bert, Family, Gpt, Llama, Moe, Vit
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Vit
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -59,6 +59,8 @@ def changed(name: str, **fields: Any) -> Plan:
         Gpt(1, 64, 4, 32, 128, activation="relu"),
         Bert(1, 64, 4, 32, 128, next_sentence=False),
         Vit(1, 64, 4, 32, 8, classes=20),
+        T5(1, 64, 4, 32, 128),
+        T5(1, 64, 4, 32, 128, gated=True, tied_embeddings=False, head_size=32, decoder_sequence_length=16),
     ],
 )
 def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
@@ -70,6 +72,7 @@ def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
     [
         (Moe(2, 64, 4, 32, experts=4, expert_every=2), "got moe"),
         (Bert(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
+        (T5(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (Gpt(1, 64, 4, 32, 128, parallel_residual=True), "of gpt with parallel_residual False, got True"),
         (Gpt(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (replace(FAMILY, query_key_norm=True), "of llama with query_key_norm False, got True"),

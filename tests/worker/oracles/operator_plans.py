@@ -53,6 +53,15 @@ QUERIES = {
     "projection": "oo", "cross_entropy": "ww",
 }  # fmt: skip
 """Loops on mesh dimension 0 and 1 by operator of a GPT-2, or of a ViT: `bo` is batch and out."""
+T5_MIXED = {
+    "tokens": "be", "attention_normalisation": "bs", "query_key_value": "io", "attention": "sh", "attention_output": "ib",
+    "position_biases": "sw", "attention_residual": "sb", "feed_forward_normalisation": "sb", "feed_forward_in": "oi",
+    "activation": "ws", "feed_forward_out": "is", "feed_forward_residual": "bs", "encoder_normalisation": "sw",
+    "decoder_tokens": "ew", "cross_attention_normalisation": "bw", "cross_query": "oi", "cross_key_value": "is",
+    "cross_attention": "hs", "cross_attention_output": "bi", "cross_attention_residual": "ws", "final_normalisation": "bs",
+    "scale": "bs", "projection": "bo", "cross_entropy": "sw",
+}  # fmt: skip
+"""The same for a T5."""
 
 
 def devices(count: int, first: int = 0) -> tuple[Device, ...]:

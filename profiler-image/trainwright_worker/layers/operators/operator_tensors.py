@@ -49,11 +49,13 @@ class ShardedOperator:
         compute: converts the operands to the layouts of their specs, and computes this rank's part of the result.
         weights: those that it uses, in the order in which it reads them; of some a layer may have none, such as biases.
         dimensions: of its operands and result, by the axes that a mesh shards.
+        weights_used_by: operator whose loops say where a gradient of its weights is a sum; empty: its own.
     """
 
     compute: Callable[[OperatorCall], Value]
     weights: tuple[UsedWeight, ...] = ()
     dimensions: Mapping[Axis, int] = field(default_factory=lambda: SEQUENCES)
+    weights_used_by: str = ""
 
 
 LayerOperators = Mapping[str, ShardedOperator]
@@ -99,7 +101,9 @@ class OperatorTensors:
         }
         parameters = dict(whole.named_parameters())
         self.placed: dict[str, PlacedWeight] = {
-            weight.attribute: place_weight(whole, weight, self.specs[name])
+            weight.attribute: place_weight(
+                whole, weight, self.specs[name], self.specs[operator.weights_used_by or name].mapping
+            )
             for name, operator in operators.items()
             if name in self.specs
             for weight in operator.weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.operator_shardings import OperatorSpecs, WeightHeld
+from trainwright.operator_shardings import LoopMapping, OperatorSpecs, WeightHeld
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import COPIED, Layout, read_layout, sharding_dimensions
 
@@ -59,13 +59,13 @@ def used(dimensions: tuple[int | None, ...], *attributes: str) -> tuple[UsedWeig
     return tuple(UsedWeight(attribute, dimensions) for attribute in attributes)
 
 
-def place_weight(layer: Layer, used: UsedWeight, specs: OperatorSpecs) -> PlacedWeight:
-    """Return where an operator's weight lies. `layer` is unsharded."""
+def place_weight(layer: Layer, used: UsedWeight, specs: OperatorSpecs, mapping: LoopMapping) -> PlacedWeight:
+    """Return where an operator's weight lies, which is used by loops of this mapping. `layer` is unsharded."""
     count = layer.get_parameter(used.attribute).dim()
     axes = tuple(None if dimension is None else dimension % count for dimension in used.dimensions)
     return PlacedWeight(
         used.attribute,
-        read_layout(specs.weight or "", axes, specs.mapping, COPIED),
+        read_layout(specs.weight or "", axes, mapping, COPIED),
         specs.weight_held is WeightHeld.GATHERED,
         specs.update_sharded,
     )

@@ -9,9 +9,15 @@ from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.convolution_layers import CONVOLUTION_LAYERS
 from trainwright_worker.layers.operators.encoder_layers import ENCODER_LAYERS
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators
+from trainwright_worker.layers.operators.t5_layers import T5_LAYERS
 from trainwright_worker.layers.operators.token_layers import TOKEN_LAYERS
 
-SHARDED_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {**CONVOLUTION_LAYERS, **TOKEN_LAYERS, **ENCODER_LAYERS}
+SHARDED_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
+    **CONVOLUTION_LAYERS,
+    **TOKEN_LAYERS,
+    **ENCODER_LAYERS,
+    **T5_LAYERS,
+}
 """Operators by class of layer; a layer has those of the first class that it is an instance of."""
 
 

@@ -28,6 +28,7 @@ from trainwright_worker.layers.operators.token_operators import (
     normalise,
     project_onto_vocabulary,
     rotate_queries_and_keys,
+    scale_hidden,
 )
 from trainwright_worker.layers.token_models import RmsHead, TokenEmbedding
 
@@ -81,6 +82,7 @@ TOKEN_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     },
     RmsHead: {
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight")),
+        "scale": ShardedOperator(scale_hidden),
         **PROJECTION_AND_LOSS,
     },
 }

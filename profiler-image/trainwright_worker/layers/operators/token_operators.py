@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainwright.families.fields import NORM_EPSILON
 from trainwright_worker.layers import bert
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
@@ -21,10 +22,10 @@ LAYER_NORM_EPSILON = 1e-5
 """Epsilon of torch's `layer_norm`, which layers without an `epsilon` of their own leave as it is."""
 
 
-def look_up(call: OperatorCall) -> Value:
-    """Look up this rank's `tokens` in its part of the table (entries, width)."""
+def look_up(call: OperatorCall, field: str = "tokens") -> Value:
+    """Look up this rank's tokens of a field in its part of the table (entries, width)."""
     (table,), placed = call.weights, call.layer.placed["tokens"].layout
-    own = call.own_rows("tokens", call.output_layout)
+    own = call.own_rows(field, call.output_layout)
     if not sharding_dimensions(placed, 0):
         return call.written(functional.embedding(own, table))
     first, _ = call.mesh.interval(placed, 0, call.whole.get_parameter("tokens").shape[0])
@@ -41,7 +42,7 @@ def add_positions(call: OperatorCall) -> Value:
 def normalise(call: OperatorCall) -> Value:
     """Normalise over the width: LayerNorm with a bias, else RMSNorm."""
     (values,), (weight, *bias) = call.read(), call.weights
-    epsilon: float = getattr(call.whole, "epsilon", LAYER_NORM_EPSILON)
+    epsilon: float = getattr(call.whole, "epsilon", LAYER_NORM_EPSILON if bias else NORM_EPSILON)
     group = call.mesh.group(sharding_dimensions(call.operand_layout(), WIDTH))
     if group is not None:
         return call.written(divided_norm(values, weight, bias[0] if bias else None, group, epsilon))
@@ -134,6 +135,13 @@ def add_residual(call: OperatorCall) -> Value:
     (added,), (before,), bias = call.read(), call.read(1), call.weights
     total = before + added
     return call.written(total + bias[0] if bias else total)
+
+
+def scale_hidden(call: OperatorCall) -> Value:
+    """Multiply by the head's factor, which a tied projection of T5 needs."""
+    (hidden,) = call.read()
+    scale: float | None = getattr(call.whole, "scale", None)
+    return call.written(hidden if scale is None else hidden * scale)
 
 
 def project_onto_vocabulary(call: OperatorCall) -> Value:
