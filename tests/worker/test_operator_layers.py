@@ -11,6 +11,10 @@ from trainwright.model import Model
 FAMILIES: dict[str, Family] = {
     "gpt": Gpt(1, 32, 8, 8, 40),
     "opt": Gpt(1, 32, 8, 8, 40, activation="relu", tied_embeddings=False),
+    "falcon": Gpt(
+        1, 32, 8, 8, 40, rotary_size=4, parallel_residual=True, shared_norm=True, key_value_heads=4, biases=False
+    ),
+    "neox": Gpt(1, 32, 8, 8, 40, rotary_size=2, parallel_residual=True),
     "wide_resnet": WideResnet(50, 2, base_channels=8, image_size=32, channels=4, classes=8),
     "t5": T5(1, 32, 8, 8, 40, decoder_sequence_length=4, position_buckets=6),
     "t5 1.1": T5(
@@ -26,9 +30,35 @@ FAMILIES: dict[str, Family] = {
         tied_embeddings=False,
     ),
     "llama": Llama(1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, tied_embeddings=True),
+    "qwen": Llama(
+        1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, query_key_norm=True, query_key_value_bias=True
+    ),
+    "olmo": Llama(
+        1, 32, 8, 8, 40, intermediate_size=64, query_key_norm_over="width", query_key_norm=True, block_norms="after"
+    ),
+    "gemma": Llama(
+        2,
+        32,
+        8,
+        8,
+        40,
+        intermediate_size=64,
+        activation="gelu",
+        attention_window=3,
+        full_attention_every=2,
+        block_norms="both",
+        window_rotary_base=100.0,
+        attention_scale=0.7,
+        embedding_multiplier=2.0,
+        residual_multiplier=0.5,
+        logits_multiplier=0.25,
+        logits_soft_cap=3.0,
+    ),
     "bert": Bert(1, 32, 8, 8, 40, token_types=3),
     "vit": Vit(1, 32, 8, 12, 4, classes=20),
 }
+BLOCKS_ALONE = {"falcon", "neox", "qwen", "olmo"}
+"""Models whose embedding and head are those of others."""
 LIKE_OTHERS = {"block_1", "first_2", "block_2", "first_3", "block_3"}
 """Kinds of layers that differ from others in their sizes alone."""
 SEEDS = 12
@@ -38,6 +68,9 @@ SEEDS = 12
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layer_on_a_mesh_equals_the_whole_layer(name: str, shape: tuple[int, int]) -> None:
     model, axes = Model.of(FAMILIES[name]), (0, 1) if name == "wide_resnet" else (0, 1, 2)
-    for layer in map(model.layers.index, [name for name in dict.fromkeys(model.layers) if name not in LIKE_OTHERS]):
+    kinds = (
+        ["block"] if name in BLOCKS_ALONE else [kind for kind in dict.fromkeys(model.layers) if kind not in LIKE_OTHERS]
+    )
+    for layer in map(model.layers.index, kinds):
         for seed in range(SEEDS):
             check_layer(model, random_specs(model, layer, shape, seed), shape, seed, axes=axes)

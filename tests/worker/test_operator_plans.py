@@ -45,6 +45,17 @@ LLAMA = {
 }  # fmt: skip
 TIED_LLAMA = {"llama": {**LLAMA["llama"], "tied_embeddings": True}}
 OPT = {"gpt": {**GPT["gpt"], "activation": "relu", "tied_embeddings": False}}
+FALCON = {
+    "gpt": {
+        **GPT["gpt"], "rotary_size": 4, "parallel_residual": True, "shared_norm": True, "key_value_heads": 4, "biases": False,
+    }
+}  # fmt: skip
+GEMMA = {
+    "llama": {
+        **TIED_LLAMA["llama"], "activation": "gelu", "attention_window": 3, "full_attention_every": 2, "block_norms": "both",
+        "query_key_norm": True, "query_key_norm_over": "width", "embedding_multiplier": 2.0, "logits_soft_cap": 3.0,
+    }
+}  # fmt: skip
 BERT = {"bert": GPT["gpt"]}
 VIT = {"vit": {"layers": 2, "hidden_size": 32, "heads": 8, "image_size": 16, "patch_size": 4, "classes": 20}}
 T5 = {
@@ -104,6 +115,8 @@ CASES: dict[str, Callable[[], dict]] = {
             ("gpt 1×4", GPT, (1, 4), (FAST, FAST), True, {"clip_norm": 0.05}),
             ("llama 2×2", LLAMA, (2, 2), (FAST, FAST), True, {}),
             ("llama 1×4", TIED_LLAMA, (1, 4), (FAST, FAST), False, {}),
+            ("falcon 2×2", FALCON, (2, 2), (FAST, FAST), True, {}),
+            ("gemma 1×4", GEMMA, (1, 4), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("bert 2×2", BERT, (2, 2), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("bert 1×4", BERT, (1, 4), (FAST, FAST), True, {}),
             ("vit 2×2", VIT, (2, 2), (FAST, FAST), False, {}),

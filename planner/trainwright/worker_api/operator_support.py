@@ -32,19 +32,31 @@ _LAYERS: Final = frozenset(
     {"tokens", "attention_normalisation", "query_key_value", "attention", "attention_output", "attention_residual"}
     | {"feed_forward_normalisation", "feed_forward_residual", "final_normalisation", "projection", "cross_entropy"}
 )
+_ON_QUERIES_AND_KEYS: Final = frozenset(
+    {"query_normalisation", "key_normalisation", "query_key_statistics", "head_normalisation_weights", "rotary"}
+)
+"""Operators on queries, keys and values, whose width is divided by heads of keys and values."""
 _FIELDS: Final = frozenset(
     {"layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "tied_embeddings", "family"}
 )
 
 RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
     "gpt": RunOperators(
-        _LAYERS | {"positions", "feed_forward_in", "activation", "feed_forward_out"},
-        _FIELDS | {"activation", "dropout", "rotary_base"},
+        _LAYERS | {"positions", "rotary", "feed_forward_in", "activation", "feed_forward_out"},
+        _FIELDS
+        | {"activation", "dropout", "rotary_size", "rotary_base", "key_value_heads", "biases"}
+        | {"parallel_residual", "shared_norm"},
     ),
     "llama": RunOperators(
-        _LAYERS | {"rotary", "gate_and_up", "gate", "down"},
+        _LAYERS
+        | {"embedding_scale", "scale", "soft_cap", "gate_and_up", "gate", "down"}
+        | {"attention_output_normalisation", "feed_forward_output_normalisation"}
+        | _ON_QUERIES_AND_KEYS,
         _FIELDS
-        | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"},
+        | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"}
+        | {"query_key_norm", "query_key_norm_over", "query_key_value_bias", "block_norms", "activation"}
+        | {"attention_window", "full_attention_every", "window_rotary_base", "attention_scale"}
+        | {"embedding_multiplier", "residual_multiplier", "logits_multiplier", "logits_soft_cap"},
     ),
     "bert": RunOperators(
         _LAYERS
@@ -186,8 +198,6 @@ _COUNTED: Final[Mapping[Loop, str]] = {
     Loop.OUT: "the width of its output",
     Loop.EXPERT: "the experts",
 }
-_OF_HEADS: Final = frozenset({"rotary"})
-"""Operators whose width is divided by heads of keys and values."""
 _PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2, "cross_key_value": 2}
 """Number of equal products that a weight holds."""
 
@@ -198,9 +208,12 @@ def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tu
     Operators that follow others state none: there it is that of the operand. Of several products in one, the narrowest counts.
     """
     shapes = family_shapes(model)
-    if operation.name in _OF_HEADS and loop is Loop.WIDTH:
-        return shapes.attention_parts, _COUNTED[Loop.HEADS]
-    positions = next(each.positions_per_row for each in kind.operators if each.name == operation.name)
+    name = operation.name
+    if name in _ON_QUERIES_AND_KEYS:
+        if loop is Loop.WIDTH:
+            return shapes.attention_parts, _COUNTED[Loop.HEADS]
+        name = "query_key_value"
+    positions = next(each.positions_per_row for each in kind.operators if each.name == name)
     if loop is Loop.SEQUENCE:
         return positions, _COUNTED[loop]
     size = dict(operation.loops)[loop] or round(operation.operands[0].elements / positions)

@@ -6,13 +6,20 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainwright.families import Llama, Moe
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_models import RotaryLayers
-from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, block_norms, geglu, swiglu
+from trainwright_worker.layers.transformer_parts import (
+    RotaryAttentionLayer,
+    approximate_gelu,
+    block_norms,
+    geglu,
+    swiglu,
+)
 
 FEED_FORWARD_NORM, FEED_FORWARD_OUTPUT_NORM = "feed_forward_norm_weight", "feed_forward_output_norm_weight"
 
@@ -39,7 +46,9 @@ class Block(RotaryAttentionLayer):
             "contract_weight": normal(source, hidden, inner),
         }
         self.register_shards(whole)
-        self.feed_forward: Callable[[Tensor, Tensor, Tensor], Tensor] = geglu if family.activation == "gelu" else swiglu
+        is_gelu = family.activation == "gelu"
+        self.activation: Callable[[Tensor], Tensor] = approximate_gelu if is_gelu else functional.silu
+        self.feed_forward: Callable[[Tensor, Tensor, Tensor], Tensor] = geglu if is_gelu else swiglu
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data

@@ -39,7 +39,11 @@ def swiglu(values: Tensor, expand: Tensor, contract: Tensor, product: Product = 
 def geglu(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
     """Apply GEGLU of T5 1.1 and Gemma, whose GELU is the approximation by tanh; shapes as in `swiglu`."""
     gate, up = functional.linear(values, expand.flatten(-3, -2)).chunk(2, -1)
-    return functional.linear(functional.gelu(gate, approximate="tanh") * up, contract)
+    return functional.linear(approximate_gelu(gate) * up, contract)
+
+
+def approximate_gelu(values: Tensor) -> Tensor:
+    return functional.gelu(values, approximate="tanh")
 
 
 def relu_feed_forward(values: Tensor, expand: Tensor, contract: Tensor, product: Product = functional.linear) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from trainwright_worker.layers import bert, gpt, vit
+from trainwright_worker.layers import bert, vit
 from trainwright_worker.layers.image_models import Classifier
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.encoder_operators import (
@@ -22,7 +22,7 @@ from trainwright_worker.layers.operators.encoder_operators import (
 )
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, ShardedOperator
 from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, POSITION_TABLE, PRODUCT, PRODUCT_BIAS, used
-from trainwright_worker.layers.operators.token_layers import EMBEDDING, TOKEN_LAYERS
+from trainwright_worker.layers.operators.token_layers import EMBEDDING, GPT_BLOCK
 from trainwright_worker.layers.operators.token_operators import (
     add_positions,
     cross_entropy,
@@ -43,7 +43,7 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         "embedding_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
     },
     bert.Block: {
-        **TOKEN_LAYERS[gpt.Block],
+        **GPT_BLOCK,
         "attention": ShardedOperator(attend_to_all),
         "attention_normalisation": ShardedOperator(
             normalise, used(PER_WIDTH, "attention_norm_weight", "attention_norm_bias")
@@ -79,7 +79,7 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         "class_token": ShardedOperator(add_class_token, used(PER_WIDTH, "class_token")),
         "positions": ShardedOperator(add_positions, used(PER_WIDTH, "positions")),
     },
-    PreNormBlock: {**TOKEN_LAYERS[gpt.Block], "attention": ShardedOperator(attend_to_all)},
+    PreNormBlock: {**GPT_BLOCK, "attention": ShardedOperator(attend_to_all)},
     Classifier: {
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
         "class_token": ShardedOperator(select_first_position),

@@ -13,7 +13,15 @@ from trainwright_worker.layers.tensor_parallel import Collectives
 from trainwright_worker.layers.transformer_parts import by_head, join_heads
 
 
-def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, heads: tuple[int, int], first: int) -> Tensor:
+def attend_causally(  # noqa: PLR0913, PLR0917 - operands and what they are
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: tuple[int, int],
+    first: int,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """Return causal attention of some positions over all before them, (rows, queries, heads × size).
 
     Args:
@@ -22,15 +30,19 @@ def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, heads: tuple[
         values: likewise.
         heads: heads of the queries, and of keys and values.
         first: position of the first query.
+        window: positions that a query attends to, its own included; None: all before.
+        scale: of the scores; None: 1 / √size.
     """
     count, positions = queries.shape[1], keys.shape[1]
     query, key, value = by_head(queries, heads[0]), by_head(keys, heads[1]), by_head(values, heads[1])
     if count == positions:
-        return join_heads(causal_attention(query, key, value))
+        return join_heads(causal_attention(query, key, value, window, scale))
     # `is_causal` aligns fewer queries than keys at the first key, so the mask states the positions.
     visible = torch.ones(count, positions, dtype=torch.bool, device=query.device).tril(first)
+    if window is not None:
+        visible = visible.triu(first + 1 - window)
     mixed = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, enable_gqa=heads[0] != heads[1]
+        query, key, value, attn_mask=visible, scale=scale, enable_gqa=heads[0] != heads[1]
     )
     return join_heads(mixed)
 

@@ -16,6 +16,8 @@ TABLE: Final = (-2, -1)
 """Dimensions of a table (entries, width)."""
 PER_WIDTH: Final = (-1, None)
 """Dimension of a weight (width,); the other axis of its spec counts experts."""
+PER_HEAD: Final = (None, None)
+"""Dimensions of a weight that all heads share, whatever its spec says: each rank has it whole."""
 POSITION_TABLE: Final = (-1,)
 """Dimension of a table (entries, width) for the only axis of its spec: each rank has all entries."""
 

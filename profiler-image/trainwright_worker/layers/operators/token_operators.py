@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainwright.families.fields import NORM_EPSILON
-from trainwright_worker.layers import bert
+from trainwright_worker.layers import bert, llama
+from trainwright_worker.layers.gpt import NeoxBlock
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
 from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
@@ -15,7 +16,7 @@ from trainwright_worker.layers.operators.operator_tensors import POSITIONS, WIDT
 from trainwright_worker.layers.operators.resharding import reshard
 from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.token_models import cross_entropy_of_slice, look_up_slice, project
-from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rotate
+from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rms_norm_by_head, rotate
 from trainwright_worker.synthetic_data import UNMASKED
 
 LAYER_NORM_EPSILON = 1e-5
@@ -42,13 +43,42 @@ def add_positions(call: OperatorCall) -> Value:
 def normalise(call: OperatorCall) -> Value:
     """Normalise over the width: LayerNorm with a bias, else RMSNorm."""
     (values,), (weight, *bias) = call.read(), call.weights
-    epsilon: float = getattr(call.whole, "epsilon", LAYER_NORM_EPSILON if bias else NORM_EPSILON)
+    return call.written(_normalised(call, values, weight, bias[0] if bias else None))
+
+
+def _normalised(call: OperatorCall, values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    epsilon: float = getattr(call.whole, "epsilon", NORM_EPSILON if bias is None else LAYER_NORM_EPSILON)
     group = call.mesh.group(sharding_dimensions(call.operand_layout(), WIDTH))
     if group is not None:
-        return call.written(divided_norm(values, weight, bias[0] if bias else None, group, epsilon))
-    if bias:
-        return call.written(functional.layer_norm(values, weight.shape, weight, bias[0], epsilon))
-    return call.written(functional.rms_norm(values, weight.shape, weight, epsilon))
+        return divided_norm(values, weight, bias, group, epsilon)
+    if bias is not None:
+        return functional.layer_norm(values, weight.shape, weight, bias, epsilon)
+    return functional.rms_norm(values, weight.shape, weight, epsilon)
+
+
+def normalise_queries(call: OperatorCall) -> Value:
+    """Normalise queries over their width, if the block does; keys and values pass."""
+    (queries, *others), weights = call.read(), call.weights
+    return call.written(_normalised(call, queries, weights[0]) if weights else queries, *others)
+
+
+def normalise_keys(call: OperatorCall) -> Value:
+    """Normalise keys over their width, if the block does; queries and values pass."""
+    (queries, keys, values), weights = call.read(), call.weights
+    return call.written(queries, _normalised(call, keys, weights[0]) if weights else keys, values)
+
+
+def normalise_heads(call: OperatorCall) -> Value:
+    """Normalise every head of queries and of keys with one weight for each of both; values pass."""
+    (queries, keys, values), (of_queries, of_keys) = call.read(), call.weights
+    epsilon: float = getattr(call.whole, "epsilon", NORM_EPSILON)
+    norms = rms_norm_by_head(queries, of_queries, epsilon), rms_norm_by_head(keys, of_keys, epsilon)
+    return call.written(*norms, values)
+
+
+def pass_on(call: OperatorCall) -> Value:
+    """Return the operand in the layout of the spec; other operators do the work that the planner counts here."""
+    return call.written(*call.read())
 
 
 def multiply(call: OperatorCall) -> Value:
@@ -97,7 +127,10 @@ def attend_to_past(call: OperatorCall) -> Value:
     queries, keys, values = read_for_attention(call)
     layout = call.operand_layout()
     first, _ = call.mesh.interval(layout, POSITIONS, keys.shape[1])
-    return call.written(attend_causally(queries, keys, values, own_heads(call, layout), first))
+    block, window, scale = call.whole, None, None
+    if isinstance(block, RotaryAttentionLayer):
+        window, scale = block.window, block.scale
+    return call.written(attend_causally(queries, keys, values, own_heads(call, layout), first, window, scale))
 
 
 def read_for_attention(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +145,7 @@ def read_for_attention(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
 def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
     """Return this rank's heads of queries, and of keys and values."""
     (_, parts), block = call.mesh.part(layout, WIDTH), call.whole
-    if isinstance(block, RotaryAttentionLayer):
+    if isinstance(block, RotaryAttentionLayer | NeoxBlock):
         return block.heads // parts, block.groups // parts
     heads = block.heads if isinstance(block, bert.Block) else require_block(block).heads
     return heads // parts, heads // parts
@@ -120,28 +153,43 @@ def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
 
 def activate(call: OperatorCall) -> Value:
     """Apply the activation of a pre-normalised block."""
-    (inner,) = call.read()
-    return call.written(require_block(call.whole).activation(inner))
+    (inner,), block = call.read(), call.whole
+    return call.written((block if isinstance(block, NeoxBlock) else require_block(block)).activation(inner))
 
 
-def gate_with_silu(call: OperatorCall) -> Value:
-    """Multiply the gate's SiLU with the other product (SwiGLU)."""
-    gate, up = call.read()
-    return call.written(functional.silu(gate) * up)
+def gate_product(call: OperatorCall) -> Value:
+    """Multiply the gate's activation with the other product."""
+    (gate, up), block = call.read(), call.whole
+    activation = block.activation if isinstance(block, llama.Block) else functional.silu
+    return call.written(activation(gate) * up)
 
 
 def add_residual(call: OperatorCall) -> Value:
-    """Add a branch to its shortcut, and the bias of the branch's last product if there is one."""
+    """Add a branch, times the block's factor if it has one, to its shortcut, and the bias of the branch's last product."""
     (added,), (before,), bias = call.read(), call.read(1), call.weights
-    total = before + added
+    multiplier = call.whole.multiplier if isinstance(call.whole, RotaryAttentionLayer) else None
+    total = before + added if multiplier is None else torch.add(before, added, alpha=multiplier)
     return call.written(total + bias[0] if bias else total)
 
 
 def scale_hidden(call: OperatorCall) -> Value:
-    """Multiply by the head's factor, which a tied projection of T5 needs."""
+    """Multiply by the head's factor."""
     (hidden,) = call.read()
     scale: float | None = getattr(call.whole, "scale", None)
     return call.written(hidden if scale is None else hidden * scale)
+
+
+def scale_embedding(call: OperatorCall) -> Value:
+    """Multiply token embeddings by their factor."""
+    (hidden,), multiplier = call.read(), getattr(call.whole, "multiplier", None)
+    return call.written(hidden if multiplier is None else hidden * multiplier)
+
+
+def cap_logits(call: OperatorCall) -> Value:
+    """Bound the logits by the head's soft cap, in the format of its weights."""
+    (logits,), cap = call.read(), getattr(call.whole, "soft_cap", None)
+    (table,) = call.layer.weights("projection")
+    return call.written(logits if cap is None else torch.tanh(logits.to(table.dtype) / cap) * cap)
 
 
 def project_onto_vocabulary(call: OperatorCall) -> Value:
