@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint import CheckpointException, load, save
 
-from trainwright_worker.executor.checkpoint_chunks import Tile, tiles_of_interval
+from trainwright_worker.executor.checkpoint_chunks import (
+    StateTile,
+    Tile,
+    TileLoadPlanner,
+    tiles_of_interval,
+)
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -61,3 +68,21 @@ def test_a_tensor_without_dimensions_is_one_box() -> None:
 
 def test_box_is_shifted() -> None:
     assert Tile((1, 0), (2, 6)).shifted(1, 6) == Tile((1, 6), (2, 6))
+
+
+NAME = "weights/0.latent_weight"
+
+
+def read_tile(folder: Path, shape: tuple[int, ...], tile: Tile) -> torch.Tensor:
+    values = torch.zeros(tile.sizes)
+    planner = TileLoadPlanner([StateTile(NAME, shape, tile, values)], folder, lambda _: None)
+    load({}, checkpoint_id=folder, planner=planner, no_dist=True)
+    return values
+
+
+def test_a_weight_whose_first_two_dimensions_were_one_is_read(tmp_path: Path) -> None:
+    whole = torch.randn(3, 4, 5)
+    save({NAME: whole.flatten(0, 1)}, checkpoint_id=tmp_path, no_dist=True)
+    assert torch.equal(read_tile(tmp_path, (3, 4, 5), Tile((1, 2, 0), (2, 2, 5))), whole[1:, 2:])
+    with pytest.raises(CheckpointException, match=r"has shape \(12, 5\) in the checkpoint, but \(4, 4, 5\)"):
+        read_tile(tmp_path, (4, 4, 5), Tile((0, 0, 0), (4, 4, 5)))

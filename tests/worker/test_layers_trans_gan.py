@@ -79,7 +79,7 @@ def test_the_loss_and_the_gradients_are_those_of_torchs_modules() -> None:
     layers, theirs = made(MODEL), Generator()
     between = iter(layers[1:-1])
     with torch.no_grad():
-        copy_linear(theirs.latent, layers[0].latent_weight, layers[0].latent_bias)
+        copy_linear(theirs.latent, layers[0].latent_weight.flatten(0, 1), layers[0].latent_bias.flatten())
         theirs.positions[0].copy_(layers[0].positions)
         for stage, blocks in enumerate(theirs.stages):
             if stage:
@@ -96,7 +96,7 @@ def test_the_loss_and_the_gradients_are_those_of_torchs_modules() -> None:
     grown = layers[4]
     last = theirs.stages[3][1].inner
     for ours, other in (
-        (layers[0].latent_weight.grad, theirs.latent.weight.grad),
+        (layers[0].latent_weight.grad.flatten(0, 1), theirs.latent.weight.grad),
         (grown.positions.grad, theirs.positions[2].grad),
         (layers[-2].qkv_weight.grad.flatten(0, 1), last.self_attn.in_proj_weight.grad),
         (layers[-2].attention_bias.grad, last.self_attn.out_proj.bias.grad),

@@ -109,6 +109,18 @@ class StateTile:
     tile: Tile
     values: Tensor
 
+    @property
+    def joined_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor with its first two dimensions as one."""
+        return self.shape if len(self.shape) < 2 else (prod(self.shape[:2]), *self.shape[2:])
+
+    def joined(self) -> Iterator[StateTile]:
+        """Yield the parts of the tile in the tensor with its first two dimensions as one."""
+        first, inner, *others = self.tile.offsets
+        for index, values in enumerate(self.values, first):
+            tile = Tile((index * self.shape[1] + inner, *others), self.tile.sizes[1:])
+            yield StateTile(self.name, self.joined_shape, tile, values)
+
 
 @dataclass(frozen=True, slots=True)
 class _RankState:
@@ -319,8 +331,10 @@ class TileLoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         items: list[ReadItem] = []
         self._drop_buffers_of_former_version()
-        for name, pieces in self._tiles.items():
-            stored = self._stored_metadata(name, pieces[0].shape)
+        for name, whole in self._tiles.items():
+            stored, pieces = self._stored_metadata(name, whole[0]), whole
+            if tuple(stored.size) != whole[0].shape:
+                pieces = self._tiles[name] = [part for piece in whole for part in piece.joined()]
             items += create_read_items_for_chunk_list(name, stored, [_chunk_metadata(piece.tile) for piece in pieces])
         return LoadPlan(items)
 
@@ -336,13 +350,17 @@ class TileLoadPlanner(DefaultLoadPlanner):
             for name in buffers:
                 del self._tiles[name]
 
-    def _stored_metadata(self, name: str, shape: tuple[int, ...]) -> TensorStorageMetadata:
+    def _stored_metadata(self, name: str, piece: StateTile) -> TensorStorageMetadata:
+        """Return how a piece's tensor is stored: in its shape, or with its first two dimensions as one.
+
+        Trainwright 0.2.0 stored the latent weights of TransGAN in that other shape.
+        """
         stored = self._stored_tensors.get(name)
         if not isinstance(stored, TensorStorageMetadata):
             raise CheckpointError(f"{self._folder}: {name} is not in the checkpoint, but this run's model has it")
-        if tuple(stored.size) != shape:
+        if tuple(stored.size) not in {piece.shape, piece.joined_shape}:
             raise CheckpointError(
-                f"{self._folder}: {name} has shape {tuple(stored.size)} in the checkpoint, but {shape} in this run's model"
+                f"{self._folder}: {name} has shape {tuple(stored.size)} in the checkpoint, but {piece.shape} in this run's model"
             )
         return stored
 

@@ -23,20 +23,28 @@ FIRST_PIXEL_SHUFFLE_STAGE = 3
 
 
 class Embedding(Layer):
-    """Embedding of latents (rows, latent) into a small image (rows, positions, hidden), plus learned positions."""
+    """Embedding of latents (rows, latent) into a small image (rows, positions, hidden), plus learned positions.
+
+    Its weight is (positions, hidden, latent), so that a part of the width is a box of it.
+    """
 
     reads = ("latents",)
 
     def __init__(self, latent: int, positions: int, width: int, source: WeightSource) -> None:
         super().__init__()
-        self.latent_weight = make_parameter(normal(source, positions * width, latent))
-        self.latent_bias = nn.Parameter(torch.zeros(positions * width))
+        self.latent_weight = make_parameter(normal(source, positions, width, latent))
+        self.latent_bias = nn.Parameter(torch.zeros(positions, width))
         self.positions = make_parameter(normal(source, positions, width))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        values = functional.linear(data["latents"], self.latent_weight, self.latent_bias)
-        return Output((torch.unflatten(values, 1, self.positions.shape) + self.positions,))
+        return Output((project_latents(data["latents"], self.latent_weight, self.latent_bias) + self.positions,))
+
+
+def project_latents(latents: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return latents (rows, latent) times a weight (positions, width, latent), plus a bias: (rows, positions, width)."""
+    values = functional.linear(latents, weight.flatten(0, 1), bias.flatten())
+    return torch.unflatten(values, 1, bias.shape)
 
 
 class Upsample(Layer):
@@ -58,13 +66,15 @@ class Upsample(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
-        if self.upsampling is None:
-            image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
-            grown = functional.pixel_shuffle(image, 2).flatten(2).transpose(1, 2)
-        else:
-            grown = self._interpolated(hidden, self.upsampling.to(hidden.dtype))
         # This order gives the sum the memory layout of the positions, so it is sent without a copy.
-        return Output((self.positions + grown,))
+        return Output((self.positions + self.grow(hidden),))
+
+    def grow(self, hidden: Tensor) -> Tensor:
+        """Return (rows, 4 × side², width) without the learned positions, of the whole width or of an equal part."""
+        if self.upsampling is not None:
+            return self._interpolated(hidden, self.upsampling.to(hidden.dtype))
+        image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
+        return functional.pixel_shuffle(image, 2).flatten(2).transpose(1, 2)
 
     def _interpolated(self, hidden: Tensor, upsampling: Tensor) -> Tensor:
         """Return (rows, 4 × side², width), interpolated along lines and then along columns."""
