@@ -65,6 +65,11 @@ T5 = {
     }
 }  # fmt: skip
 T5_GATED = {"t5": {**T5["t5"], "gated": True, "tied_embeddings": False, "head_size": 8, "decoder_sequence_length": 12}}
+TRANS_GAN = {
+    "trans_gan": {
+        "layers": [1, 0, 1, 0], "hidden_size": 32, "heads": 8, "bottom_width": 2, "latent_size": 8, "window_size": 4,
+    }
+}  # fmt: skip
 ROWS = 4
 GATHERED = {"weight_held": WeightHeld.GATHERED, "update_sharded": True}
 WITH_DEGREES = Stage(devices(4), (LayerRun(0, 4, Strategy(2, 2, sharding=Sharding.ZERO2), (2, 2)),))
@@ -123,6 +128,8 @@ CASES: dict[str, Callable[[], dict]] = {
             ("vit 1×4", VIT, (1, 4), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("t5 2×2", T5, (2, 2), (SLOW, FAST), True, {"clip_norm": 0.05}),
             ("t5 1×4", T5_GATED, (1, 4), (FAST, FAST), False, {}),
+            ("trans_gan 2×2", TRANS_GAN, (2, 2), (SLOW, FAST), False, {"clip_norm": 0.05}),
+            ("trans_gan 1×4", TRANS_GAN, (1, 4), (FAST, FAST), True, {}),
         )
         for place, price in (("fastest", 0), ("smallest", -1))
     },

@@ -11,6 +11,7 @@ from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
 from trainwright.loop_nests.operations import FamilyShapes, Operation, build_operation
 from trainwright.model import Model
+from trainwright.operator_shardings import Loop
 
 Source = int
 """Index of the operator whose output is read; BOUNDARY and ENCODER_OUTPUT are tensors that enter the layer."""
@@ -94,7 +95,7 @@ class _Wiring:
         return (self.current,)
 
     def _add(self, operator: Operator) -> None:
-        operation = build_operation(operator, self.shapes, accumulates=self._accumulates(operator))
+        operation = self._limited(build_operation(operator, self.shapes, accumulates=self._accumulates(operator)))
         sources = self._sources(operator, len(operation.operands))
         if self.is_first and BOUNDARY in sources:  # raw data has no gradient and needs no resharding
             kept = [number for number, source in enumerate(sources) if source != BOUNDARY]
@@ -107,6 +108,19 @@ class _Wiring:
             self.current = self.sources_by_name[operator.name]
         if operator.name == "scores":
             self.sources_by_name["keys"] = sources[1]
+
+    def _limited(self, operation: Operation) -> Operation:
+        """Return an operation with the loops that this layer can shard.
+
+        Attention within windows needs whole windows, and so all positions. Latents become many positions, whose width is sharded.
+        """
+        if operation.name in _OF_WINDOWS and _WINDOWS in self.sources_by_name:
+            return replace(operation, loops=tuple(pair for pair in operation.loops if pair[0] is not Loop.SEQUENCE))
+        if operation.name == "latent":
+            positions = max(operator.positions_per_row for operator in self.kind.operators)
+            sizes = [(loop, size // positions if loop is Loop.OUT else size) for loop, size in operation.loops]
+            return replace(operation, loops=tuple(sizes))
+        return operation
 
     def _accumulates(self, operator: Operator) -> bool:
         """Return whether the operator adds to another branch: residuals, and all embeddings except the first of a stack."""
@@ -150,6 +164,10 @@ class _Wiring:
         """Return whether the layer is a Wide-ResNet block."""
         return isinstance(self.family, WideResnet) and self.kind.name != HEAD
 
+
+_WINDOWS: Final = "windows"
+_OF_WINDOWS: Final = frozenset({"attention", "scores", "context"})
+"""Operators that work on one window at a time, where there are windows."""
 
 _READ: Final[dict[str, tuple[str, ...]]] = {
     "cross_key_value": ("encoder",),

@@ -93,6 +93,9 @@ class Operation:
 KERNEL_AREAS: Final[Mapping[str, int]] = {"convolve": 9, "stem": 49}
 """Kernel areas of convolutions by name, 1 by default: weights are kernel area × channels × filters."""
 
+MOVES_POSITIONS: Final = frozenset({"windows", "grow"})
+"""Element-wise operators that move values between positions, or make several of one."""
+
 FLOAT32_BYTES = 4
 
 _BATCH, _SEQUENCE, _EXPERT = (Loop.BATCH, Axis.BATCH), (Loop.SEQUENCE, Axis.SEQUENCE), (Loop.EXPERT, Axis.EXPERT)
@@ -220,6 +223,8 @@ def _per_head(operator: Operator, shapes: FamilyShapes, first: float, second: fl
 
 
 def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
+    if operator.name in MOVES_POSITIONS:
+        return _moved_positions(operator)
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH), _EXPERT)
     values = operator.output_elements_per_row
     weight = IndexedTensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
@@ -234,6 +239,13 @@ def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
         is_trivial=True,
         tensor_parallel_loops=() if operator.split is Split.NONE else (Loop.WIDTH,),
     )
+
+
+def _moved_positions(operator: Operator) -> Operation:
+    """Build an operator that moves values between positions, which are therefore not sharded."""
+    tensor = IndexedTensor((_BATCH, (Loop.WIDTH, Axis.WIDTH)), operator.output_elements_per_row)
+    width = round(operator.output_elements_per_row / operator.positions_per_row)
+    return Operation(operator.name, ((Loop.BATCH, 0), (Loop.WIDTH, width)), tensor, (tensor,))
 
 
 def _normalisation(operator: Operator, shapes: FamilyShapes) -> Operation:

@@ -87,6 +87,12 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         | {"decoder_layers", "decoder_sequence_length", "intermediate_size", "position_buckets", "head_size"}
         | {"gated", "dropout"},
     ),
+    "trans_gan": RunOperators(
+        (_LAYERS - {"tokens", "final_normalisation", "projection", "cross_entropy"})
+        | {"latent", "positions", "windows", "feed_forward_in", "activation", "feed_forward_out", "grow", "to_image"}
+        | {"squared_distance"},
+        frozenset({"layers", "hidden_size", "heads", "bottom_width", "latent_size", "window_size", "family"}),
+    ),
 }
 """Operators that the worker runs, by family."""
 

@@ -172,6 +172,19 @@ def test_residual_block_adds_its_shortcut():
     assert all(Loop.SEQUENCE not in dict(one.loops) for one in further.operations), "pixels are not sharded"
 
 
+def test_operators_that_move_positions_do_not_divide_them():
+    family = TransGan((1, 0, 1), 64, bottom_width=4, window_size=8)
+    without_positions = {
+        kind.name: {one.name for one in graph.operations if Loop.SEQUENCE not in dict(one.loops)}
+        for kind, graph in graphs(family, Attention.FUSED)
+    }
+    assert without_positions["block_2"] == {"windows", "attention"}
+    assert not without_positions["block_0"]
+    assert without_positions["grow_1"] == {"grow"}
+    latent = graph_of(family, "embedding").operations[0]
+    assert dict(latent.loops)[Loop.OUT] == 64, "the width of each position"
+
+
 def test_trivial_operators_follow_their_deepest_operand():
     tensor = IndexedTensor((), 1)
 

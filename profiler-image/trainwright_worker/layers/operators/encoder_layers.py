@@ -30,7 +30,6 @@ from trainwright_worker.layers.operators.token_operators import (
     normalise,
     project_onto_vocabulary,
 )
-from trainwright_worker.layers.pre_norm_block import PreNormBlock
 
 PATCHES: Final = (2, 0)
 """Dimensions of filters (width, channels, patch, patch) for the axes of their spec: rows of a patch, width."""
@@ -79,7 +78,6 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         "class_token": ShardedOperator(add_class_token, used(PER_WIDTH, "class_token")),
         "positions": ShardedOperator(add_positions, used(PER_WIDTH, "positions")),
     },
-    PreNormBlock: {**GPT_BLOCK, "attention": ShardedOperator(attend_to_all)},
     Classifier: {
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
         "class_token": ShardedOperator(select_first_position),

@@ -11,12 +11,14 @@ from trainwright_worker.layers.operators.encoder_layers import ENCODER_LAYERS
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators
 from trainwright_worker.layers.operators.t5_layers import T5_LAYERS
 from trainwright_worker.layers.operators.token_layers import TOKEN_LAYERS
+from trainwright_worker.layers.operators.window_layers import WINDOW_LAYERS
 
 SHARDED_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     **CONVOLUTION_LAYERS,
     **TOKEN_LAYERS,
     **ENCODER_LAYERS,
     **T5_LAYERS,
+    **WINDOW_LAYERS,
 }
 """Operators by class of layer; a layer has those of the first class that it is an instance of."""
 
