@@ -226,6 +226,13 @@ class LayerKind:
         return tuple(operator for segment in self.segments for operator in segment.operators)
 
     @cached_property
+    def flops_shares(self) -> tuple[float, ...]:
+        """Each operator's share of the FLOPs, equal ones if there are none: of the layer's time on an emulated device."""
+        flops = [operator.forward_flops_per_row for operator in self.operators]
+        whole = sum(flops)
+        return tuple(own / whole if whole else 1 / len(flops) for own in flops)
+
+    @cached_property
     def parameters(self) -> int:
         return sum(operator.weight_elements for operator in self.operators)
 

@@ -50,10 +50,11 @@ def _check_operators(plan: Plan, stage: Stage, where: str, context: CostContext)
     if len(plan.pipelines) > 1:
         raise ValueError(f"{where}: operators: they have a cost in plans of one pipeline, got {len(plan.pipelines)}")
     for run in stage.layers:
-        if run.strategy != Strategy(*run.strategy.degrees, run.strategy.order, run.strategy.sharding):
+        own = run.strategy
+        if own != Strategy(*own.degrees, own.order, own.sharding, own.recompute):
             raise ValueError(
-                f"{where}, layers {run.first}…{run.end - 1}: recompute, sequence parallelism and weights that stay gathered "
-                "are of degrees; remove them, or the shardings of operators"
+                f"{where}, layers {run.first}…{run.end - 1}: sequence parallelism and weights that stay gathered are of degrees; "
+                "remove them, or the shardings of operators"
             )
     operator_stage_costs(stage, context)
 

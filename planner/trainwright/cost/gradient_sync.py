@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.messages import message_count, weight_tensors
 from trainwright.cost.network import Load, Nic
+from trainwright.cost.operators.shared_weights import largest_shared_weight
 from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
@@ -168,11 +169,19 @@ class _ReductionBuilder:
                 self.reductions.append(GradientReduction((key,), (), 0.0, 0.0, work, overlaps_backward=True))
 
     def _add_operators(self) -> None:
-        """Add the reductions, with all-gathers of updated weights, of stages with shardings of operators; none shares NICs."""
+        """Add the reductions of stages with shardings of operators that follow the last backward; none shares NICs.
+
+        A weight that other stages share is reduced over all of them instead.
+        """
         for key, stage in self.plan_times.stages.items():
             if stage.stage.operators is not None:
                 costs = operator_stage_costs(stage.stage, self.context)
-                self._add((key,), (costs.total.iteration_seconds - costs.update_seconds, 0.0, Load()))
+                if costs.unfinished_reduce_seconds > 0:
+                    self.last_reduction_of_stage[key] = (len(self.reductions),)
+                    self.reductions.append(GradientReduction((key,), (), 0.0, 0.0, overlaps_backward=True))
+                self._add((key,), (costs.late_reduce_seconds, 0.0, Load()))
+                if largest_shared_weight(self.context.model) not in self.plan_times.reduced_separately:
+                    self._add((key,), (costs.shared.reduce_seconds, 0.0, Load()), shared=True)
 
     def _add_bucket(self, bucket: Bucket) -> None:
         owners = tuple(holder.key for holder in bucket.holders)
@@ -212,9 +221,16 @@ class _ReductionBuilder:
         """Add the all-reduce of a tied weight over all its owners.
 
         It runs per tensor rank if the owners share a tensor degree and each stage's runs share data groups; else per slice of a
-        weight that tensor groups divide, and over all ranks if they do not.
+        weight that tensor groups divide, and over all ranks if they do not. Where an owner has shardings of operators, all
+        ranks sum the whole weight.
         """
         context = self.context
+        if any(self.plan_times.stages[key].stage.operators is not None for key in owners):
+            members = tuple(node for key in owners for node in self.plan_times.stages[key].layouts[0].members)
+            values = next(kind.shared_parameters for kind in context.model.kinds if kind.shared_weight == name)
+            ring = context.collectives.all_reduce((members,))
+            self._add(tuple(owners), _all_reduce(ring, values * context.gradient_dtype.num_bytes), shared=True)
+            return
         holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
         layouts = [runs[0].layout for runs in holding]
         by_tensor_rank = len({len(layout.data_groups) for layout in layouts}) == 1 and all(

@@ -137,7 +137,9 @@ def _operator_memory(
     """
     costs, rows = operator_stage_costs(stage, context), sum(stage.layers[0].rows)
     buffers = _boundary_buffer_bytes(stage, [max(run.rows) for run in stage.layers], context, divided_sides)
-    activations = InFlightBytes(costs.total.activation_bytes + buffers.per_micro_batch, buffers.once)
+    activations = InFlightBytes(
+        costs.activations.per_micro_batch + buffers.per_micro_batch, costs.activations.once + buffers.once
+    )
     is_last, members = stage.end == len(context.model.layers), layouts[0].members
     loss = loss_bytes(context, context.divided_at(1), rows) / len(members) if is_last else 0.0
     parts_of = {

@@ -119,12 +119,11 @@ def optimizer_steps(
 def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
     """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards, unless forwards gather them.
 
-    A runtime may gather them while the next iteration's first forward computes. Shardings of operators have them among their
-    reductions.
+    A runtime may gather them while the next iteration's first forward computes; not those of shardings of operators.
     """
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
     if stage.stage.operators is not None:
-        return 0.0
+        return operator_stage_costs(stage.stage, context).publish_seconds
     for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
         updates_shards = run.strategy.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.strategy.data > 1
         if updates_shards and not plan_times.gathers_for_passes(run):

@@ -12,7 +12,8 @@ from trainwright.cost.collectives import NO_COMMUNICATION, Collective, Nodes
 from trainwright.cost.context import KnownStages
 from trainwright.cost.divided_activations import DividedSides, SeriesEnds
 from trainwright.cost.messages import gather_messages, message_count
-from trainwright.cost.operators.stage_costs import OperatorStageCosts, operator_stage_costs
+from trainwright.cost.operators.stage_costs import operator_stage_costs
+from trainwright.cost.operators.stage_passes import OperatorStageCosts
 from trainwright.cost.plan_layout import PlanLayout, StageKey
 from trainwright.cost.time_terms import (
     LayerPass,
@@ -305,11 +306,8 @@ class PlanTimes(PlanLayout):
 
 
 def _operator_worker(costs: OperatorStageCosts) -> StageWorker:
-    """Return the only worker of a stage with shardings of operators; both passes communicate alike."""
-    sync, resharding = costs.other_seconds / 2, costs.resharding_seconds / 2
-    forward = PassTime(costs.forward_compute_seconds, sync, 0.0, resharding)
-    backward = PassTime(costs.backward_compute_seconds, sync, 0.0, resharding)
-    return StageWorker(forward, backward, backward.seconds)
+    """Return the only worker of a stage with shardings of operators."""
+    return StageWorker(costs.forward, costs.backward, costs.last_backward_seconds, costs.unfinished_reduce_seconds)
 
 
 def _shares_nics(run: LayerRun, layout: RankLayout[str]) -> bool:

@@ -59,8 +59,7 @@ def pace_operators(
             kind = model.kind_of(layer.number)
             whole = sum(operator.forward_flops_per_row for operator in kind.operators)
             seconds = {}
-            for operator in kind.operators:
-                share = operator.forward_flops_per_row / whole if whole else 1 / len(kind.operators)
+            for operator, share in zip(kind.operators, kind.flops_shares, strict=True):
                 flops = whole * micro_batch_size / layer.module.operators.part_count(operator.name)
                 seconds[operator.name] = share * emulation.compute_seconds(flops)
             layer.module.operators.pace = OperatorPace(seconds, pacer.add)

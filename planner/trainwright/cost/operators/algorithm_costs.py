@@ -16,11 +16,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cluster import EMULATED_PREFIX
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import StateBytes, state_bytes
 from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram, NodeChoices
-from trainwright.cost.operators.operator_graph import GraphNode
+from trainwright.cost.operators.operator_graph import GraphNode, Read
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
 from trainwright.cost.operators.sharding_specs import (
     LinearSeconds,
@@ -55,14 +56,19 @@ class LayerCompute:
         The profile at that tensor degree is used if the operator is sharded by it and it exists, else the least
         profiled degree.
         """
-        degree = (
-            parts
-            if self.operations[index].tensor_parallel_loops and self._is_profiled(parts)
-            else self.min_profiled_degree
-        )
+        if self._takes_products_alone:
+            degree = parts if self._is_profiled(parts) else self.min_profiled_degree
+            return self.layer_seconds(rows, degree) * self.kind.flops_shares[index] * degree / parts
+        splits = self.kind.is_tensor_parallel and bool(self.operations[index].tensor_parallel_loops)
+        degree = parts if splits and self._is_profiled(parts) else self.min_profiled_degree
         shares = self._shares(rows, degree)
         divided = degree if self.operations[index].tensor_parallel_loops else 1
         return self.layer_seconds(rows, degree) * shares[index] * divided / parts
+
+    @cached_property
+    def _takes_products_alone(self) -> bool:
+        """Is True on emulated devices: operators take the time of their share of the layer's FLOPs, however they are divided."""
+        return all(name.startswith(EMULATED_PREFIX) for name in self.accelerators)
 
     def update_seconds_per_value(self) -> float:
         """Return seconds of the optimizer step per parameter of the layer."""
@@ -98,9 +104,7 @@ class LayerCompute:
         return self.context.layer_cost(accelerator, self.kind, TensorSplit(degree), rows)
 
     def _is_profiled(self, degree: int) -> bool:
-        return self.kind.is_tensor_parallel and all(
-            self.context.profiles.has(name, self.kind.name, degree) for name in self.accelerators
-        )
+        return all(self.context.profiles.has(name, self.kind.name, degree) for name in self.accelerators)
 
     def layer_seconds(self, rows: int, degree: int) -> float:
         """Return forward and backward seconds of the whole layer at a tensor degree."""
@@ -243,17 +247,33 @@ class WeightCosts:
 
     def terms(self) -> Array:
         """Return `[cost term, weight mode, algorithm]` costs, with terms ordered as in `NodeChoices`."""
-        prices, sizes, values, sums = self.prices, self.prices.context.value_bytes, self.values, self.sums
-        costs = np.zeros((4, 2, len(values)))
-        costs[0, 1] = 2 * prices.all_gather(sums, values * sizes.weight, pays_latency=self.pays_latency)
-        scattered = prices.reduce_scatter(sums, values * sizes.gradient)
-        gathered = sizes.weight if prices.rewriting.gradients else sizes.gradient
-        whole = scattered + prices.all_gather(sums, values * gathered, pays_latency=False)
-        costs[1] = whole, scattered
+        costs = np.zeros((4, 2, len(self.values)))
+        costs[0, 1] = 2 * self.gather_seconds
         for mode in (0, 1):
-            costs[1, mode] += self.update_seconds(mode)
+            costs[1, mode] = self.reduce_seconds(mode) + self.publish_seconds(mode) + self.update_seconds(mode)
             costs[2, mode] = self.state(mode).total
         return costs
+
+    @cached_property
+    def gather_seconds(self) -> Array:
+        """Return `[algorithm]` seconds to gather the weight before a use, in mode 1."""
+        size = self.values * self.prices.context.value_bytes.weight
+        return self.prices.all_gather(self.sums, size, pays_latency=self.pays_latency)
+
+    def reduce_seconds(self, mode: int) -> Array:
+        """Return `[algorithm]` seconds to reduce its gradient: reduce-scattered, and gathered again if replicas share no update."""
+        size = self.values * self.prices.context.value_bytes.gradient
+        scattered = self.prices.reduce_scatter(self.sums, size)
+        if self.prices.sharding(mode) is Sharding.NONE:
+            scattered = scattered + self.prices.all_gather(self.sums, size, pays_latency=False)
+        return scattered
+
+    def publish_seconds(self, mode: int) -> Array:
+        """Return `[algorithm]` seconds to gather the weight once its shards are updated, if it is used whole (mode 0)."""
+        if self.prices.sharding(mode) is not Sharding.ZERO2:
+            return np.zeros(len(self.values))
+        size = self.values * self.prices.context.value_bytes.weight
+        return self.prices.all_gather(self.sums, size, pays_latency=False)
 
     def update_seconds(self, mode: int) -> Array:
         """Return `[algorithm]` seconds of the optimizer step."""
@@ -291,7 +311,7 @@ class LayerIlpCosts:
                 self.algorithms.output_layouts(read.source),
                 self.algorithms.operators[read.operation],
             )
-            size = graph.operations[read.operation].operands[read.operand].elements * self._unit_bytes
+            size = self.read_bytes(read)
             layouts = algorithms.operand_layouts[read.operand]
             if source == target:
                 inside[source] += self.mesh_costs.resharding.seconds(source_layouts, layouts, size)
@@ -303,10 +323,10 @@ class LayerIlpCosts:
             nodes, tuple(EdgeCosts(source, target, costs) for (source, target), costs in edges.items())
         )
 
-    def state_of(self, values: int) -> tuple[int, Array] | None:
-        """Return the node of the first weight with at least `values` parameters, and its state bytes there."""
+    def costs_of_weight(self, values: int) -> tuple[int, Array] | None:
+        """Return the node of the first weight with at least `values` parameters, and its iteration seconds and state bytes."""
         index = self.operator_with_weight(values)
-        return None if index is None else (self.algorithms.graph.node_of[index], self.weight(index).terms()[2])
+        return None if index is None else (self.algorithms.graph.node_of[index], self.weight(index).terms()[1:3])
 
     def operator_with_weight(self, values: int) -> int | None:
         """Return the first operator whose weight has at least `values` parameters; None if there is none."""
@@ -349,9 +369,7 @@ class LayerIlpCosts:
         for index in node.operations:
             operation, algorithms = self.algorithms.graph.operations[index], self.algorithms.operators[index]
             share = 1.0 if index == node.leader else scattered
-            costs[0] += self._compute_seconds(index, algorithms) * share + self._all_reduce_seconds(
-                operation, algorithms
-            )
+            costs[0] += self._compute_seconds(index, algorithms) * share + sum(self.sum_seconds(index))
             costs[3] += self._activation_bytes(operation, algorithms) * share
             if operation.weight is not None:
                 costs += self.weight(index).terms()
@@ -378,23 +396,32 @@ class LayerIlpCosts:
                 parts *= size
         return self.compute.seconds(index, rows, parts)
 
-    def _all_reduce_seconds(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
-        """Return all-reduce seconds of one micro-batch: partial outputs forward, partial gradients of operands backward."""
+    def sum_seconds(self, index: int) -> tuple[Array, Array]:
+        """Return `[algorithm]` seconds of an operator's all-reduces of one micro-batch, forward and backward.
+
+        Partial outputs are summed forward, partial gradients of operands backward, and sums of its own both ways.
+        """
+        operation, algorithms = self.algorithms.graph.operations[index], self.algorithms.operators[index]
         prices, size = self.mesh_costs, self._unit_bytes
-        output_elements = prices.shares[algorithms.output_layouts] * operation.output.elements * size
-        seconds = prices.all_reduce(algorithms.output_sums, output_elements)
+        outputs = prices.shares[algorithms.output_layouts] * operation.output.elements * size
+        forward, backward = prices.all_reduce(algorithms.output_sums, outputs), np.zeros(len(outputs))
         for operand, layouts, sums in zip(
             operation.operands, algorithms.operand_layouts, algorithms.operand_sums, strict=True
         ):
-            seconds = seconds + prices.all_reduce(sums, prices.shares[layouts] * operand.elements * size)
+            backward = backward + prices.all_reduce(sums, prices.shares[layouts] * operand.elements * size)
         if (
             operation.internal_sums is not None
             and algorithms.internal_layouts is not None
             and algorithms.internal_sums is not None
         ):
             own = prices.shares[algorithms.internal_layouts] * operation.internal_sums[0].elements * self.rows * 4
-            seconds = seconds + 2 * prices.all_reduce(algorithms.internal_sums, own)
-        return seconds
+            each = prices.all_reduce(algorithms.internal_sums, own)
+            forward, backward = forward + each, backward + each
+        return forward, backward
+
+    def read_bytes(self, read: Read) -> float:
+        """Return the bytes of the whole tensor that an operator reads."""
+        return self.algorithms.graph.operations[read.operation].operands[read.operand].elements * self._unit_bytes
 
     def _activation_bytes(self, operation: Operation, algorithms: OperatorAlgorithms) -> Array:
         layouts = algorithms.operand_layouts[0] if algorithms.operand_layouts else algorithms.output_layouts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -26,6 +26,7 @@ class LogicalMesh:
         seconds_per_byte: per dimension (β), while all groups along it communicate at once.
         ratios: per dimension, of measured collectives to rings of these steps.
         exchanges: per dimension, an all-to-all by the bytes on one device; None: as long as a ring's all-gather of them.
+        whole: ring over all devices, by which weights are reduced and gathered over both dimensions; None: one after the other.
     """
 
     accelerators: tuple[str, ...]
@@ -34,6 +35,7 @@ class LogicalMesh:
     seconds_per_byte: tuple[float, float] = (0.0, 0.0)
     ratios: tuple[CollectiveRatios, CollectiveRatios] = (IDEAL_RINGS, IDEAL_RINGS)
     exchanges: tuple[LinearSeconds, LinearSeconds] | None = None
+    whole: RingSteps | None = None
 
     def __post_init__(self) -> None:
         if not self.accelerators or min(self.shape) < 1:
@@ -53,6 +55,15 @@ class LogicalMesh:
 
 
 @dataclass(frozen=True, slots=True)
+class RingSteps:
+    """Steps of a ring: latency and pace of each, and ratios of measured collectives to them."""
+
+    latency_seconds: float
+    seconds_per_byte: float
+    ratios: CollectiveRatios = IDEAL_RINGS
+
+
+@dataclass(frozen=True, slots=True)
 class LinearSeconds:
     """Seconds of a message: fixed + per byte × bytes."""
 
@@ -69,47 +80,61 @@ class LinearSeconds:
 
 def all_gather(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
     """Return ring all-gather costs by the final bytes per device."""
-    return _ring_pass(mesh, dimension, mesh.ratios[dimension].all_gather)
+    ring = _ring(mesh, dimension)
+    return _ring_pass(ring, mesh.shape[dimension], ring.ratios.all_gather)
 
 
 def all_to_all(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
     """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others."""
     ratio = mesh.ratios[dimension].exchange
     if mesh.exchanges is None:
-        return _ring_pass(mesh, dimension, ratio)
+        return _ring_pass(_ring(mesh, dimension), mesh.shape[dimension], ratio)
     exchange = mesh.exchanges[dimension]
     return LinearSeconds(ratio * exchange.fixed_seconds, ratio * exchange.seconds_per_byte)
 
 
-def _ring_pass(mesh: LogicalMesh, dimension: int, ratio: float) -> LinearSeconds:
+def _ring(mesh: LogicalMesh, dimension: int) -> RingSteps:
+    return RingSteps(mesh.latency_seconds[dimension], mesh.seconds_per_byte[dimension], mesh.ratios[dimension])
+
+
+def _ring_pass(ring: RingSteps, devices: int, ratio: float) -> LinearSeconds:
     """Return costs of n - 1 steps of one n-th of the bytes each."""
-    steps, devices = mesh.shape[dimension] - 1, mesh.shape[dimension]
-    latency, pace = mesh.latency_seconds[dimension], mesh.seconds_per_byte[dimension]
-    return LinearSeconds(ratio * steps * latency, ratio * steps / devices * pace)
+    steps = devices - 1
+    return LinearSeconds(ratio * steps * ring.latency_seconds, ratio * steps / devices * ring.seconds_per_byte)
 
 
 def reduce_scatter(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
-    """Return reduce-scatter costs over one or both dimensions, by one device's initial bytes."""
-    return _ring_passes(mesh, dimensions, [ratios.reduce_scatter for ratios in mesh.ratios])
+    """Return reduce-scatter costs of gradients over one or both dimensions, by one device's initial bytes."""
+    return _of_weights(mesh, dimensions, lambda ratios: ratios.reduce_scatter)
 
 
 def all_gathers(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
-    """Return all-gather costs over one or both dimensions, by one device's final bytes."""
-    return _ring_passes(mesh, dimensions, [ratios.all_gather for ratios in mesh.ratios])
+    """Return all-gather costs of weights over one or both dimensions, by one device's final bytes."""
+    return _of_weights(mesh, dimensions, lambda ratios: ratios.all_gather)
 
 
 def all_reduce(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
     """Return costs of an all-reduce: the steps of a reduce-scatter, and of an all-gather over the same links in reverse."""
-    half = _ring_passes(mesh, dimensions, [ratios.all_reduce for ratios in mesh.ratios])
+    half = _ring_passes(mesh, dimensions, lambda ratios: ratios.all_reduce)
     return half + half
 
 
-def _ring_passes(mesh: LogicalMesh, dimensions: tuple[int, ...], ratios: Sequence[float]) -> LinearSeconds:
+_RatioOf = Callable[[CollectiveRatios], float]
+
+
+def _of_weights(mesh: LogicalMesh, dimensions: tuple[int, ...], ratio_of: _RatioOf) -> LinearSeconds:
+    if mesh.whole is not None and set(mesh.dimensions) == {0, 1} == set(dimensions):
+        return _ring_pass(mesh.whole, mesh.devices, ratio_of(mesh.whole.ratios))
+    return _ring_passes(mesh, dimensions, ratio_of)
+
+
+def _ring_passes(mesh: LogicalMesh, dimensions: tuple[int, ...], ratio_of: _RatioOf) -> LinearSeconds:
     """Return costs over some dimensions, one after the other; fast links go first, so that slow ones carry less."""
     total, share = LinearSeconds(), 1.0
     for dimension in reversed(mesh.dimensions):
         if dimension in dimensions:
-            part = _ring_pass(mesh, dimension, ratios[dimension])
+            ring = _ring(mesh, dimension)
+            part = _ring_pass(ring, mesh.shape[dimension], ratio_of(ring.ratios))
             total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte * share)
             share /= mesh.shape[dimension]
     return total
@@ -154,8 +179,12 @@ class Resharding:
 
         A forward slice is an all-gather backward, and the reverse.
         """
-        fixed = self.fixed_seconds[source, target] + self.fixed_seconds[target, source]
-        return fixed + size_bytes * (self.seconds_per_byte[source, target] + self.seconds_per_byte[target, source])
+        return self.one_way_seconds(source, target, size_bytes) + self.one_way_seconds(target, source, size_bytes)
+
+    def one_way_seconds(self, source: Indices | int, target: Indices | int, size_bytes: float) -> Array:
+        """Return seconds to convert a tensor of `size_bytes`, for layouts or arrays of them."""
+        seconds: Array = self.fixed_seconds[source, target] + size_bytes * self.seconds_per_byte[source, target]
+        return seconds
 
     def _cost(self, change: tuple[_Change, _Change]) -> LinearSeconds:
         """Return the cost of one direction, by the bytes of the whole tensor.

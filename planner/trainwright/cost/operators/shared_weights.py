@@ -1,4 +1,4 @@
-"""Largest weight that several layers share, whose bytes each of them counts."""
+"""Largest weight that several layers share, whose bytes and seconds of an iteration each of them counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def largest_shared_weight(model: Model) -> str | None:
 
 
 def shared_weight_overcount(model: Model) -> Array:
-    """Return `[first, end]` the fraction of that weight's bytes that consecutive layers count redundantly."""
+    """Return `[first, end]` the fraction of that weight's costs that consecutive layers count redundantly."""
     name = largest_shared_weight(model)
     owns = [name is not None and model.kind(layer).shared_weight == name for layer in model.layers]
     counts = span_sums(prefix_sums(np.array(owns, dtype=np.float64)))

@@ -1,83 +1,28 @@
-"""Costs of a stage of a plan whose operators have shardings of their own: those that Alpa's integer program adds up."""
+"""Costs of a stage of a plan whose operators have shardings of their own: those that Alpa's integer program adds up.
+
+The passes hide what those of other stages hide: gathers of the next layer's weights, and reductions of gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, reduce
-from operator import add
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 from trainwright.cost.collectives import Nodes
 from trainwright.cost.context import CostContext, KnownStages
-from trainwright.cost.layer_sums import Array
-from trainwright.cost.memory_terms import StateBytes
 from trainwright.cost.operators.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
-from trainwright.cost.operators.integer_program import AssignmentCost
-from trainwright.cost.operators.layer_specs import LayerAssignment, layer_operators
+from trainwright.cost.operators.layer_costs import OperatorLayerCosts, layer_costs
+from trainwright.cost.operators.layer_specs import layer_operators
 from trainwright.cost.operators.meshes import mesh_of
 from trainwright.cost.operators.operator_graph import GraphNode, OperatorGraph
 from trainwright.cost.operators.parallel_algorithms import AlgorithmSpace, GraphAlgorithms, is_possible
 from trainwright.cost.operators.sharding_specs import layout_number
-from trainwright.cost.operators.shared_weights import largest_shared_weight, shared_weight_overcount
+from trainwright.cost.operators.shared_weights import largest_shared_weight
+from trainwright.cost.operators.stage_passes import OperatorStageCosts, StagePasses
 from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.operator_shardings import LayerSpecs, Loop, OperatorSpecs, SpanSpecs, WeightHeld
-from trainwright.plan import Stage
-
-NO_STATE = StateBytes(0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorStageCosts:
-    """Costs of operators on each device of their stage.
-
-    Attributes:
-        total: as the integer program adds them up; a weight that several layers share counts once in its bytes.
-        forward_compute_seconds, backward_compute_seconds: of one micro-batch; a layer's are divided as its profile says.
-        resharding_seconds: of one micro-batch, forward and backward, between operators.
-        update_seconds: of the optimizer; the rest of an iteration's seconds is communication.
-        state: parts of `total.state_bytes`.
-    """
-
-    total: AssignmentCost
-    forward_compute_seconds: float
-    backward_compute_seconds: float
-    resharding_seconds: float
-    update_seconds: float
-    state: StateBytes[float]
-
-    @property
-    def other_seconds(self) -> float:
-        """Seconds of one micro-batch in collectives of partial sums and of weights, forward and backward."""
-        computed = self.forward_compute_seconds + self.backward_compute_seconds
-        return self.total.seconds - computed - self.resharding_seconds
-
-    def __add__(self, other: OperatorStageCosts) -> OperatorStageCosts:
-        """Return the costs of both, one after the other."""
-        totals = (getattr(self.total, each.name) + getattr(other.total, each.name) for each in fields(AssignmentCost))
-        return OperatorStageCosts(
-            AssignmentCost(*totals),
-            self.forward_compute_seconds + other.forward_compute_seconds,
-            self.backward_compute_seconds + other.backward_compute_seconds,
-            self.resharding_seconds + other.resharding_seconds,
-            self.update_seconds + other.update_seconds,
-            add_state(self.state, other.state),
-        )
-
-    def times(self, count: int) -> OperatorStageCosts:
-        """Return the costs of as many layers like this one."""
-        return OperatorStageCosts(
-            AssignmentCost(*(count * getattr(self.total, each.name) for each in fields(AssignmentCost))),
-            count * self.forward_compute_seconds,
-            count * self.backward_compute_seconds,
-            count * self.resharding_seconds,
-            count * self.update_seconds,
-            add_state(NO_STATE, self.state, count),
-        )
-
-
-def add_state(first: StateBytes[float], second: StateBytes[float], share: float = 1.0) -> StateBytes[float]:
-    """Return the sum of the first bytes and of a share of the second ones."""
-    return StateBytes(*(mine + share * added for mine, added in zip(first, second, strict=True)))
+from trainwright.plan import LayerRun, Stage
 
 
 def operator_stage_costs(stage: Stage, context: CostContext) -> OperatorStageCosts:
@@ -87,10 +32,9 @@ def operator_stage_costs(stage: Stage, context: CostContext) -> OperatorStageCos
         ValueError: The operators are not those of the model, or cannot be sharded so; the sentence names layer and operator.
     """
     assert stage.operators is not None
-    nodes, rows = tuple(device.node for device in stage.devices), sum(stage.layers[0].rows)
+    nodes, runs, specs = tuple(device.node for device in stage.devices), stage.layers, stage.operators
     cached: KnownStages[OperatorStageCosts] = context.known_operator_stages
-    specs = stage.operators
-    return cached.value((nodes, specs, rows), lambda: _StageCosts(specs, nodes, rows, context).total())
+    return cached.value((nodes, specs, runs), lambda: _StageLayers(specs, nodes, runs, context).costs())
 
 
 _Entering = tuple[int, ...] | None
@@ -98,33 +42,33 @@ _Entering = tuple[int, ...] | None
 
 
 @dataclass
-class _StageCosts:
+class _StageLayers:
+    """Layers of a stage, each costed once for equal operators and layouts."""
+
     specs: SpanSpecs
     nodes: Nodes
-    rows: int
+    runs: tuple[LayerRun, ...]
     context: CostContext
     _graphs: dict[str, OperatorGraph] = field(default_factory=dict)
-    _layers: dict[
-        tuple[str, tuple[OperatorSpecs, ...], _Entering], tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]
-    ] = field(default_factory=dict)
+    _layers: dict[tuple[str, tuple[OperatorSpecs, ...], _Entering], OperatorLayerCosts] = field(default_factory=dict)
 
-    def total(self) -> OperatorStageCosts:
+    def costs(self) -> OperatorStageCosts:
         """Return the costs of all layers."""
+        passes = StagePasses(self.specs, self.nodes, self.runs, self.context, self._prices, tuple(self._each_layer()))
+        return passes.costs()
+
+    def _each_layer(self) -> Iterator[OperatorLayerCosts]:
         entering: _Entering = None
-        costs, shared = list[OperatorStageCosts](), NO_STATE
-        for layers in self.specs.layers:
-            self._check_kind(layers)
-            remaining = layers.count
-            while remaining:
-                cost, owned, leaving = self._layer(layers, entering)
-                equal = remaining if leaving == entering else 1
-                costs.append(cost.times(equal))
-                shared = add_state(shared, owned, equal)
-                entering, remaining = leaving, remaining - equal
-        added = reduce(add, costs)
-        overcount = float(shared_weight_overcount(self.context.model)[self.specs.first, self.specs.end])
-        once = replace(added.total, state_bytes=added.total.state_bytes - overcount * shared.total)
-        return replace(added, total=once, state=add_state(added.state, shared, -overcount))
+        for specs in self.specs.layers:
+            self._check_kind(specs)
+            for _ in range(specs.count):
+                yield (costs := self._layer(specs, entering))
+                entering = costs.leaving
+
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch on the whole mesh."""
+        return sum(self.runs[0].rows)
 
     @cached_property
     def _prices(self) -> MeshCosts:
@@ -140,18 +84,13 @@ class _StageCosts:
             any(each.update_sharded for each in whole) or not whole, any(each.sum_scattered for each in operators)
         )
 
-    def _layer(
-        self, layer: LayerSpecs, entering: _Entering
-    ) -> tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]:
-        """Return a layer's costs, the state of its shared weight, and the layouts in which its outputs leave."""
+    def _layer(self, layer: LayerSpecs, entering: _Entering) -> OperatorLayerCosts:
         key = layer.kind, layer.operators, entering
         if key not in self._layers:
             self._layers[key] = self._costs(layer, entering)
         return self._layers[key]
 
-    def _costs(
-        self, layer: LayerSpecs, entering: _Entering
-    ) -> tuple[OperatorStageCosts, StateBytes[float], tuple[int, ...]]:
+    def _costs(self, layer: LayerSpecs, entering: _Entering) -> OperatorLayerCosts:
         graph = self._graph(layer)
         algorithms = self._algorithms(layer, graph, entering)
         assignment = [(self._weight_mode(layer, node), 0) for node in graph.nodes]
@@ -159,8 +98,7 @@ class _StageCosts:
         kind = self.context.model.kind(layer.kind)
         compute = LayerCompute(self.context, kind, graph.operations, self._prices.mesh.accelerators)
         pricing = LayerIlpCosts(self._prices, algorithms, compute, self.rows)
-        leaving = tuple(int(algorithms.output_layouts(source)[0]) for source in graph.wired.outputs)
-        return self._parts(pricing, assignment), self._shared_state(pricing, assignment), leaving
+        return layer_costs(pricing, assignment, largest_shared_weight(self.context.model))
 
     def _check_kind(self, layers: LayerSpecs) -> None:
         """Raise ValueError for the first layer that is of another kind in the model."""
@@ -211,43 +149,6 @@ class _StageCosts:
     @staticmethod
     def _weight_mode(layer: LayerSpecs, node: GraphNode) -> int:
         return int(any(layer.operators[index].weight_held is WeightHeld.GATHERED for index in node.operations))
-
-    @staticmethod
-    def _parts(pricing: LayerIlpCosts, assignment: LayerAssignment) -> OperatorStageCosts:
-        graph, programme = pricing.algorithms.graph, pricing.programme()
-        computed = sum(float(pricing.compute_seconds(number)[0]) for number in range(len(graph.nodes)))
-        forward = computed * pricing.compute.forward_share(pricing.rows)
-        update, state = 0.0, NO_STATE
-        for index, mode in _weights(graph, assignment):
-            update += float(pricing.weight(index).update_seconds(mode)[0])
-            state = add_state(state, _of_only_algorithm(pricing.weight(index).state(mode)))
-        resharding = sum(float(edge.seconds[0, 0]) for edge in programme.edges)
-        total = programme.assignment_cost(assignment)
-        return OperatorStageCosts(total, forward, computed - forward, resharding, update, state)
-
-    def _shared_state(self, pricing: LayerIlpCosts, assignment: LayerAssignment) -> StateBytes[float]:
-        """Return the state of the model's largest shared weight in a layer, zero if the layer lacks it."""
-        kind = pricing.compute.kind
-        if kind.shared_weight is None or kind.shared_weight != largest_shared_weight(self.context.model):
-            return NO_STATE
-        index = pricing.operator_with_weight(kind.shared_parameters)
-        if index is None:
-            return NO_STATE
-        return _of_only_algorithm(pricing.weight(index).state(assignment[pricing.algorithms.graph.node_of[index]][0]))
-
-
-def _weights(graph: OperatorGraph, assignment: LayerAssignment) -> Sequence[tuple[int, int]]:
-    """Return every operator with a weight, and the weight mode of its node."""
-    return [
-        (index, assignment[graph.node_of[index]][0])
-        for index, operation in enumerate(graph.operations)
-        if operation.weight is not None
-    ]
-
-
-def _of_only_algorithm(state: StateBytes[Array]) -> StateBytes[float]:
-    """Return the bytes of a graph's only algorithm."""
-    return StateBytes(*(float(part[0]) for part in state))
 
 
 def _check(given: LayerSpecs, expected: Sequence[OperatorSpecs]) -> None:

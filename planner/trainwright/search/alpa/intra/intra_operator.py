@@ -163,7 +163,7 @@ class IntraOperator:
                 pricing.programme(),
                 self._mesh_algorithms(name, mesh, rows).boundary,
                 goals,
-                self._shared_weight_state(pricing),
+                self._shared_weight_costs(pricing),
             )
             for name, pricing in pricings.items()
         }
@@ -256,12 +256,12 @@ class IntraOperator:
             / mesh.devices
         )
 
-    def _shared_weight_state(self, pricing: LayerIlpCosts) -> tuple[int, Array] | None:
-        """Return the node that holds the model's largest shared weight, and its state bytes there."""
+    def _shared_weight_costs(self, pricing: LayerIlpCosts) -> tuple[int, Array] | None:
+        """Return the node that holds the model's largest shared weight, with its iteration seconds and state bytes."""
         kind = pricing.compute.kind
         if kind.shared_weight is None or kind.shared_weight != largest_shared_weight(self.problem.model):
             return None
-        return pricing.state_of(kind.shared_parameters)
+        return pricing.costs_of_weight(kind.shared_parameters)
 
     @cached_property
     def _shared_weight_overcount(self) -> Array:

@@ -18,8 +18,9 @@ from trainwright.search.alpa.intra.elimination import EliminationResult, elimina
 
 Indices = NDArray[np.int64]
 
-COST_TERMS = 5
-"""Number of cost terms: seconds, iteration seconds, state bytes, activation bytes, state bytes of a shared weight."""
+COST_TERMS = 6
+"""Number of cost terms: seconds, iteration seconds, state bytes, activation bytes; iteration seconds and state bytes of a
+shared weight."""
 
 
 class LayerCostTable(Protocol):
@@ -180,7 +181,7 @@ class LayerTable:
         goals: Sequence[WeightedObjective],
         shared: tuple[int, Array] | None,
     ) -> LayerTable:
-        """Solve the layer; `shared` is the node that holds a shared weight, with its state bytes there."""
+        """Solve the layer; `shared` is the node that holds a shared weight, with its seconds and bytes as `COST_TERMS` has them."""
         solution = eliminate(programme, goals, boundary.boundary_nodes)
         flat = solution.objective.reshape(len(goals), -1)
         padded = np.concatenate([flat, np.full((len(goals), 1), np.inf)], axis=1)
@@ -213,7 +214,7 @@ class LayerTable:
             for part, cost in enumerate(costs):
                 terms[part] += cost[mode, algorithm]
             if shared is not None and shared[0] == number:
-                terms[4] += shared[1][mode, algorithm]
+                terms[4:] += shared[1][:, mode, algorithm]
         for edge in programme.edges:
             terms[0] += edge.seconds[chosen[edge.source], chosen[edge.target]]
         return terms

@@ -181,7 +181,7 @@ class RunCosts:
 
     Attributes:
         tables: layers in order; identical layers share one.
-        shared_weight_overcount: `[first, end]` fraction of the largest shared weight's bytes that a run counts
+        shared_weight_overcount: `[first, end]` fraction of the largest shared weight's bytes and seconds that a run counts
             redundantly.
         describe: function of (first layer, assignments) that exports their specs.
     """
@@ -220,9 +220,9 @@ class RunCosts:
         return self._costs(mixtures.parts[:, number], assignments)
 
     def _costs(self, parts: Array, assignments: Callable[[int, int], Sequence[LayerAssignment]]) -> SpanCosts:
-        seconds, iteration, state, activation, owned = parts
-        once = state - np.where(self.shared_weight_overcount > 0, owned, 0.0) * self.shared_weight_overcount
-        state = np.where(np.isfinite(seconds), once, np.inf)
+        seconds, *counted, activation = parts[:4]
+        owned = np.where(self.shared_weight_overcount > 0, parts[4:], 0.0) * self.shared_weight_overcount
+        iteration, state = np.where(np.isfinite(seconds), np.array(counted) - owned, np.inf)
         return SpanCosts(seconds, iteration, state, activation, assignments, self.describe)
 
     def _assignments(self, first: int, states: Sequence[int], goals: Sequence[int]) -> list[LayerAssignment]:
