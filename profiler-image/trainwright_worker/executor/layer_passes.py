@@ -89,7 +89,7 @@ class LayerPasses:
             layer.number: RecomputedForward(layer.number, layer.module) for layer in self._layers if layer.is_recomputed
         }
         self._in_flight: dict[int, list[_StoredForward]] = {}
-        self._last_reduction: Reduction | None = None
+        self._last_reductions: tuple[Reduction, ...] = ()
         self.loss = torch.zeros((), device=recorder.device)
         self.weight = torch.zeros((), dtype=torch.float64, device=recorder.device)
         self.observer: ForwardObserver | None = None
@@ -238,12 +238,17 @@ class LayerPasses:
         if not layer.overlaps_reduction:
             return
         with self._communication(Action.GRADIENTS):
-            for use in layer.parameter_uses:
-                if use.reduction is not None and use.reduction.overlaps_backward:
-                    if self._last_reduction is not None and not use.flat_parameter.keeps_full_gradients:
-                        self._last_reduction.wait()  # so that at most two layers' gradients are unsharded
-                    use.reduction.start()
-                    self._last_reduction = use.reduction
+            reductions = tuple(
+                use.reduction
+                for use in layer.parameter_uses
+                if use.reduction is not None and use.reduction.overlaps_backward
+            )
+            for before in self._last_reductions:
+                if not before.flat_parameter.keeps_full_gradients:
+                    before.wait()  # so that at most two layers' gradients are unsharded
+            for reduction in reductions:
+                reduction.start()
+            self._last_reductions = reductions
 
     @contextmanager
     def _communication(self, action: Action) -> Iterator[None]:
