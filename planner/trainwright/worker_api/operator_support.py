@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Final
 
-from trainwright.layer import LayerKind
+from trainwright.families import Family, WideResnet
+from trainwright.layer import Attention, LayerKind
 from trainwright.loop_nests.layer_wiring import family_shapes, wire_layer
 from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
@@ -39,6 +40,13 @@ _ON_QUERIES_AND_KEYS: Final = frozenset(
 _FIELDS: Final = frozenset(
     {"layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "tied_embeddings", "family"}
 )
+
+
+def _all_operators(family: Family) -> RunOperators:
+    """Return all operators of a family, whatever its fields."""
+    names = frozenset(operator.name for kind in family.stack(Attention.FUSED).kinds for operator in kind.operators)
+    return RunOperators(names, frozenset(field.name for field in fields(family)))
+
 
 RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
     "gpt": RunOperators(
@@ -93,6 +101,7 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         | {"squared_distance"},
         frozenset({"layers", "hidden_size", "heads", "bottom_width", "latent_size", "window_size", "family"}),
     ),
+    "wide_resnet": _all_operators(WideResnet()),
 }
 """Operators that the worker runs, by family."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright.cluster import Device
-from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, TransGan, Vit
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, TransGan, Vit, WideResnet
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -67,6 +67,7 @@ def changed(name: str, **fields: Any) -> Plan:
         T5(1, 64, 4, 32, 128),
         T5(1, 64, 4, 32, 128, gated=True, tied_embeddings=False, head_size=32, decoder_sequence_length=16),
         TransGan((1, 0, 1), 64, bottom_width=4, window_size=8),
+        WideResnet(101, 4, "second", 32, channels=4),
     ],
 )
 def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
@@ -81,7 +82,6 @@ def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
         (T5(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (TransGan((1,), 64, dropout=True), "of trans_gan with dropout False, got True"),
         (TransGan((1,), 64, fused_gelu=False), "of trans_gan with fused_gelu True, got False"),
-        (Gpt(1, 64, 4, 32, 128, parallel_residual=True), "of gpt with parallel_residual False, got True"),
         (Gpt(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
     ],
 )

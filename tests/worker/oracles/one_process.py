@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from row_groups import normalise_in_groups
 from torch import Tensor
 
 from trainwright.model import Model
@@ -55,12 +56,15 @@ class OneProcess:
     def loss(self, iteration: int, rows: int, plan: Plan | None = None, *, seed: int | None = None) -> Tensor:
         """Return the mean loss over the batch, by weight where rows have some.
 
-        With a plan, every layer computes each replica's rows separately.
+        With a plan, every layer computes each replica's rows separately; where operators are sharded, each batch
+        normalisation does.
         `seed`: of the rows, where it is another than the model's.
         """
         fields = tuple(dict.fromkeys(name for layer in self.layers for name in layer.reads))
         seed = self.seed if seed is None else seed
         data = self.family.rows(fields, seed=seed, iteration=iteration, first=0, count=rows)
+        if plan is not None:
+            self._normalise_in_groups(plan)
         total, weights = torch.zeros(()), list[Tensor]()
         boundary: tuple[Tensor, ...] = ()
         for number, layer in enumerate(self.layers):
@@ -73,14 +77,21 @@ class OneProcess:
             boundary = tuple(torch.cat(tensors) for tensors in zip(*(one.boundary for one in outputs), strict=True))
         return total / (torch.stack(weights).sum().float() if weights else rows)
 
+    def _normalise_in_groups(self, plan: Plan) -> None:
+        sharded = [stage.operators for stage in plan.pipelines[0].stages if stage.operators is not None]
+        for specs in sharded:
+            for layer, layer_specs in specs.each_layer():
+                normalise_in_groups(self.layers[layer], layer_specs, specs.mesh_shape)
+
 
 def pieces(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """Return the row intervals that each replica computes of each micro-batch of each pipeline at a layer, in order."""
+    """Return the row intervals that are computed separately at a layer, in order: each replica's of each micro-batch."""
     found, first = [], 0
     for pipeline in plan.pipelines:
-        run = next(run for stage in pipeline.stages for run in stage.layers if run.first <= layer < run.end)
+        stage = next(stage for stage in pipeline.stages if stage.first <= layer < stage.end)
+        run = next(run for run in stage.layers if run.first <= layer < run.end)
         for _ in range(pipeline.micro_batches):
-            for rows in run.rows:
+            for rows in run.rows if stage.operators is None else (sum(run.rows),):
                 found.append((first, first + rows))
                 first += rows
     return found

@@ -20,8 +20,9 @@ def normalise_in_groups(layer: Layer, specs: LayerSpecs, shape: tuple[int, int])
         weights = operators_of(layer)[operator.name].weights
         module = layer.get_submodule(weights[0].attribute.rpartition(".")[0]) if weights else None
         if isinstance(module, NormedConvolution) and operator.name.endswith("_normalisation"):
-            module.normalise = partial(_normalise, module.normalise, span.parts(operator, Loop.BATCH))
+            module.normalise = partial(_normalise, module, span.parts(operator, Loop.BATCH))
 
 
-def _normalise(normalise, groups: int, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.cat([normalise(rows, weight, bias) for rows in features.chunk(groups)])
+def _normalise(module: NormedConvolution, groups: int, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    parts = [NormedConvolution.normalise(module, rows, weight, bias) for rows in features.chunk(groups)]
+    return torch.cat(parts)
