@@ -18,7 +18,7 @@ from trainwright_worker.layers.operators.layouts import (
     conversion_steps,
     dual,
 )
-from trainwright_worker.layers.operators.local_functions import attend, divided_norm
+from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
 from trainwright_worker.layers.operators.resharding import Mesh, reshard
 
 ROWS, POSITIONS, WIDTH = 0, 1, 2
@@ -116,7 +116,7 @@ def test_norm_of_a_divided_width_equals_that_of_all_of_it(*, has_bias: bool) -> 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_attention_of_some_queries_equals_theirs_among_all(groups: int) -> None:
     queries, keys, passed = values(1, 2, 6, 16), values(2, 2, 6, groups * 4), values(3, 2, 6, groups * 4)
-    whole = attend(queries, keys, passed, (4, groups), 0)
+    whole = attend_causally(queries, keys, passed, (4, groups), 0)
     for first in (0, 2, 4):
-        part = attend(queries[:, first : first + 2], keys, passed, (4, groups), first)
+        part = attend_causally(queries[:, first : first + 2], keys, passed, (4, groups), first)
         torch.testing.assert_close(part, whole[:, first : first + 2])
