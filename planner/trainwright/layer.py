@@ -132,7 +132,7 @@ class Operator:
         """Tensors that hold its weights; the bias of a product, and of a normalisation, is one of its own."""
         if not self.weight_elements:
             return 0
-        if self.kind is OperatorKind.NORMALISATION:
+        if self.kind is OperatorKind.NORMALISATION and self.output_elements_per_row:
             return self.calls * max(
                 round(self.weight_elements * self.positions_per_row / self.output_elements_per_row), 1
             )

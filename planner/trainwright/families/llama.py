@@ -253,5 +253,5 @@ def _normalised_widths(tokens: int, width: int, key_width: int) -> tuple[Operato
 def _normalised_heads(tokens: int, heads: int, groups: int, size: int) -> tuple[Operator, ...]:
     """Return the norms of queries and keys by head; every rank of a tensor group has their two weights whole."""
     norms = rms_norm("query_normalisation", tokens * heads, size), rms_norm("key_normalisation", tokens * groups, size)
-    weights = replace(rms_norm("head_normalisation_weights", 0, size), weight_elements=2 * size)
+    weights = replace(rms_norm("head_normalisation_weights", 0, size), weight_elements=2 * size, calls=2)
     return *(replace(norm, weight_elements=0, split=Split.WHOLE) for norm in norms), weights

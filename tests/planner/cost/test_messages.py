@@ -103,6 +103,7 @@ def test_tables_of_searches_count_tensors_of_mean_size(problem: Problem) -> None
     [
         (Gpt(2, 64, 4, 16, 100), 12),  # two norms and four products, all with biases
         (Llama(2, 64, 4, 16, 100), 6),  # two norms and four products without: queries with keys, gate with up
+        (Llama(2, 64, 4, 16, 100, query_key_norm=True), 8),  # and one weight each for queries and keys
         (Bert(2, 64, 4, sequence_length=16), 12),
     ],
 )
