@@ -223,16 +223,19 @@ def _per_head(operator: Operator, shapes: FamilyShapes, first: float, second: fl
 
 
 def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
+    """Build an element-wise operator, over positions or, like the products that it follows, over experts."""
     if operator.name in MOVES_POSITIONS:
         return _moved_positions(operator)
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH), _EXPERT)
+    unsharded = {Loop.EXPERT, Loop.SEQUENCE} if shapes.has_pixels else {Loop.EXPERT}
+    if is_expert_operator(operator):
+        unsharded = {Loop.SEQUENCE}
+    sizes = {Loop.EXPERT: shapes.experts}
     values = operator.output_elements_per_row
     weight = IndexedTensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
-    # The expert axis is sharded only if the followed operator's is.
-    unsharded = {Loop.EXPERT, Loop.SEQUENCE} if shapes.has_pixels else {Loop.EXPERT}
     return Operation(
         operator.name,
-        tuple((loop, 0) for loop, _ in axes if loop not in unsharded),
+        tuple((loop, sizes.get(loop, 0)) for loop, _ in axes if loop not in unsharded),
         IndexedTensor(axes, values),
         (IndexedTensor(axes, values),),
         weight if operator.weight_elements else None,
@@ -309,20 +312,20 @@ def _added_embedding(operator: Operator) -> Operation:
 
 
 def _routing(operator: Operator, shapes: FamilyShapes) -> Operation:
-    """Build the choice of experts (which follows the router's output), the dispatch of tokens or their combination."""
-    width = (Loop.WIDTH, Axis.WIDTH)
-    tokens, chosen = (_BATCH, _SEQUENCE, width), (_BATCH, _SEQUENCE)
+    """Build the choice of experts, the dispatch of tokens or their combination.
+
+    The choice reads all experts of a token; its balance loss counts the choices over a row's positions.
+    """
+    tokens, chosen = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH)), (_BATCH, _SEQUENCE)
+    pairs = operator.positions_per_row
     if operator.name == "choice":
-        values = operator.output_elements_per_row
         return Operation(
             operator.name,
-            tuple((loop, 0) for loop, _ in tokens),
-            IndexedTensor(chosen, values),
-            (IndexedTensor(tokens, operator.input_elements_per_row),),
-            internal_sums=(IndexedTensor(chosen, 2 * values), (Loop.WIDTH,)),
-            is_trivial=True,
+            ((Loop.BATCH, 0), (Loop.SEQUENCE, pairs)),
+            IndexedTensor(chosen, operator.output_elements_per_row),
+            (IndexedTensor(chosen, operator.input_elements_per_row),),
+            internal_sums=(IndexedTensor((_BATCH,), shapes.experts), (Loop.SEQUENCE,)),
         )
-    pairs = operator.positions_per_row
     dispatches = operator.name == "dispatch"
     hidden = round(
         (operator.output_elements_per_row if dispatches else operator.saved_elements_per_row - pairs) / pairs
@@ -332,7 +335,12 @@ def _routing(operator: Operator, shapes: FamilyShapes) -> Operation:
     choice = IndexedTensor(chosen, pairs)
     return Operation(
         operator.name,
-        ((Loop.BATCH, 0), (Loop.WIDTH, hidden), (Loop.EXPERT, shapes.experts), (Loop.SEQUENCE, pairs)),
+        (
+            (Loop.BATCH, 0),
+            (Loop.WIDTH, hidden),
+            (Loop.EXPERT, shapes.experts),
+            (Loop.SEQUENCE, round(plain / hidden)),
+        ),
         whole if dispatches else IndexedTensor(tokens, plain),
         (IndexedTensor(tokens, plain), choice) if dispatches else (whole, choice),
     )

@@ -153,6 +153,10 @@ def test_a_mixture_dispatches_and_combines():
     assert graph.wired.operand_sources[place["dispatch"]] == (place["feed_forward_normalisation"], place["choice"])
     assert graph.wired.operand_sources[place["combination"]] == (place["experts_down"], place["choice"])
     assert dict(graph.operations[place["experts_down"]].loops)[Loop.EXPERT] == 8
+    assert place["choice"] in {node.leader for node in graph.nodes}
+    assert Loop.WIDTH not in dict(graph.operations[place["choice"]].loops)
+    assert Loop.SEQUENCE not in dict(graph.operations[place["experts_gate"]].loops)
+    assert {dict(graph.operations[place[name]].loops)[Loop.SEQUENCE] for name in ("choice", "combination")} == {32}
     assert [graph.operations[place[name]].output.elements for name in ("dispatch", "combination")] == [4096, 2048]
 
 
