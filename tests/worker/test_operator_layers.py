@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operator_layers import check_layer, random_specs
 
-from trainwright.families import T5, Bert, Family, Gpt, Llama, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, TransGan, Vit, WideResnet
 from trainwright.model import Model
 
 FAMILIES: dict[str, Family] = {
@@ -57,6 +57,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "bert": Bert(1, 32, 8, 8, 40, token_types=3),
     "vit": Vit(1, 32, 8, 12, 4, classes=20),
+    "moe": Moe(
+        2,
+        32,
+        8,
+        8,
+        40,
+        experts=4,
+        expert_every=2,
+        intermediate_size=32,
+        key_value_heads=4,
+        query_key_norm=True,
+        attention_window=5,
+    ),
+    "switch": Moe(2, 32, 8, 8, 40, experts=8, experts_per_token=1, expert_every=2, intermediate_size=32, gated=False),
 }
 BLOCKS_ALONE = {"falcon", "neox", "qwen", "olmo"}
 """Models whose embedding and head are those of others."""

@@ -13,6 +13,7 @@ from gang_answers import answers_of
 from operator_layers import random_specs
 from operator_plans import (
     BATCH,
+    EXPERTS,
     FAST,
     FILTERS,
     MEGATRON,
@@ -45,6 +46,18 @@ LLAMA = {
     }
 }  # fmt: skip
 TIED_LLAMA = {"llama": {**LLAMA["llama"], "tied_embeddings": True}}
+MOE = {
+    "moe": {
+        "layers": 2, "hidden_size": 32, "heads": 8, "key_value_heads": 4, "sequence_length": 8, "vocabulary_size": 40,
+        "intermediate_size": 32, "experts": 4,
+    }
+}  # fmt: skip
+SWITCH = {
+    "moe": {
+        "layers": 2, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 40, "intermediate_size": 64,
+        "experts": 8, "experts_per_token": 1, "expert_every": 2, "gated": False, "balance_loss_weight": 0.1,
+    }
+}  # fmt: skip
 OPT = {"gpt": {**GPT["gpt"], "activation": "relu", "tied_embeddings": False}}
 FALCON = {
     "gpt": {
@@ -107,6 +120,11 @@ def random_mesh(model: dict, shape: tuple[int, int], **fields) -> Stage:
     return Stage(devices(4), (run,), SpanSpecs(shape, specs))
 
 
+def in_reverse(stage: Stage) -> Stage:
+    """Return the stage on the same devices in descending order."""
+    return replace(stage, devices=stage.devices[::-1])
+
+
 def mesh_before_degrees() -> dict:
     mesh = given(model_of(GPT), (1, 2), ROWS, MIXED, (0, 2))
     degrees = Stage(devices(2, 2), (LayerRun(2, 2, Strategy(2, 1), (ROWS,)),))
@@ -143,6 +161,10 @@ CASES: dict[str, Callable[[], dict]] = {
             ("t5 1×4", T5_GATED, (1, 4), (FAST, FAST), False, {}),
             ("trans_gan 2×2", TRANS_GAN, (2, 2), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("trans_gan 1×4", TRANS_GAN, (1, 4), (FAST, FAST), True, {}),
+            ("moe 2×2", MOE, (2, 2), (FAST, FAST), True, {"clip_norm": 0.05}),
+            ("moe 1×4", MOE, (1, 4), (FAST, FAST), False, {}),
+            ("switch 2×2", SWITCH, (2, 2), (FAST, FAST), False, {}),
+            ("switch 1×4", SWITCH, (1, 4), (FAST, FAST), True, {}),
         )
         for place, price in (("fastest", 0), ("smallest", -1))
     },
@@ -157,12 +179,14 @@ CASES: dict[str, Callable[[], dict]] = {
     "filters": lambda: case([mesh_of(VIT, FILTERS, update_sharded=True)], VIT),
     "t5": lambda: case([given(model_of(T5), (2, 2), ROWS, T5_MIXED, (0, 6), **GATHERED)], T5, clip_norm=0.05),
     "t5 meshes": meshes_of_t5,
+    "experts": lambda: case([in_reverse(mesh_of(MOE, EXPERTS, recompute=True, update_sharded=True))], MOE),
     "mesh, degrees": mesh_before_degrees,
     "degrees, mesh": degrees_before_mesh,
 }
 HALF: dict[str, Callable[[], dict]] = {
     "bfloat16": lambda: case([mesh_of(GPT, MIXED)], {**GPT, "dtype": "bfloat16"}),
     "float16": lambda: case([mesh_of(GPT, TRANSPOSED)], {**GPT, "dtype": "float16"}),
+    "bfloat16 experts": lambda: case([mesh_of(MOE, EXPERTS)], {**MOE, "dtype": "bfloat16"}),
 }
 
 
@@ -192,9 +216,11 @@ def test_half_precision_stays_close_to_one_process(answers: dict[str, dict], nam
     assert answer["weight_error"] < 0.1
 
 
-CHANGES: dict[str, Callable[[], tuple[Stage, Stage]]] = {
-    "mesh to degrees": lambda: (mesh_of(GPT, MIXED, update_sharded=True), WITH_DEGREES),
-    "degrees to mesh": lambda: (WITH_DEGREES, mesh_of(GPT, QUERIES, **GATHERED)),
+CHANGES: dict[str, Callable[[], tuple[Stage, Stage, dict]]] = {
+    "mesh to degrees": lambda: (mesh_of(GPT, MIXED, update_sharded=True), WITH_DEGREES, GPT),
+    "degrees to mesh": lambda: (WITH_DEGREES, mesh_of(GPT, QUERIES, **GATHERED), GPT),
+    "experts to degrees": lambda: (mesh_of(MOE, EXPERTS, **GATHERED), WITH_DEGREES, MOE),
+    "degrees to experts": lambda: (WITH_DEGREES, mesh_of(MOE, EXPERTS), MOE),
 }
 
 
@@ -202,8 +228,9 @@ CHANGES: dict[str, Callable[[], tuple[Stage, Stage]]] = {
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     folder, asked = tmp_path_factory.mktemp("checkpoints"), []
     for name, make in CHANGES.items():
-        first, second = (document(plan_of([stage], ROWS)) for stage in make())
-        asked.append({"name": name, "model": GPT, "first": first, "second": second, "folder": str(folder / name)})
+        *stages, model = make()
+        first, second = (document(plan_of([stage], ROWS)) for stage in stages)
+        asked.append({"name": name, "model": model, "first": first, "second": second, "folder": str(folder / name)})
     return answers_of(CHECKPOINT, folder, asked, processes=4)
 
 

@@ -65,7 +65,7 @@ class Moe:
     """Mixtral, and Switch Transformers with one expert per token.
 
     Tokens are assumed to be spread evenly over the experts, with none dropped. A tensor degree splits every expert's
-    width; there is no expert parallelism. A plain feed-forward is as wide as one expert.
+    width; shardings of operators may put experts on devices of their own. A plain feed-forward is as wide as one expert.
     """
 
     layers: Layers

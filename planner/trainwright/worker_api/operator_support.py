@@ -40,6 +40,8 @@ _ON_QUERIES_AND_KEYS: Final = frozenset(
 _FIELDS: Final = frozenset(
     {"layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "tied_embeddings", "family"}
 )
+_EITHER_BRANCH: Final = frozenset({"gate_and_up", "gate", "down", "feed_forward_in", "activation", "feed_forward_out"})
+"""Operators of a feed-forward, gated or not."""
 
 
 def _all_operators(family: Family) -> RunOperators:
@@ -102,6 +104,17 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         frozenset({"layers", "hidden_size", "heads", "bottom_width", "latent_size", "window_size", "family"}),
     ),
     "wide_resnet": _all_operators(WideResnet()),
+    "moe": RunOperators(
+        _LAYERS
+        | {"router", "choice", "dispatch", "combination"}
+        | _ON_QUERIES_AND_KEYS
+        | _EITHER_BRANCH
+        | {f"experts_{name}" for name in _EITHER_BRANCH},
+        _FIELDS
+        | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"}
+        | {"query_key_norm", "query_key_value_bias", "attention_window", "full_attention_every"}
+        | {"experts", "experts_per_token", "expert_every", "gated", "balance_loss_weight"},
+    ),
 }
 """Operators that the worker runs, by family."""
 
@@ -213,7 +226,7 @@ _COUNTED: Final[Mapping[Loop, str]] = {
     Loop.OUT: "the width of its output",
     Loop.EXPERT: "the experts",
 }
-_PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2, "cross_key_value": 2}
+_PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2, "experts_gate_and_up": 2, "cross_key_value": 2}
 """Number of equal products that a weight holds."""
 
 
@@ -230,7 +243,7 @@ def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tu
         name = "query_key_value"
     positions = next(each.positions_per_row for each in kind.operators if each.name == name)
     if loop is Loop.SEQUENCE:
-        return positions, _COUNTED[loop]
+        return dict(operation.loops)[loop] or positions, _COUNTED[loop]
     size = dict(operation.loops)[loop] or round(operation.operands[0].elements / positions)
     if loop is Loop.OUT and operation.name == "query_key_value" and shapes.heads is not None:
         keys = size * shapes.attention_parts // (shapes.heads + 2 * shapes.attention_parts)

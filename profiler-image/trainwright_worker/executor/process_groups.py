@@ -212,6 +212,21 @@ class TensorGroup:
             return received
         return torch.stack([received[ascending.index(rank)] for rank in self.ranks])
 
+    def exchange(self, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        order = [self.ranks.index(rank) for rank in sorted(self.ranks)]
+        is_ascending = order == list(range(self.size))
+        if not is_ascending:
+            pieces = torch.split(values, list(sent))
+            values = torch.cat([pieces[index] for index in order])
+        counts = [received[index] for index in order]
+        joined = values.new_empty(sum(counts))
+        with self._communication("exchanging uneven parts of a tensor"):
+            dist.all_to_all_single(joined, values.contiguous(), counts, [sent[index] for index in order], self.group)
+        if is_ascending:
+            return joined
+        parts = torch.split(joined, counts)
+        return torch.cat([parts[order.index(index)] for index in range(self.size)])
+
     @contextmanager
     def _communication(self, doing: str) -> Iterator[None]:
         self.pacer.pause()

@@ -15,7 +15,7 @@ from trainwright.families.moe import BALANCE_LOSS_WEIGHT
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
-from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
+from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard, copy_jointly_to_tensor_group
 from trainwright_worker.layers.token_models import RotaryLayers
 from trainwright_worker.layers.transformer_parts import (
     Product,
@@ -156,7 +156,9 @@ class ExpertBlock(RotaryAttentionLayer):
         probabilities = functional.softmax(functional.linear(normed, self.router_weight), -1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.experts_per_token, -1)
         mixture = self.shard.reduce_from_tensor_group(self._mixture(normed, weights, experts))
-        return Output((hidden + mixture.view_as(hidden),), self._balance_loss(probabilities, experts))
+        return Output(
+            (hidden + mixture.view_as(hidden),), self.balance_loss_weight * balance_loss(probabilities, experts)
+        )
 
     def _mixture(self, normed: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """Return this rank's part of every token's weighted sum, (rows × sequence, hidden).
@@ -197,22 +199,28 @@ class ExpertBlock(RotaryAttentionLayer):
             return swiglu(tokens, expand, contract, product)
         return relu_feed_forward(tokens, expand.flatten(-3, -2), contract, product)
 
-    def _balance_loss(self, probabilities: Tensor, experts: Tensor) -> Tensor:
-        """Return experts × Σ_e (share of a row's choices for e) × (mean probability of e in the row), summed over rows.
 
-        Switch Transformers' loss takes both means over the batch: a product of sums over rows, which would depend on how a plan
-        groups rows into micro-batches and replicas. Per row, it is a plain sum.
+def balance_loss(probabilities: Tensor, experts: Tensor, group: Collectives | None = None) -> Tensor:
+    """Return experts × Σ_e (share of a row's choices for e) × (mean probability of e in the row), summed over rows.
 
-        Args:
-            probabilities: (rows, sequence, experts).
-            experts: (rows, sequence, k).
-        """
-        choices = experts.flatten(1)
-        share = torch.zeros_like(probabilities[:, 0]).scatter_add(
-            1, choices, torch.ones_like(choices, dtype=probabilities.dtype)
-        )
-        share = share / choices.shape[1]
-        return self.balance_loss_weight * self.experts * (share * probabilities.mean(1)).sum()
+    Switch Transformers' loss takes both means over the batch: a product of sums over rows, which would depend on how a plan
+    groups rows into micro-batches and replicas. Per row, it is a plain sum. It is one over positions, too, given the shares of
+    all of them, which have no gradient.
+
+    Args:
+        probabilities: (rows, sequence, experts).
+        experts: (rows, sequence, k).
+        group: ranks that have equally many other positions of the rows; the sum of what they return is the loss.
+    """
+    choices, parts = experts.flatten(1), 1
+    counts = torch.zeros_like(probabilities[:, 0]).scatter_add(
+        1, choices, torch.ones_like(choices, dtype=probabilities.dtype)
+    )
+    if group is not None:
+        group.all_reduce(counts)
+        parts = group.size
+    share = counts / (choices.shape[1] * parts)
+    return probabilities.shape[-1] * (share * probabilities.mean(1)).sum() / parts
 
 
 class MoeLayers(RotaryLayers):

@@ -46,6 +46,9 @@ class Collectives(Protocol):
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Send row i of (size, count) to rank i; return what each rank sent to this one, (size, count)."""
 
+    def exchange(self, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send the next `sent[i]` of values (count,) to rank i; return the `received[i]` values of every rank i, joined."""
+
 
 SEQUENCE_DIMENSION = 1
 """Dimension of (rows, sequence, …) that is scattered."""

@@ -16,7 +16,19 @@ from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.documents import dumps, parse
 from trainwright.exports import Capabilities
-from trainwright.families import T5, Bert, Custom, CustomKind, CustomProduct, Family, Gpt, Moe, Vit, WideResnet
+from trainwright.families import (
+    T5,
+    Bert,
+    Custom,
+    CustomKind,
+    CustomProduct,
+    Family,
+    Gpt,
+    Moe,
+    TransGan,
+    Vit,
+    WideResnet,
+)
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
@@ -173,8 +185,12 @@ def test_custom_model_may_begin_without_a_matmul(planner: str, products: tuple[C
     assert {part.strategy.tensor for stage in stages_of(best.plan) for part in stage.layers} == {1}
 
 
+NOT_RUN = TransGan((5, 4, 4), 1024, bottom_width=16, fused_gelu=False)
+"""Model whose shardings of operators the worker does not run."""
+
+
 def test_candidates_carry_the_operator_shardings_of_their_stages() -> None:
-    problem = sheet_problem(FAMILIES[0][0], {"p3.8xlarge": 1}, 32)
+    problem = sheet_problem(NOT_RUN, {"p3.8xlarge": 1}, 32)
     given = [one for one in run("alpa", problem) if one.operators]
     assert given
     for candidate in given:
@@ -192,7 +208,9 @@ GPT = Gpt(4, 1024, 16, 512, 51200)
 
 
 @pytest.mark.parametrize(
-    "family", [GPT, Bert(4, 1024, 16, 512), Vit(12, 768, 12), FAMILIES[2][0]], ids=lambda family: str(family.family)
+    "family",
+    [GPT, Bert(4, 1024, 16, 512), Vit(12, 768, 12), FAMILIES[2][0], Moe(4, 1024, 16, 512, 4000)],
+    ids=lambda family: str(family.family),
 )
 def test_plans_hold_shardings_that_the_worker_runs_and_their_degrees_are_candidates_too(family: Family) -> None:
     problem = sheet_problem(family, {"p3.8xlarge": 1}, 16)
@@ -237,7 +255,7 @@ def test_closest_plan_is_reported_when_nothing_fits(make_problem: MakeProblem, m
 
 def test_the_command_line_plans_with_it_and_exports_the_operators(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(dumps(cluster_of({"p3.8xlarge": 1})))
-    (tmp_path / "model.yaml").write_text(dumps(Training(32, moe=FAMILIES[0][0], dtype=RequestedDtype.FLOAT16)))  # type: ignore[arg-type]
+    (tmp_path / "model.yaml").write_text(dumps(Training(32, trans_gan=NOT_RUN, dtype=RequestedDtype.FLOAT16)))  # type: ignore[arg-type]
     inputs = ["--cluster", str(tmp_path / "cluster.yaml"), "--model", str(tmp_path / "model.yaml")]
     result = CliRunner().invoke(app, ["plan", *inputs, "--planner", "alpa", "--top", "50", "--output", "json"])
     assert result.exit_code == 0, result.output

@@ -68,6 +68,10 @@ def changed(name: str, **fields: Any) -> Plan:
         T5(1, 64, 4, 32, 128, gated=True, tied_embeddings=False, head_size=32, decoder_sequence_length=16),
         TransGan((1, 0, 1), 64, bottom_width=4, window_size=8),
         WideResnet(101, 4, "second", 32, channels=4),
+        Moe(
+            2, 64, 4, 32, experts=4, expert_every=2, query_key_norm=True, query_key_value_bias=True, attention_window=8
+        ),
+        Moe(2, 64, 4, 32, experts_per_token=1, gated=False, balance_loss_weight=0.1),
     ],
 )
 def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
@@ -77,7 +81,6 @@ def test_models_whose_operators_are_sharded_one_by_one(family: Family) -> None:
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (Moe(2, 64, 4, 32, experts=4, expert_every=2), "got moe"),
         (Bert(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (T5(1, 64, 4, 32, 128, dropout=True), "does not shard embedding_dropout of embedding by itself"),
         (TransGan((1,), 64, dropout=True), "of trans_gan with dropout False, got True"),

@@ -23,7 +23,7 @@ FAST, SLOW = (0.0, 1e-13), (1e-5, 3e-10)
 Links = tuple[tuple[float, float], tuple[float, float]]
 LETTERS: dict[str, Loop | None] = {
     ".": None, "b": Loop.BATCH, "s": Loop.SEQUENCE, "h": Loop.HEADS, "i": Loop.IN, "o": Loop.OUT, "w": Loop.WIDTH,
-    "e": Loop.ENTRIES,
+    "e": Loop.ENTRIES, "x": Loop.EXPERT,
 }  # fmt: skip
 
 MEGATRON = {
@@ -62,6 +62,14 @@ T5_MIXED = {
     "scale": "bs", "projection": "bo", "cross_entropy": "sw",
 }  # fmt: skip
 """The same for a T5."""
+EXPERTS = {
+    "tokens": "bs", "attention_normalisation": "bs", "query_key_value": "bo", "rotary": "bw", "attention": "bh",
+    "attention_output": "bi", "attention_residual": "b.", "feed_forward_normalisation": "bs", "router": "io",
+    "choice": "bs", "dispatch": "bx", "experts_gate_and_up": "xo", "experts_gate": "xw", "experts_down": "xi",
+    "combination": "sx", "feed_forward_residual": "b.", "final_normalisation": "b.", "projection": "bo",
+    "cross_entropy": "bw",
+}  # fmt: skip
+"""Loops by operator of a gated mixture, whose experts' weights are split in two dimensions."""
 
 
 def devices(count: int, first: int = 0) -> tuple[Device, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,11 +27,15 @@ class Meeting:
 
     def exchange(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' tensors, stacked."""
+        return torch.stack(self.tensors(index, tensor))
+
+    def tensors(self, index: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return all ranks' tensors."""
         self.parts[index] = tensor.detach().clone()
         self.barrier.wait()
-        stacked = torch.stack([part for part in self.parts if part is not None])
+        brought = [part for part in self.parts if part is not None]
         self.barrier.wait()
-        return stacked
+        return brought
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,13 @@ class Thread:
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
         return self.meeting.exchange(self.index, parts)[:, self.index].clone()
+
+    def exchange(self, values: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        brought = self.meeting.tensors(self.index, values)
+        counts = [row.tolist() for row in self.meeting.exchange(self.index, torch.tensor(sent))]
+        parts = [tensor.split(row)[self.index] for tensor, row in zip(brought, counts, strict=True)]
+        assert [len(part) for part in parts] == list(received)
+        return torch.cat(parts)
 
 
 def run_mesh(shape: tuple[int, int], run: Callable[[Mesh], T]) -> list[T]:

@@ -139,4 +139,4 @@ class OperatorLayer(Layer):
     def _converted(self, values: list[Value], layouts: tuple[Layout, ...]) -> Tensors:
         """Return the tensors that leave, each in its layout."""
         mesh, pairs = self.operators.mesh, zip(values, layouts, strict=True)
-        return tuple(tensor for value, layout in pairs for tensor in reshard(mesh, value.tensors, value.layout, layout))
+        return tuple(tensor for value, layout in pairs for tensor in value.converted(mesh, layout))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torch import Tensor
@@ -35,10 +35,16 @@ class Value:
     layout: Layout
     loss: Tensor | None = None
 
+    def converted(self, mesh: Mesh, layout: Layout) -> Tensors:
+        """Return the tensors in another layout."""
+        return reshard(mesh, self.tensors, self.layout, layout)
+
     def summed(self, mesh: Mesh) -> Value:
         """Return the value without partial sums."""
         complete = without_sums(self.layout)
-        return self if complete == self.layout else Value(reshard(mesh, self.tensors, self.layout, complete), complete)
+        if complete == self.layout:
+            return self
+        return replace(self, tensors=self.converted(mesh, complete), layout=complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +180,7 @@ class OperatorCall:
 
     def read(self, number: int = 0) -> Tensors:
         """Return an operand in the layout of its spec."""
-        operand = self.operands[number]
-        return reshard(self.mesh, operand.tensors, operand.layout, self.operand_layout(number))
+        return self.operands[number].converted(self.mesh, self.operand_layout(number))
 
     def own_rows(self, field: str, layout: Layout) -> Tensor:
         """Return this rank's rows and positions of the data (rows, positions)."""

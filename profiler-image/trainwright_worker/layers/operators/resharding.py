@@ -80,14 +80,14 @@ class _Conversion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Collectives, step: Step, *tensors: Tensor) -> Tensors:
         ctx.group, ctx.step = group, step
-        return _convert(group, step, tensors)
+        return convert_along(group, step, tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_convert(ctx.group, ctx.step.gradient, gradients)
+        return None, None, *convert_along(ctx.group, ctx.step.gradient, gradients)
 
 
-def _convert(group: Collectives, step: Step, tensors: Sequence[Tensor]) -> Tensors:
+def convert_along(group: Collectives, step: Step, tensors: Sequence[Tensor]) -> Tensors:
     """Convert tensors along one mesh dimension, in at most one message."""
     if not step.is_message:
         if step.target < 0:

@@ -8,6 +8,7 @@ from typing import Final
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.convolution_layers import CONVOLUTION_LAYERS
 from trainwright_worker.layers.operators.encoder_layers import ENCODER_LAYERS
+from trainwright_worker.layers.operators.expert_layers import EXPERT_LAYERS
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators
 from trainwright_worker.layers.operators.t5_layers import T5_LAYERS
 from trainwright_worker.layers.operators.token_layers import TOKEN_LAYERS
@@ -19,6 +20,7 @@ SHARDED_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     **ENCODER_LAYERS,
     **T5_LAYERS,
     **WINDOW_LAYERS,
+    **EXPERT_LAYERS,
 }
 """Operators by class of layer; a layer has those of the first class that it is an instance of."""
 
