@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -98,20 +99,25 @@ class Degrees(IntraOperator):
             self.rewriting,
             self.problem.cost_context.divided_at(mesh.devices).divides_vocabulary(kind),
         )
-        programmes = list(_degree_programmes(pricing, builder))
+        programmes = list(_degree_programmes(pricing, builder, self.problem.model.max_tensor_degree))
         if not programmes:
             # Degrees would replicate the layer, which the integer program leaves out: it is granted its own choice.
             programmes = [pricing.programme()]
-        tables = [LayerTable.of(each, boundary, goals, self._shared_weight_state(pricing)) for each in programmes]
+        tables = [LayerTable.of(each, boundary, goals, self._shared_weight_costs(pricing)) for each in programmes]
         objectives, parts = np.stack([t.objective for t in tables]), np.stack([t.parts for t in tables], axis=1)
         best = objectives.argmin(axis=0)
         return DegreeTable(objectives.min(axis=0), np.take_along_axis(parts, best[None, None], axis=1)[:, 0])
 
 
-def _degree_programmes(pricing: LayerIlpCosts, builder: DegreesBuilder) -> Iterator[IntegerProgram]:
+def _degree_programmes(
+    pricing: LayerIlpCosts, builder: DegreesBuilder, max_tensor_degree: int
+) -> Iterator[IntegerProgram]:
     """Yield the layer's program for every pair of degrees and both ways to hold weights, where any assignment remains."""
     plain, graph = pricing.programme(), pricing.algorithms.graph
     for batch in ((False, False), (True, False), (False, True), (True, True)):
+        tensor = math.prod(size for size, is_batch in zip(builder.shape, batch, strict=True) if not is_batch)
+        if max_tensor_degree % tensor:
+            continue
         allowed = [
             np.array(
                 [
@@ -150,7 +156,7 @@ def _restricted(node: NodeChoices, allowed: Array, mode: int, *, weighs: bool) -
 
 def least_seconds(tables: Sequence[LayerTable] | Sequence[DegreeTable], batches: int, memory_bytes: float) -> float:
     """Return the least iteration seconds of all layers together that fit into memory, of all objectives; inf if none fits."""
-    seconds, iteration, state, activation, _ = SpecChain(tables).parts[:, :, 0, len(tables)]
+    seconds, iteration, state, activation, *_ = SpecChain(tables).parts[:, :, 0, len(tables)]
     total = batches * seconds + iteration
     return float(np.where(state + activation <= memory_bytes, total, np.inf).min())
 
