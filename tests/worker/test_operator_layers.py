@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operator_layers import check_layer, random_specs
 
-from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
 
 FAMILIES: dict[str, Family] = {
@@ -29,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         gated=True,
         tied_embeddings=False,
     ),
+    "swin": Swin((2, 1), 16, (4, 8), image_size=32, patch_size=4, window_size=4, classes=8),
     "trans_gan": TransGan((1, 0, 1, 0), 32, 8, bottom_width=2, latent_size=8, window_size=4),
     "llama": Llama(1, 32, 8, 8, 40, intermediate_size=64, key_value_heads=4, tied_embeddings=True),
     "qwen": Llama(
@@ -76,6 +77,8 @@ BLOCKS_ALONE = {"falcon", "neox", "qwen", "olmo"}
 """Models whose embedding and head are those of others."""
 LIKE_OTHERS = {"wide_resnet": {"block_1", "first_2", "block_2", "first_3", "block_3"}, "trans_gan": {"grow_2"}}
 """Kinds of layers that differ from others in their sizes alone."""
+OF_OTHER_CONSTANTS = {"swin": [2]}
+"""Layers that differ from the first of their kind: their windows are shifted."""
 SEEDS = 12
 
 
@@ -86,6 +89,6 @@ def test_layer_on_a_mesh_equals_the_whole_layer(name: str, shape: tuple[int, int
     kinds = [kind for kind in dict.fromkeys(model.layers) if kind not in LIKE_OTHERS.get(name, ())]
     if name in BLOCKS_ALONE:
         kinds = ["block"]
-    for layer in map(model.layers.index, kinds):
+    for layer in [*map(model.layers.index, kinds), *OF_OTHER_CONSTANTS.get(name, ())]:
         for seed in range(SEEDS):
             check_layer(model, random_specs(model, layer, shape, seed), shape, seed, axes=axes)

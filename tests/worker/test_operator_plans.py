@@ -79,6 +79,11 @@ T5 = {
     }
 }  # fmt: skip
 T5_GATED = {"t5": {**T5["t5"], "gated": True, "tied_embeddings": False, "head_size": 8, "decoder_sequence_length": 12}}
+SWIN = {
+    "swin": {
+        "layers": [2, 1], "hidden_size": 16, "heads": [4, 8], "image_size": 32, "window_size": 4, "classes": 8,
+    }
+}  # fmt: skip
 TRANS_GAN = {
     "trans_gan": {
         "layers": [1, 0, 1, 0], "hidden_size": 32, "heads": 8, "bottom_width": 2, "latent_size": 8, "window_size": 4,
@@ -159,6 +164,8 @@ CASES: dict[str, Callable[[], dict]] = {
             ("vit 1×4", VIT, (1, 4), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("t5 2×2", T5, (2, 2), (SLOW, FAST), True, {"clip_norm": 0.05}),
             ("t5 1×4", T5_GATED, (1, 4), (FAST, FAST), False, {}),
+            ("swin 2×2", SWIN, (2, 2), (SLOW, FAST), True, {"clip_norm": 0.05}),
+            ("swin 1×4", SWIN, (1, 4), (FAST, FAST), False, {}),
             ("trans_gan 2×2", TRANS_GAN, (2, 2), (SLOW, FAST), False, {"clip_norm": 0.05}),
             ("trans_gan 1×4", TRANS_GAN, (1, 4), (FAST, FAST), True, {}),
             ("moe 2×2", MOE, (2, 2), (FAST, FAST), True, {"clip_norm": 0.05}),

@@ -7,6 +7,7 @@ from math import gcd
 from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
+    BLOCK,
     EMBEDDING,
     HEAD,
     AttentionShape,
@@ -103,6 +104,11 @@ class Swin:
     def _heads(self) -> tuple[int, ...]:
         return self.heads or tuple(max(1, self._width(stage) // 32) for stage in range(len(self.layers)))
 
+    def heads_of(self, kind: str) -> int | None:
+        """Return the attention heads of a kind of layers, None where it has none."""
+        name, _, stage = kind.partition("_")
+        return self._heads[int(stage)] if name == BLOCK else None
+
     def _width(self, stage: int) -> int:
         return int(self.hidden_size * 2**stage)
 
@@ -142,7 +148,7 @@ class Swin:
         window = self._window(stage)
         shape = AttentionShape.of_itself(positions, hidden, heads, span=window**2)
         return LayerKind(
-            name=f"block_{stage}",
+            name=f"{BLOCK}_{stage}",
             segments=(
                 all_reduced_segment(
                     layer_norm("attention_normalisation", positions, hidden),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainwright.families import HEAD, T5, Family, Gpt, Moe, WideResnet
+from trainwright.families import HEAD, T5, Family, Gpt, Moe, Swin, WideResnet
 from trainwright.families.operators import POSITION_BIASES
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
@@ -43,13 +43,13 @@ def wire_layer(model: Model, kind: LayerKind) -> LayerWiring:
     and what T5's decoder reads from the encoder. A table of score biases is used as attention is sharded, so it follows
     attention; nothing reads it. No tensor enters the first layer.
     """
-    return _Wiring(kind, model.family, family_shapes(model), is_first=kind.name == model.layers[0]).run()
+    return _Wiring(kind, model.family, family_shapes(model, kind), is_first=kind.name == model.layers[0]).run()
 
 
-def family_shapes(model: Model) -> FamilyShapes:
-    """Return the shapes of a model; where heads differ by stage, the largest tensor degree limits how attention is sharded."""
+def family_shapes(model: Model, kind: LayerKind) -> FamilyShapes:
+    """Return the shapes of a kind of layers of a model."""
     family = model.family
-    heads = getattr(family, "heads", None)
+    heads = family.heads_of(kind.name) if isinstance(family, Swin) else getattr(family, "heads", None)
     parts = getattr(family, "key_value_heads", None) or heads
     experts = family.experts if isinstance(family, Moe) else 0
     patch_size = getattr(family, "patch_size", 0)
@@ -114,7 +114,7 @@ class _Wiring:
 
         Attention within windows needs whole windows, and so all positions. Latents become many positions, whose width is sharded.
         """
-        if operation.name in _OF_WINDOWS and _WINDOWS in self.sources_by_name:
+        if operation.name in _OF_WINDOWS and not _WINDOWS.isdisjoint(self.sources_by_name):
             return replace(operation, loops=tuple(pair for pair in operation.loops if pair[0] is not Loop.SEQUENCE))
         if operation.name == "latent":
             positions = max(operator.positions_per_row for operator in self.kind.operators)
@@ -165,7 +165,7 @@ class _Wiring:
         return isinstance(self.family, WideResnet) and self.kind.name != HEAD
 
 
-_WINDOWS: Final = "windows"
+_WINDOWS: Final = frozenset({"windows", "into_windows"})
 _OF_WINDOWS: Final = frozenset({"attention", "scores", "context"})
 """Operators that work on one window at a time, where there are windows."""
 

@@ -93,8 +93,8 @@ class Operation:
 KERNEL_AREAS: Final[Mapping[str, int]] = {"convolve": 9, "stem": 49}
 """Kernel areas of convolutions by name, 1 by default: weights are kernel area × channels × filters."""
 
-MOVES_POSITIONS: Final = frozenset({"windows", "grow"})
-"""Element-wise operators that move values between positions, or make several of one."""
+MOVES_POSITIONS: Final = frozenset({"windows", "into_windows", "out_of_windows", "grow", "neighbours", "mean"})
+"""Element-wise operators that move values between positions, make several of one or one of several."""
 
 FLOAT32_BYTES = 4
 
@@ -107,7 +107,7 @@ class FamilyShapes:
 
     Attributes:
         attention_parts: largest number of parts attention can be sharded into (key and value heads).
-        heads: query heads; None if they differ by stage, and keys have as many heads as queries.
+        heads: query heads; None where the family states none, and keys have as many heads as queries.
         experts: 0 outside mixtures of experts.
         patch_size: side of a patch; 0 where images have none.
         has_pixels: whether positions are pixels that convolutions read, which are not sharded.
@@ -224,7 +224,7 @@ def _per_head(operator: Operator, shapes: FamilyShapes, first: float, second: fl
 
 def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
     """Build an element-wise operator, over positions or, like the products that it follows, over experts."""
-    if operator.name in MOVES_POSITIONS:
+    if operator.name in MOVES_POSITIONS and not shapes.has_pixels:
         return _moved_positions(operator)
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH), _EXPERT)
     unsharded = {Loop.EXPERT, Loop.SEQUENCE} if shapes.has_pixels else {Loop.EXPERT}
@@ -245,10 +245,14 @@ def _element_wise(operator: Operator, shapes: FamilyShapes) -> Operation:
 
 
 def _moved_positions(operator: Operator) -> Operation:
-    """Build an operator that moves values between positions, which are therefore not sharded."""
+    """Build an operator that moves values between positions, which are therefore not sharded.
+
+    Nor is the width where it becomes that of four neighbours, one after the other.
+    """
     tensor = IndexedTensor((_BATCH, (Loop.WIDTH, Axis.WIDTH)), operator.output_elements_per_row)
     width = round(operator.output_elements_per_row / operator.positions_per_row)
-    return Operation(operator.name, ((Loop.BATCH, 0), (Loop.WIDTH, width)), tensor, (tensor,))
+    loops = ((Loop.BATCH, 0), *([] if operator.name == "neighbours" else [(Loop.WIDTH, width)]))
+    return Operation(operator.name, loops, tensor, (tensor,))
 
 
 def _normalisation(operator: Operator, shapes: FamilyShapes) -> Operation:
@@ -297,7 +301,7 @@ def _lookup(operator: Operator, shapes: FamilyShapes) -> Operation:  # noqa: ARG
 
 
 def _added_embedding(operator: Operator) -> Operation:
-    """Build an embedding added to an earlier one; every device looks up a whole table of score biases."""
+    """Build an embedding added to an earlier one; every device has a whole table of score biases, and a tensor degree uses it by heads."""
     axes = (_BATCH, _SEQUENCE, (Loop.WIDTH, Axis.WIDTH))
     values = operator.output_elements_per_row
     weight_axes = ((Loop.WIDTH, Axis.WIDTH),) if values else ()
@@ -308,6 +312,7 @@ def _added_embedding(operator: Operator) -> Operation:
         (IndexedTensor(axes, values),),
         IndexedTensor(weight_axes, operator.weight_elements),
         is_trivial=True,
+        tensor_parallel_loops=() if values else (Loop.WIDTH,),
     )
 
 

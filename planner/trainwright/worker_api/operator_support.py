@@ -97,6 +97,13 @@ RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
         | {"decoder_layers", "decoder_sequence_length", "intermediate_size", "position_buckets", "head_size"}
         | {"gated", "dropout"},
     ),
+    "swin": RunOperators(
+        (_LAYERS - {"tokens"})
+        | {"patches", "embedding_normalisation", "into_windows", "position_biases", "out_of_windows", "feed_forward_in"}
+        | {"activation", "feed_forward_out", "neighbours", "merge_normalisation", "merge", "mean"},
+        frozenset({"layers", "hidden_size", "heads", "image_size", "patch_size", "window_size", "channels", "classes"})
+        | {"family"},
+    ),
     "trans_gan": RunOperators(
         (_LAYERS - {"tokens", "final_normalisation", "projection", "cross_entropy"})
         | {"latent", "positions", "windows", "feed_forward_in", "activation", "feed_forward_out", "grow", "to_image"}
@@ -235,7 +242,7 @@ def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tu
 
     Operators that follow others state none: there it is that of the operand. Of several products in one, the narrowest counts.
     """
-    shapes = family_shapes(model)
+    shapes = family_shapes(model, kind)
     name = operation.name
     if name in _ON_QUERIES_AND_KEYS:
         if loop is Loop.WIDTH:

@@ -59,8 +59,14 @@ class Block(PreNormBlock):
         self.register_buffer("apart", windows.shift_mask() if windows.shift else None, persistent=False)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return (rows, window², windows, width) if windows are shifted, as fused attention lays out its result."""
-        biases = functional.embedding(self.places, self.position_biases).permute(2, 0, 1).contiguous()
+        return self.attend_with(self.position_biases, query, key, value)
+
+    def attend_with(self, table: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return (rows, window², windows, width) if windows are shifted, as fused attention lays out its result.
+
+        `table`: the heads' columns of the position biases.
+        """
+        biases = functional.embedding(self.places, table).permute(2, 0, 1).contiguous()
         if self.apart is None:
             mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=biases[None])
             return mixed.transpose(1, 2).flatten(2)
@@ -73,7 +79,11 @@ class Block(PreNormBlock):
         return torch.unflatten(mixed.transpose(1, 2), 2, (windows, -1)).flatten(3)
 
     def join_windows(self, windows: Tensor) -> Tensor:
-        return super().join_windows(windows if self.apart is None else windows.transpose(1, 2).flatten(0, 1))
+        return super().join_windows(self.order_windows(windows))
+
+    def order_windows(self, windows: Tensor) -> Tensor:
+        """Rearrange the result of `attend` to (rows × windows, window², width)."""
+        return windows if self.apart is None else windows.transpose(1, 2).flatten(0, 1)
 
 
 def _windows_beside_heads(part: Tensor, windows: int) -> Tensor:
@@ -97,12 +107,15 @@ class PatchMerging(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
-        (hidden,) = boundary
-        image = torch.unflatten(hidden, 1, (self.side, self.side))
-        neighbours = [image[:, down::2, across::2] for across in (0, 1) for down in (0, 1)]
-        joint = torch.cat(neighbours, -1).flatten(1, 2)
+        joint = self.join_neighbours(*boundary)
         normed = functional.layer_norm(joint, joint.shape[-1:], self.norm_weight, self.norm_bias)
         return Output((functional.linear(normed, self.merge_weight),))
+
+    def join_neighbours(self, hidden: Tensor) -> Tensor:
+        """Rearrange (rows, side², width) into (rows, side² / 4, 4 × width)."""
+        image = torch.unflatten(hidden, 1, (self.side, self.side))
+        neighbours = [image[:, down::2, across::2] for across in (0, 1) for down in (0, 1)]
+        return torch.cat(neighbours, -1).flatten(1, 2)
 
 
 class SwinLayers:

@@ -185,6 +185,8 @@ def test_operators_that_move_positions_do_not_divide_them():
     assert without_positions["block_2"] == {"windows", "attention"}
     assert not without_positions["block_0"]
     assert without_positions["grow_1"] == {"grow"}
+    merge = graph_of(FAMILIES["swin"], "merge_0").operations[0]
+    assert [loop for loop, _ in merge.loops] == [Loop.BATCH], "nor widths of which one holds those of four neighbours"
     latent = graph_of(family, "embedding").operations[0]
     assert dict(latent.loops)[Loop.OUT] == 64, "the width of each position"
 

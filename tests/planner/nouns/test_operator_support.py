@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright.cluster import Device
-from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -66,6 +66,7 @@ def changed(name: str, **fields: Any) -> Plan:
         Vit(1, 64, 4, 32, 8, classes=20),
         T5(1, 64, 4, 32, 128),
         T5(1, 64, 4, 32, 128, gated=True, tied_embeddings=False, head_size=32, decoder_sequence_length=16),
+        Swin((1, 1), 32, image_size=32, window_size=4),
         TransGan((1, 0, 1), 64, bottom_width=4, window_size=8),
         WideResnet(101, 4, "second", 32, channels=4),
         Moe(

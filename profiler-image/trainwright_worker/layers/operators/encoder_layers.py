@@ -14,6 +14,7 @@ from trainwright_worker.layers.operators.encoder_operators import (
     apply_gelu,
     apply_tanh,
     attend_to_all,
+    average_positions,
     embed_patches,
     masked_cross_entropy,
     multiply_first_position,
@@ -33,6 +34,10 @@ from trainwright_worker.layers.operators.token_operators import (
 
 PATCHES: Final = (2, 0)
 """Dimensions of filters (width, channels, patch, patch) for the axes of their spec: rows of a patch, width."""
+
+EMBEDDED_PATCHES: Final = ShardedOperator(
+    embed_patches, (*used(PATCHES, "patches.weight"), *used(PRODUCT_BIAS, "patches.bias"))
+)
 
 ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     bert.Embedding: {
@@ -72,15 +77,14 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         "next_sentence_loss": ShardedOperator(next_sentence_loss),
     },
     vit.Embedding: {
-        "patches": ShardedOperator(
-            embed_patches, (*used(PATCHES, "patches.weight"), *used(PRODUCT_BIAS, "patches.bias"))
-        ),
+        "patches": EMBEDDED_PATCHES,
         "class_token": ShardedOperator(add_class_token, used(PER_WIDTH, "class_token")),
         "positions": ShardedOperator(add_positions, used(PER_WIDTH, "positions")),
     },
     Classifier: {
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
         "class_token": ShardedOperator(select_first_position),
+        "mean": ShardedOperator(average_positions),
         "projection": ShardedOperator(multiply, (*used(PRODUCT, "class_weight"), *used(PRODUCT_BIAS, "class_bias"))),
         "cross_entropy": ShardedOperator(cross_entropy),
     },

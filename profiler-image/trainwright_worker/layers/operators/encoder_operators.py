@@ -69,6 +69,12 @@ def select_first_position(call: OperatorCall) -> Value:
     return call.written(_first_position(call))
 
 
+def average_positions(call: OperatorCall) -> Value:
+    """Return the mean over positions, (rows, 1, width)."""
+    (values,) = call.read()
+    return call.written(values.mean(1, keepdim=True))
+
+
 def multiply_first_position(call: OperatorCall) -> Value:
     """Multiply the first position by a weight (out, in), and add a bias (out,)."""
     return call.written(*multiplied(call, _first_position(call), call.weights))

@@ -9,6 +9,7 @@ from typing import Final
 from torch import Tensor
 from torch.nn import functional
 
+from trainwright.families.operators import POSITION_BIASES
 from trainwright_worker.layers import t5
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.operator_tensors import (
@@ -20,10 +21,8 @@ from trainwright_worker.layers.operators.operator_tensors import (
     Value,
 )
 from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, TABLE, used
-from trainwright_worker.layers.operators.token_operators import add_residual, look_up, multiply, normalise
+from trainwright_worker.layers.operators.token_operators import add_residual, hold_biases, look_up, multiply, normalise
 from trainwright_worker.layers.transformer_parts import by_head, gather_biases, join_heads
-
-POSITION_BIASES: Final = "position_biases"
 
 
 def attend_with_biases(call: OperatorCall) -> Value:
@@ -54,11 +53,6 @@ def _attention(
     return join_heads(functional.scaled_dot_product_attention(query, key, value, attn_mask=biases, scale=1.0))
 
 
-def hold_biases(call: OperatorCall) -> Value:
-    """Return nothing: attention reads the table of biases."""
-    return Value((), call.output_layout)
-
-
 def rectify(call: OperatorCall) -> Value:
     """Apply the ReLU of a plain feed-forward."""
     (inner,) = call.read()
@@ -83,7 +77,7 @@ ENCODER: Final[LayerOperators] = {
     "query_key_value": ShardedOperator(multiply, used(PRODUCT, "qkv_weight")),
     "attention": ShardedOperator(attend_with_biases),
     "attention_output": ShardedOperator(multiply, used(PRODUCT, "attention_weight")),
-    POSITION_BIASES: ShardedOperator(hold_biases, used((), "position_biases"), weights_used_by="attention"),
+    POSITION_BIASES: ShardedOperator(hold_biases, used((), POSITION_BIASES), weights_used_by="attention"),
     "attention_residual": ShardedOperator(add_residual),
     "feed_forward_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "feed_forward_norm_weight")),
     "feed_forward_in": ShardedOperator(multiply, used(PRODUCT, "expand_weight")),

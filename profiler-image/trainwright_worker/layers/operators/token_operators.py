@@ -151,6 +151,11 @@ def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
     return heads // parts, heads // parts
 
 
+def hold_biases(call: OperatorCall) -> Value:
+    """Return nothing: attention reads the table of biases."""
+    return Value((), call.output_layout)
+
+
 def activate(call: OperatorCall) -> Value:
     """Apply the activation of a pre-normalised block."""
     (inner,), block = call.read(), call.whole

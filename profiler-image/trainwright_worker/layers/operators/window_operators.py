@@ -1,4 +1,7 @@
-"""Operators of TransGAN over (rows, positions, width), on this rank's parts; within windows, positions are in their order."""
+"""Operators of TransGAN and Swin over (rows, positions, width), on this rank's parts.
+
+Between entering and leaving windows, positions are in the order of windows, and within each in lines.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainwright.families.operators import POSITION_BIASES
+from trainwright_worker.layers import swin
 from trainwright_worker.layers.image_models import Windows
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.encoder_operators import attend_to_all
@@ -48,6 +53,31 @@ def attend(call: OperatorCall) -> Value:
     if block.windows is None:
         return attend_to_all(call)
     return call.written(block.windows.reverse(block.attend(*heads_in_windows(call, block.windows))))
+
+
+def attend_with_biases(call: OperatorCall) -> Value:
+    """Return attention within windows, whose scores have biases by relative position; positions stay in their order."""
+    block = require_block(call.whole)
+    if not isinstance(block, swin.Block):
+        raise TypeError(f"expected a block of a Swin, got {type(block).__name__}")
+    windows, (table,) = require_windows(block), call.layer.weights(POSITION_BIASES)
+    first, stop = call.mesh.interval(call.operand_layout(), WIDTH, block.heads)
+    mixed = block.attend_with(table[:, first:stop], *heads_in_windows(call, windows))
+    return call.written(joined_windows(block.order_windows(mixed), windows))
+
+
+def leave_windows(call: OperatorCall) -> Value:
+    """Rearrange positions from windows to lines of the image."""
+    (values,), windows = call.read(), require_windows(call.whole)
+    return call.written(windows.reverse(split_windows(values, windows)))
+
+
+def join_neighbours(call: OperatorCall) -> Value:
+    """Join each square of four patches: (rows, positions / 4, 4 × width)."""
+    (values,) = call.read()
+    if not isinstance(call.whole, swin.PatchMerging):
+        raise TypeError(f"expected a merge of patches, got {type(call.whole).__name__}")
+    return call.written(call.whole.join_neighbours(values))
 
 
 def heads_in_windows(call: OperatorCall, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
