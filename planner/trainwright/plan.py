@@ -62,6 +62,14 @@ class LayerRun:
         return replace(self, strategy=self.strategy.replace(**changes))
 
 
+def pipeline_of_other_operators(plan: Plan) -> int | None:
+    """Return the first pipeline whose shardings of operators are not those of pipeline 0; None if all have the same."""
+    first, *others = (
+        [stage.operators for stage in pipeline.stages if stage.operators is not None] for pipeline in plan.pipelines
+    )
+    return next((number for number, specs in enumerate(others, start=1) if specs != first), None)
+
+
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]

@@ -26,6 +26,7 @@ from operator_plans import (
     devices,
     given,
     plan_of,
+    plan_of_pipelines,
 )
 from plan_cases import model_of
 
@@ -100,8 +101,9 @@ def document(plan: Plan) -> dict:
     return json.loads(documents.dumps(plan))
 
 
-def case(stages: list[Stage], model: dict, **fields) -> dict:
-    return {"plan": document(plan_of(stages, ROWS)), "model": model, "steps": 3, **fields}
+def case(stages: list[Stage] | Plan, model: dict, **fields) -> dict:
+    plan = stages if isinstance(stages, Plan) else plan_of(stages, ROWS)
+    return {"plan": document(plan), "model": model, "steps": 3, **fields}
 
 
 def choice(model: dict, shape: tuple[int, int], links, price: int, *, sequences: bool, **fields) -> dict:
@@ -140,6 +142,18 @@ def degrees_before_mesh() -> dict:
     degrees = Stage(devices(2), (LayerRun(0, 2, Strategy(1, 2, sharding=Sharding.ZERO3), (3, 1)),))
     mesh = replace(given(model_of(GPT), (1, 2), ROWS, TRANSPOSED, (2, 4)), devices=devices(2, 2))
     return case([degrees, mesh], GPT)
+
+
+def pipelines_of(model: dict, loops: dict[str, str], **fields) -> Plan:
+    """Return the plan of two pipelines with equal meshes, whose micro-batches have different rows."""
+    end = len(model_of(model).layers)
+    return plan_of_pipelines(*([given(model_of(model), (1, 2), rows, loops, (0, end), **fields)] for rows in (4, 2)))
+
+
+def pipelines_with_degrees() -> Plan:
+    """Return the plan of two pipelines, each a mesh of one device and a stage by degrees."""
+    mesh = given(model_of(GPT), (1, 1), ROWS, MIXED, (0, 2))
+    return plan_of_pipelines(*[[mesh, Stage(devices(1), (LayerRun(2, 2, Strategy(1, 1), (ROWS,)),))]] * 2)
 
 
 def meshes_of_t5() -> dict:
@@ -187,6 +201,10 @@ CASES: dict[str, Callable[[], dict]] = {
     "t5": lambda: case([given(model_of(T5), (2, 2), ROWS, T5_MIXED, (0, 6), **GATHERED)], T5, clip_norm=0.05),
     "t5 meshes": meshes_of_t5,
     "experts": lambda: case([in_reverse(mesh_of(MOE, EXPERTS, recompute=True, update_sharded=True))], MOE),
+    "pipelines": lambda: case(pipelines_of(GPT, MIXED, **GATHERED), GPT, clip_norm=0.05),
+    "pipelines, all-reduced": lambda: case(pipelines_of(GPT, TRANSPOSED), GPT, clip_norm=0.05),
+    "pipelines of t5": lambda: case(pipelines_of(T5, T5_MIXED, update_sharded=True), T5),
+    "pipelines, degrees": lambda: case(pipelines_with_degrees(), GPT),
     "mesh, degrees": mesh_before_degrees,
     "degrees, mesh": degrees_before_mesh,
 }
@@ -223,9 +241,14 @@ def test_half_precision_stays_close_to_one_process(answers: dict[str, dict], nam
     assert answer["weight_error"] < 0.1
 
 
-CHANGES: dict[str, Callable[[], tuple[Stage, Stage, dict]]] = {
+CHANGES: dict[str, Callable[[], tuple[Stage | Plan, Stage, dict]]] = {
     "mesh to degrees": lambda: (mesh_of(GPT, MIXED, update_sharded=True), WITH_DEGREES, GPT),
     "degrees to mesh": lambda: (WITH_DEGREES, mesh_of(GPT, QUERIES, **GATHERED), GPT),
+    "pipelines to mesh": lambda: (
+        pipelines_of(GPT, MIXED, update_sharded=True),
+        mesh_of(GPT, QUERIES, **GATHERED),
+        GPT,
+    ),
     "experts to degrees": lambda: (mesh_of(MOE, EXPERTS, **GATHERED), WITH_DEGREES, MOE),
     "degrees to experts": lambda: (WITH_DEGREES, mesh_of(MOE, EXPERTS), MOE),
 }
@@ -235,8 +258,8 @@ CHANGES: dict[str, Callable[[], tuple[Stage, Stage, dict]]] = {
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     folder, asked = tmp_path_factory.mktemp("checkpoints"), []
     for name, make in CHANGES.items():
-        *stages, model = make()
-        first, second = (document(plan_of([stage], ROWS)) for stage in stages)
+        *plans, model = make()
+        first, second = (case(of if isinstance(of, Plan) else [of], model)["plan"] for of in plans)
         asked.append({"name": name, "model": model, "first": first, "second": second, "folder": str(folder / name)})
     return answers_of(CHECKPOINT, folder, asked, processes=4)
 

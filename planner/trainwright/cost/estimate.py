@@ -17,7 +17,7 @@ from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.outside.notebook import ShownInNotebooks
-from trainwright.plan import Plan, Stage
+from trainwright.plan import Plan, Stage, pipeline_of_other_operators
 from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
 from trainwright.runtime import Runtime
@@ -47,8 +47,12 @@ def check_plan(plan: Plan, context: CostContext) -> None:
 
 def _check_operators(plan: Plan, stage: Stage, where: str, context: CostContext) -> None:
     """Raise ValueError for shardings of operators that have no cost: of other layers, or with what is costed by degrees alone."""
-    if len(plan.pipelines) > 1:
-        raise ValueError(f"{where}: operators: they have a cost in plans of one pipeline, got {len(plan.pipelines)}")
+    other = pipeline_of_other_operators(plan)
+    if other is not None:
+        raise ValueError(
+            f"{where}: operators: expected those of pipeline 0 in every pipeline, got others in pipeline {other}; make them "
+            "equal"
+        )
     for run in stage.layers:
         own = run.strategy
         if own != Strategy(*own.degrees, own.order, own.sharding, own.recompute):

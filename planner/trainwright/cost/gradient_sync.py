@@ -14,7 +14,7 @@ from trainwright.cost.operators.stage_costs import operator_stage_costs
 from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
-from trainwright.plan import LayerRun
+from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import RankLayout, slice_count, slice_holders, slices_per_member
 from trainwright.strategy import Sharding
 
@@ -171,8 +171,10 @@ class _ReductionBuilder:
     def _add_operators(self) -> None:
         """Add the reductions of stages with shardings of operators that follow the last backward; none shares NICs.
 
-        A weight that other stages share is reduced over all of them instead.
+        A weight that other stages share is reduced over all of them instead. Devices at the same place of the meshes of all
+        pipelines all-reduce what they update.
         """
+        meshes: dict[int, list[StageKey]] = {}
         for key, stage in self.plan_times.stages.items():
             if stage.stage.operators is not None:
                 costs = operator_stage_costs(stage.stage, self.context)
@@ -180,8 +182,26 @@ class _ReductionBuilder:
                     self.last_reduction_of_stage[key] = (len(self.reductions),)
                     self.reductions.append(GradientReduction((key,), (), 0.0, 0.0, overlaps_backward=True))
                 self._add((key,), (costs.late_reduce_seconds, 0.0, Load()))
-                if largest_shared_weight(self.context.model) not in self.plan_times.reduced_separately:
+                if not self._reduces_shared_weight_separately:
                     self._add((key,), (costs.shared.reduce_seconds, 0.0, Load()), shared=True)
+                meshes.setdefault(stage.stage.first, []).append(key)
+        for keys in meshes.values():
+            if len(keys) > 1:
+                self._add(tuple(keys), self._cost_over_meshes([self.plan_times.stages[key].stage for key in keys]))
+
+    @property
+    def _reduces_shared_weight_separately(self) -> bool:
+        return largest_shared_weight(self.context.model) in self.plan_times.reduced_separately
+
+    def _cost_over_meshes(self, stages: Sequence[Stage]) -> ReductionCost:
+        """Return the cost of all-reducing gradients over equal meshes of several pipelines, all places at once."""
+        costs = operator_stage_costs(stages[0], self.context)
+        shared = 0.0 if self._reduces_shared_weight_separately else costs.shared.updated_values
+        num_bytes = (costs.weights.updated_values + shared) * self.context.gradient_dtype.num_bytes
+        places = zip(*([device.node for device in stage.devices] for stage in stages), strict=True)
+        tensors = float(weight_tensors(self.context, stages[0].first, stages[0].end))
+        messages = max(message_count(num_bytes, tensors, self.context.runtime), 1.0)
+        return _all_reduce(self.context.collectives.all_reduce(tuple(places)), num_bytes, messages)
 
     def _add_bucket(self, bucket: Bucket) -> None:
         owners = tuple(holder.key for holder in bucket.holders)

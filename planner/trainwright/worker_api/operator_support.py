@@ -13,7 +13,7 @@ from trainwright.loop_nests.layer_wiring import family_shapes, wire_layer
 from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, Loop, OperatorSpecs, SpanSpecs, WeightHeld
-from trainwright.plan import Plan
+from trainwright.plan import Plan, pipeline_of_other_operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,9 @@ def _model_problems(model: Model) -> Iterator[str]:
 
 
 def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
-    if len(plan.pipelines) > 1:
-        yield f"operators: stages with shardings of operators run in one pipeline, got {len(plan.pipelines)}"
+    other = pipeline_of_other_operators(plan)
+    if other is not None:
+        yield f"operators: expected those of pipeline 0 in every pipeline, got others in pipeline {other}; make them equal"
     for stage in plan.stages:
         if stage.operators is None:
             continue

@@ -73,14 +73,26 @@ def make_reduction(
     return _AllReduction(flat_parameter, partial, group, overlaps_backward=parameter_group.overlaps_backward)
 
 
-def make_group_reduction(
-    flat_parameter: FlatParameter, group: dist.ProcessGroup | None, *, overlaps_backward: bool
+def make_mesh_reduction(
+    flat_parameter: FlatParameter,
+    group: dist.ProcessGroup | None,
+    peers: dist.ProcessGroup | None,
+    *,
+    overlaps_backward: bool,
 ) -> Reduction:
-    """Return the reduction of gradients of which each rank of a group has a summand; None if this rank has all of it."""
+    """Return the reduction of gradients of a mesh.
+
+    Args:
+        flat_parameter: weights that are kept alike.
+        group: ranks of all pipelines that have a summand each; None if this rank has all of it.
+        peers: ranks of all pipelines with this rank's shard; None in a plan of one pipeline. Backwards of pipelines end at
+            different times, so that no all-reduce over them overlaps one.
+        overlaps_backward: whether gradients may be reduced during the last backward.
+    """
     partial, overlaps = _PartialReduction(flat_parameter, None), overlaps_backward and group is not None
     if flat_parameter.shard_group.sharding is not Sharding.NONE:
-        return _ReduceScatter(flat_parameter, partial, None, overlaps_backward=overlaps)
-    return _AllReduction(flat_parameter, partial, group, overlaps_backward=overlaps)
+        return _ReduceScatter(flat_parameter, partial, peers, overlaps_backward=overlaps)
+    return _AllReduction(flat_parameter, partial, group, overlaps_backward=overlaps and peers is None)
 
 
 class _PartialReduction:

@@ -12,7 +12,8 @@ from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.strategy import Sharding
 from trainwright_worker.executor.flat_parameter import FlatParameter, MeshCopies, ShardGroup, Weight, WeightBox
-from trainwright_worker.executor.gradient_reduction import FullTiedReduction, Reduction, make_group_reduction
+from trainwright_worker.executor.gradient_reduction import FullTiedReduction, Reduction, make_mesh_reduction
+from trainwright_worker.executor.mesh_groups import joint_line, mesh_peers
 from trainwright_worker.executor.optimizer import SquaredNorm
 from trainwright_worker.executor.parameter_groups import TiedParameterGroup, tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import MESH_DIMENSIONS, RunRanks, StageRanks
@@ -91,7 +92,7 @@ class OperatorStageBuilder(RankStageBuilder):
                     weights.setdefault(_Keeping.of(placed), []).append(self._weight(name, module, attribute, initial))
             for keeping, of_keeping in weights.items():
                 flat_parameter = self._flatten(of_keeping, keeping)
-                reduction = make_group_reduction(flat_parameter, self._group(keeping.summed), overlaps_backward=True)
+                reduction = self._reduction(flat_parameter, keeping.summed, overlaps_backward=True)
                 uses[layer].append(ParameterUse(flat_parameter, reduction=reduction))
                 flat_parameters.append(flat_parameter)
                 reductions.append(reduction)
@@ -209,12 +210,16 @@ class OperatorStageBuilder(RankStageBuilder):
             dtype=TORCH_DTYPES[self.model.dtype],
             device=self.device,
             is_shared=is_shared,
-            copies=MeshCopies(copies.index(self.rank), len(copies), is_first),
+            copies=MeshCopies(copies.index(self.rank), len(copies), is_first and self._stage.pipeline == 0),
             beat=self.beat,
         )
 
-    def _group(self, dimensions: tuple[int, ...]) -> torch.distributed.ProcessGroup | None:
-        return self.groups.group_of(tuple(sorted(self._stage.mesh.line(self.rank, dimensions))))
+    def _reduction(
+        self, flat_parameter: FlatParameter, summed: tuple[int, ...], *, overlaps_backward: bool
+    ) -> Reduction:
+        """Return the reduction over these mesh dimensions and over the pipelines."""
+        group, peers = (self.groups.group_of(of(self.plan_ranks, self.rank, summed)) for of in (joint_line, mesh_peers))
+        return make_mesh_reduction(flat_parameter, group, peers, overlaps_backward=overlaps_backward)
 
     def _tied_parts(
         self,
@@ -254,7 +259,7 @@ class OperatorStageBuilder(RankStageBuilder):
     def _tied_reduction(self, tied_group: TiedParameterGroup, parts: list[_TiedPart]) -> Reduction:
         first = parts[0]
         if first.summed is not None:
-            return make_group_reduction(first.flat_parameter, self._group(first.summed), overlaps_backward=False)
+            return self._reduction(first.flat_parameter, first.summed, overlaps_backward=False)
         group = self.groups.group_of(tied_group.reduction_group_of(self.rank))
         pairs = [(part.flat_parameter, part.weight.offsets) for part in parts]
         return FullTiedReduction(pairs, first.weight.full_shape, group)

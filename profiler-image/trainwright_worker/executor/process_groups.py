@@ -16,6 +16,7 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.mesh_groups import mesh_groups
 from trainwright_worker.executor.parameter_groups import (
     ParameterGroup,
     TiedParameterGroup,
@@ -129,8 +130,7 @@ def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]
         for run in (run for stage in stages for run in stage.runs):
             groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))
             groups.update(dict.fromkeys(run.all_data_group_ranks))
-    for stage in (stage for stages in plan_ranks.pipelines for stage in stages if stage.operators is not None):
-        groups.update(dict.fromkeys(tuple(sorted(line)) for line in stage.mesh.lines()))
+    groups.update(dict.fromkeys(mesh_groups(plan_ranks)))
     for parameter_group in parameter_groups(plan_ranks):
         groups.update(dict.fromkeys(_reduction_groups(parameter_group)))
     for tied_group in tied_parameter_groups(plan_ranks, model):

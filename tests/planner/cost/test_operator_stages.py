@@ -184,6 +184,38 @@ def test_stages_with_and_without_shardings_make_one_pipeline() -> None:
     assert estimate.iteration_seconds > BATCH // rows * operator_stage_costs(stages[0], of.cost_context).forward.seconds
 
 
+def test_pipelines_reduce_gradients_over_equal_meshes() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    mesh = mesh_of(tuple(device.node for device in of.cluster.devices[:4]), (2, 2), of.cost_context)
+    specs = IntraOperator(of).spans(mesh, rows).sharding(0, LAYERS).specs
+    first, second = (stage_of(of, specs, rows, devices) for devices in (slice(0, 4), slice(4, 8)))
+    pipelines = [Pipeline(2, rows, (stage,)) for stage in (first, second)]
+    one = estimate_with_context(Plan(LAYERS, 2 * rows, (pipelines[0],)), of.cost_context)
+    two = estimate_with_context(Plan(LAYERS, 4 * rows, tuple(pipelines)), of.cost_context)
+    costs = operator_stage_costs(first, of.cost_context)
+    values = costs.weights.updated_values + costs.shared.updated_values
+    rings = tuple(zip(*([device.node for device in stage.devices] for stage in (first, second)), strict=True))
+    num_bytes = values * of.cost_context.gradient_dtype.num_bytes
+    added = of.cost_context.collectives.all_reduce(rings).seconds(num_bytes)
+    assert two.iteration_seconds == pytest.approx(one.iteration_seconds + added, rel=1e-9)
+    assert [memory for _, memory in two.memory_by_device] == 2 * [memory for _, memory in one.memory_by_device]
+    embedding = 51200 * 1024  # whose two layers have different parts
+    assert values == pytest.approx((of.model.parameters + embedding) / 4, rel=0.01)
+
+
+def test_pipelines_with_other_meshes_have_no_cost() -> None:
+    of, rows = problem(FAMILIES["gpt"]), 8
+    stages = []
+    for shape, devices in (((2, 2), slice(0, 4)), ((1, 4), slice(4, 8))):
+        mesh = mesh_of(tuple(device.node for device in of.cluster.devices[devices]), shape, of.cost_context)
+        stages.append(stage_of(of, IntraOperator(of).spans(mesh, rows).sharding(0, LAYERS).specs, rows, devices))
+    plan = Plan(LAYERS, 4 * rows, tuple(Pipeline(2, rows, (stage,)) for stage in stages))
+    with pytest.raises(
+        ValueError, match="stage 0: operators: expected those of pipeline 0 in every pipeline, got others in"
+    ):
+        estimate_with_context(plan, of.cost_context)
+
+
 def changed(specs: SpanSpecs, layer: int, operator: str, **changes: Any) -> SpanSpecs:
     def of(each: OperatorSpecs) -> OperatorSpecs:
         return replace(each, **changes) if each.name == operator else each
@@ -247,15 +279,15 @@ def test_searches_change_no_stage_with_shardings() -> None:
     assert with_even_rows(plan) is plan
 
 
-def test_running_plan_keeps_its_shardings_on_its_devices_alone() -> None:
+def test_running_plan_keeps_its_shardings_on_its_devices_and_in_equal_pipelines() -> None:
     of, rows = problem(FAMILIES["gpt"]), 4
     mesh = mesh_of(tuple(device.node for device in of.cluster.devices[:4]), (2, 2), of.cost_context)
     specs = IntraOperator(of).spans(mesh, rows).sharding(0, LAYERS).specs
     plan = Plan(LAYERS, BATCH, (Pipeline(BATCH // rows, rows, (stage_of(of, specs, rows, slice(0, 4)),)),))
     kept, *others = adapt_plan(plan, of)
     assert kept == plan
-    assert others  # the free devices
-    assert not any(other.has_operators for other in others)
+    assert {other.has_operators for other in others} == {True, False}  # on the free devices, too
+    assert all(len(other.pipelines) == 2 for other in others if other.has_operators)
 
 
 def test_explanation_names_the_meshes() -> None:

@@ -147,12 +147,17 @@ def test_positions_are_divided_evenly() -> None:
     assert "sequence→0 divides sequence by 2, which does not divide 7, the positions" in refusal
 
 
-def test_plans_of_several_pipelines_are_refused() -> None:
+def test_pipelines_have_equal_shardings_of_operators() -> None:
     pipeline = plan_of().pipelines[0]
     others = tuple(
         replace(stage, devices=tuple(replace(device, node="other") for device in stage.devices))
         for stage in pipeline.stages
     )
     plan = Plan(3, 4, (pipeline, replace(pipeline, stages=others)))
-    refusal = operators_refusal(plan, Model.of(FAMILY))
-    assert refusal == "operators: stages with shardings of operators run in one pipeline, got 2"
+    assert operators_refusal(plan, Model.of(FAMILY)) is None
+    degrees = tuple(replace(stage, operators=None) for stage in others)
+    refusal = operators_refusal(Plan(3, 4, (pipeline, replace(pipeline, stages=degrees))), Model.of(FAMILY))
+    assert (
+        refusal
+        == "operators: expected those of pipeline 0 in every pipeline, got others in pipeline 1; make them equal"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from trainwright.accelerators import cluster_of, estimate_profiles
@@ -78,6 +79,18 @@ def devices(count: int, first: int = 0) -> tuple[Device, ...]:
 
 def plan_of(stages: Sequence[Stage], rows: int, micro_batches: int = 2) -> Plan:
     return Plan(stages[-1].end, rows * micro_batches, (Pipeline(micro_batches, rows, tuple(stages)),))
+
+
+def plan_of_pipelines(*pipelines: Sequence[Stage]) -> Plan:
+    """Return a plan of pipelines that each take two micro-batches, whose devices follow one another."""
+    joined, first = [], 0
+    for stages in pipelines:
+        moved = []
+        for stage in stages:
+            moved.append(replace(stage, devices=devices(len(stage.devices), first)))
+            first += len(stage.devices)
+        joined.append(Pipeline(2, sum(stages[0].layers[0].rows), tuple(moved)))
+    return Plan(joined[0].stages[-1].end, sum(2 * each.micro_batch_size for each in joined), tuple(joined))
 
 
 @lru_cache(maxsize=8)

@@ -277,9 +277,12 @@ class WeightCosts:
 
     def update_seconds(self, mode: int) -> Array:
         """Return `[algorithm]` seconds of the optimizer step."""
-        updated = self.values if self.prices.sharding(mode) is Sharding.NONE else self._shard
-        seconds: Array = self.compute.update_seconds_per_value() * updated
+        seconds: Array = self.compute.update_seconds_per_value() * self.updated_values(mode)
         return seconds
+
+    def updated_values(self, mode: int) -> Array:
+        """Return `[algorithm]` the parameters that a device updates."""
+        return self.values if self.prices.sharding(mode) is Sharding.NONE else self._shard
 
     def state(self, mode: int) -> StateBytes[Array]:
         """Return `[algorithm]` the bytes of training state."""

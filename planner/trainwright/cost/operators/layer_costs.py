@@ -24,12 +24,14 @@ class WeightCost:
     Attributes:
         reduce_seconds: of their gradients, once an iteration.
         publish_seconds: of gathering them after shards of them were updated.
+        updated_values: parameters that a device updates.
     """
 
     reduce_seconds: float = 0.0
     publish_seconds: float = 0.0
     update_seconds: float = 0.0
     state: StateBytes[float] = NO_STATE
+    updated_values: float = 0.0
 
     @property
     def iteration_seconds(self) -> float:
@@ -41,12 +43,18 @@ class WeightCost:
             self.publish_seconds + other.publish_seconds,
             self.update_seconds + other.update_seconds,
             StateBytes(*(own + added for own, added in zip(self.state, other.state, strict=True))),
+            self.updated_values + other.updated_values,
         )
 
     def scaled(self, ratio: float) -> WeightCost:
         """Return a part of the costs."""
-        state = StateBytes(*(ratio * part for part in self.state))
-        return WeightCost(ratio * self.reduce_seconds, ratio * self.publish_seconds, ratio * self.update_seconds, state)
+        return WeightCost(
+            ratio * self.reduce_seconds,
+            ratio * self.publish_seconds,
+            ratio * self.update_seconds,
+            StateBytes(*(ratio * part for part in self.state)),
+            ratio * self.updated_values,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +161,5 @@ def _weight_cost(costs: WeightCosts, mode: int) -> WeightCost:
         only(costs.publish_seconds(mode)),
         only(costs.update_seconds(mode)),
         StateBytes(*map(only, costs.state(mode))),
+        only(costs.updated_values(mode)),
     )
