@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainwright.families import HEAD, T5, Family, Gpt, Moe, Swin, WideResnet
+from trainwright.families import HEAD, T5, Family, Gpt, Llama, Moe, Swin, WideResnet
 from trainwright.families.operators import POSITION_BIASES
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
 from trainwright.layer import LayerKind, Operator, OperatorKind
@@ -56,7 +56,8 @@ def family_shapes(model: Model, kind: LayerKind) -> FamilyShapes:
     if not isinstance(heads, int) or not isinstance(parts, int):
         has_pixels = isinstance(family, WideResnet)
         return FamilyShapes(model.max_tensor_degree, None, experts, patch_size, has_pixels)
-    return FamilyShapes(parts, heads, experts, patch_size)
+    has_rotary = isinstance(family, Llama | Moe) or (isinstance(family, Gpt) and family.rotary_size is not None)
+    return FamilyShapes(parts, heads, experts, patch_size, has_rotary=has_rotary)
 
 
 @dataclass

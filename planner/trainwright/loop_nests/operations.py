@@ -96,6 +96,14 @@ KERNEL_AREAS: Final[Mapping[str, int]] = {"convolve": 9, "stem": 49}
 MOVES_POSITIONS: Final = frozenset({"windows", "into_windows", "out_of_windows", "grow", "neighbours", "mean"})
 """Element-wise operators that move values between positions, make several of one or one of several."""
 
+PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {
+    "query_key_value": 3,
+    "cross_key_value": 2,
+    "gate_and_up": 2,
+    "experts_gate_and_up": 2,
+}
+"""Number of equal products that a weight holds, by name of the operator; 1 by default."""
+
 FLOAT32_BYTES = 4
 
 _BATCH, _SEQUENCE, _EXPERT = (Loop.BATCH, Axis.BATCH), (Loop.SEQUENCE, Axis.SEQUENCE), (Loop.EXPERT, Axis.EXPERT)
@@ -111,6 +119,7 @@ class FamilyShapes:
         experts: 0 outside mixtures of experts.
         patch_size: side of a patch; 0 where images have none.
         has_pixels: whether positions are pixels that convolutions read, which are not sharded.
+        has_rotary: whether positions turn queries and keys, which are sharded by whole heads from their projection on.
     """
 
     attention_parts: int
@@ -118,6 +127,7 @@ class FamilyShapes:
     experts: int = 0
     patch_size: int = 0
     has_pixels: bool = False
+    has_rotary: bool = False
 
 
 def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bool = False) -> Operation:
@@ -148,7 +158,7 @@ def is_expert_operator(operator: Operator) -> bool:
 
 def _matmul(operator: Operator, shapes: FamilyShapes) -> Operation:
     inner = round(operator.input_elements_per_row / operator.positions_per_row)
-    outer = round(operator.output_elements_per_row / operator.positions_per_row)
+    outer = _output_parts(operator, shapes)
     loops = [(Loop.BATCH, 0), (Loop.IN, inner), (Loop.OUT, outer), (Loop.SEQUENCE, operator.positions_per_row)]
     outside = [_BATCH, _SEQUENCE]
     weight = [(Loop.IN, Axis.INNER), (Loop.OUT, Axis.WIDTH)]
@@ -157,6 +167,15 @@ def _matmul(operator: Operator, shapes: FamilyShapes) -> Operation:
         outside[-1] = _EXPERT
         weight.append(_EXPERT)
     return _matmul_nest(operator, tuple(loops), tuple(outside), tuple(weight))
+
+
+def _output_parts(operator: Operator, shapes: FamilyShapes) -> int:
+    """Return the most parts of a product's output: of several products in one, each is divided, so the narrowest counts."""
+    width = round(operator.output_elements_per_row / operator.positions_per_row)
+    if operator.name == "query_key_value" and shapes.heads is not None:
+        keys = width * shapes.attention_parts // (shapes.heads + 2 * shapes.attention_parts)
+        return shapes.attention_parts if shapes.has_rotary else keys
+    return width // PRODUCTS_IN_ONE.get(operator.name, 1)
 
 
 def _convolution(operator: Operator, shapes: FamilyShapes) -> Operation:

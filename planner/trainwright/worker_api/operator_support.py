@@ -234,14 +234,12 @@ _COUNTED: Final[Mapping[Loop, str]] = {
     Loop.OUT: "the width of its output",
     Loop.EXPERT: "the experts",
 }
-_PRODUCTS_IN_ONE: Final[Mapping[str, int]] = {"gate_and_up": 2, "experts_gate_and_up": 2, "cross_key_value": 2}
-"""Number of equal products that a weight holds."""
 
 
 def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tuple[int, str]:
     """Return the size of an operator's loop, and what it counts.
 
-    Operators that follow others state none: there it is that of the operand. Of several products in one, the narrowest counts.
+    Operators that follow others state none: there it is that of the operand.
     """
     shapes = family_shapes(model, kind)
     name = operation.name
@@ -253,7 +251,6 @@ def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tu
     if loop is Loop.SEQUENCE:
         return dict(operation.loops)[loop] or positions, _COUNTED[loop]
     size = dict(operation.loops)[loop] or round(operation.operands[0].elements / positions)
-    if loop is Loop.OUT and operation.name == "query_key_value" and shapes.heads is not None:
-        keys = size * shapes.attention_parts // (shapes.heads + 2 * shapes.attention_parts)
-        return keys, "the width of its keys"
-    return size // (_PRODUCTS_IN_ONE.get(operation.name, 1) if loop is Loop.OUT else 1), _COUNTED[loop]
+    if loop is Loop.OUT and operation.name == "query_key_value":
+        return size, _COUNTED[Loop.HEADS] if shapes.has_rotary else "the width of its keys"
+    return size, _COUNTED[loop]
