@@ -23,28 +23,30 @@ from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUC
 from trainwright_worker.layers.operators.token_operators import cross_entropy, multiply
 
 
-def _normed(
-    name: str, module: str, compute: Callable[[OperatorCall], Value] = convolve, *, rectifies: bool = True
-) -> LayerOperators:
+def _normed(name: str, module: str, compute: Callable[[OperatorCall], Value] = convolve) -> LayerOperators:
     """Return the operators of a layer's normalised convolution."""
     norm = used(PER_WIDTH, f"{module}.norm_weight", f"{module}.norm_bias")
-    operators = {
+    return {
         name: ShardedOperator(compute, used(FILTERS, f"{module}.weight"), IMAGES),
         f"{name}_normalisation": ShardedOperator(normalise_rows, norm, IMAGES),
     }
-    return operators | {f"{name}_activation": ShardedOperator(rectify, dimensions=IMAGES)} if rectifies else operators
 
+
+_RECTIFIER: Final = ShardedOperator(rectify, dimensions=IMAGES)
 
 CONVOLUTION_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     wide_resnet.Stem: {
         **_normed("stem", "first", convolve_data),
+        "stem_activation": _RECTIFIER,
         "pool": ShardedOperator(pool, dimensions=IMAGES),
     },
     wide_resnet.Bottleneck: {
         **_normed("reduce", "reduce"),
+        "reduce_activation": _RECTIFIER,
         **_normed("convolve", "convolve"),
-        **_normed("expand", "expand", rectifies=False),
-        **_normed("projection", "project", rectifies=False),
+        "convolve_activation": _RECTIFIER,
+        **_normed("expand", "expand"),
+        **_normed("projection", "project"),
         "activation": ShardedOperator(add_and_rectify, dimensions=IMAGES),
     },
     wide_resnet.Head: {

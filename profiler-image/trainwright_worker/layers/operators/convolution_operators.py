@@ -39,7 +39,7 @@ def convolve_data(call: OperatorCall) -> Value:
 
 
 def normalise_rows(call: OperatorCall) -> Value:
-    """Normalise each channel over this rank's rows: those of its replica, as in plans of degrees."""
+    """Normalise each channel over the rows that this rank has, as plans of degrees do."""
     (features,) = call.read()
     return call.written(_convolution(call).normalise(features, *call.weights))
 
