@@ -173,6 +173,9 @@ class Resharding:
         changes = _changes()
         self.fixed_seconds: Array = np.array([cost.fixed_seconds for cost in costs])[changes]
         self.seconds_per_byte: Array = np.array([cost.seconds_per_byte for cost in costs])[changes]
+        if min(mesh.shape) > 1:
+            for table in (self.fixed_seconds, self.seconds_per_byte):
+                _keep_order_of_parts(table)
 
     def seconds(self, source: Indices, target: Indices, size_bytes: float) -> Array:
         """Return seconds to convert a tensor of `size_bytes` forward and its gradient backward, for arrays of layouts.
@@ -190,8 +193,7 @@ class Resharding:
         """Return the cost of one direction, by the bytes of the whole tensor.
 
         Slices come first: they cost nothing and shrink what follows. All-to-alls come next and all-gathers last, over
-        slow links first while the shards are small. Shards of an axis over both dimensions are assumed to be ordered as
-        the conversion needs.
+        slow links first while the shards are small.
         """
         mesh, total = self.mesh, LinearSeconds()
         parts = [1 if change[d] is _Change.WHOLE else mesh.shape[d] for d in (0, 1)]
@@ -205,6 +207,23 @@ class Resharding:
                 part = all_gather(mesh, dimension)
                 total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte / (parts[0] * parts[1]))
         return total
+
+
+def _keep_order_of_parts(table: Array) -> None:
+    """Correct the costs `[source, target]` of conversions in which dimension 0 begins or ends to shard an axis of dimension 1.
+
+    Parts of an axis that both shard are ordered by dimension 0 first, so dimension 1 must not shard it meanwhile: it gathers
+    before and slices after, as the worker's conversions do (`conversion_steps`).
+    """
+    for own in Axis:
+        for other in Axis:
+            if own in {Axis.NOTHING, other}:
+                continue
+            both, first = layout_number(own, own), layout_number(own, Axis.NOTHING)
+            beside, alone = layout_number(other, own), layout_number(other, Axis.NOTHING)
+            table[both, [beside, alone]] = table[both, first] + table[first, alone]
+            table[beside, both] = table[beside, alone] + table[alone, first]
+            table[alone, both] = table[alone, first]
 
 
 class _Change(IntEnum):
