@@ -21,6 +21,8 @@ from trials.plans import ChosenPlan, chosen_plans, sharded_plans
 from trials.pods import Bench, bench_on
 from trials.settings import (
     CLUSTER_FILE,
+    OPERATOR_SETTINGS,
+    OPERATORS_FILE,
     SETTINGS,
     MeasuredCluster,
     TrialScenario,
@@ -29,7 +31,7 @@ from trials.settings import (
     measured_profiles,
 )
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "trials.csv"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 AT_ONCE = 5
 """Plans in one gang, small so that a failure affects few."""
 
@@ -40,19 +42,23 @@ def main() -> int:
     parser.add_argument(
         "--talkative", type=int, default=10, help="at least this many that communicate much (default 10)"
     )
-    parser.add_argument("--operators", action="store_true", help="only plans of Alpa that shard operators")
+    parser.add_argument(
+        "--operators", action="store_true", help="only plans that shard operators, on a cluster of their own"
+    )
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--keep-cluster", action="store_true", help="leave the cluster up")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="the table (default trials.csv or operator_trials.csv of the results)")
     parser.add_argument("--measured", type=Path, help="a folder for the measured links and profiles")
     arguments = parser.parse_args()
     console = Console(width=150) if not sys.stdout.isatty() else Console()
-    shape = read_config(CLUSTER_FILE)
-    bring_up_local_cluster(CLUSTER_FILE)
+    cluster_file, settings = (OPERATORS_FILE, OPERATOR_SETTINGS) if arguments.operators else (CLUSTER_FILE, SETTINGS)
+    out = arguments.out or RESULTS / ("operator_trials.csv" if arguments.operators else "trials.csv")
+    shape = read_config(cluster_file)
+    bring_up_local_cluster(cluster_file)
     tried: list[PlanTrial] = []
     try:
         with bench_on(Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")) as bench:
-            for number, setting in enumerate(SETTINGS, 1):
+            for number, setting in enumerate(settings, 1):
                 console.print(f"{setting.name}: measuring links and collectives")
                 surroundings = measure_cluster(bench, shape, setting)
                 console.print(f"profiling layers; {surroundings.runtime.collective_ratios}")
@@ -67,10 +73,10 @@ def main() -> int:
                 )
                 tried += Trials(bench, setting, shape, arguments.iterations, console).of(plans)
                 show(setting, [one for one in tried if one.setting is setting], console)
-                keep(tried, arguments.out)
+                keep(tried, out)
     finally:
         if not arguments.keep_cluster:
-            subprocess.run([sys.executable, "-m", "local_cluster", "down", "--file", str(CLUSTER_FILE)], check=False)
+            subprocess.run([sys.executable, "-m", "local_cluster", "down", "--file", str(cluster_file)], check=False)
     return 0
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from random_plans import random_plan
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate, estimate
-from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.cost.operators.meshes import mesh_of
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, divisors, split_rows
 from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, run
+from trainwright.search.alpa.intra import IntraOperator
+from trainwright.strategy import Strategy
 from trials.settings import TENSOR_DEGREES, MeasuredCluster, TrialScenario
 from trials.split import predicted_split
 
@@ -73,12 +78,51 @@ def chosen_plans(
 def sharded_plans(
     setting: TrialScenario, surroundings: MeasuredCluster, profiles: Profiles, *, count: int
 ) -> list[ChosenPlan]:
-    """Return up to `count` plans of Alpa with stages of shardings of operators, the fastest first."""
+    """Return up to `count` plans whose stages shard operators, as the integer program does fastest on their meshes.
+
+    Two pipelines of a stage on each node, one stage on every mesh of all devices with several numbers of rows, and the first
+    of each mesh with every layer recomputed.
+    """
     cluster, runtime = surroundings.cluster, surroundings.runtime
     problem = Problem(cluster, setting.model, profiles, setting.batch, runtime=runtime)
-    plans = [candidate.plan for candidate in run("alpa", problem, top=None) if candidate.plan.has_operators]
-    costs = [estimate(p, model=setting.model, cluster=cluster, profiles=profiles, runtime=runtime) for p in plans]
-    return [ChosenPlan("alpa", plan, cost) for plan, cost in zip(plans, costs, strict=True)][:count]
+    devices, sizes = problem.cluster.devices, list(reversed(setting.rows[1:]))
+    shapes = [(len(devices) // within, within) for within in divisors(len(devices))[1:]]
+    whole = [_plan(problem, rows, [devices], shape) for rows in sizes for shape in shapes]
+    nodes = [[device for device in devices if device.node == node.name] for node in cluster.nodes]
+    staged = [_plan(problem, rows, nodes, (1, len(nodes[0]))) for rows in sizes[1:]]
+    recomputed = [plan.map_stages(_recomputed) for plan in whole[: len(shapes)]]
+    sources = [("pipeline", staged), ("one stage", whole), ("recomputed stage", recomputed)]
+    return [
+        ChosenPlan(
+            f"{source} of {_meshes(plan)}",
+            plan,
+            estimate(plan, model=setting.model, cluster=cluster, profiles=profiles, runtime=runtime),
+        )
+        for source, plans in sources
+        for plan in plans
+    ][:count]
+
+
+def _meshes(plan: Plan) -> str:
+    """Return `2 × 2`, the shapes of the stages' meshes."""
+    shapes = [stage.operators.mesh_shape for stage in plan.stages if stage.operators is not None]
+    return ", ".join(" × ".join(map(str, shape)) for shape in shapes)
+
+
+def _plan(problem: Problem, rows: int, stages: Sequence[Sequence[Device]], shape: tuple[int, int]) -> Plan:
+    """Return the pipeline of equally many layers on each stage's devices, all meshes of one shape."""
+    layers, program, made = len(problem.model.layers), IntraOperator(problem), list[Stage]()
+    for number, devices in enumerate(stages):
+        first, end = (layers * cut // len(stages) for cut in (number, number + 1))
+        mesh = mesh_of(tuple(device.node for device in devices), shape, problem.cost_context)
+        data = math.gcd(rows, len(devices))
+        run = LayerRun(first, end - first, Strategy(len(devices) // data, data), split_rows(rows, data))
+        made.append(Stage(tuple(devices), (run,), program.spans(mesh, rows).sharding(first, end).specs))
+    return Plan(layers, problem.global_batch_size, (Pipeline(problem.global_batch_size // rows, rows, tuple(made)),))
+
+
+def _recomputed(stage: Stage) -> Stage:
+    return replace(stage, layers=tuple(run.with_strategy(recompute=True) for run in stage.layers))
 
 
 def _devices(cluster: Cluster) -> list[Device]:

@@ -1,4 +1,4 @@
-"""Two settings of the trials, and the measurements made before any prediction."""
+"""Settings of the trials, and the measurements made before any prediction."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainwright.worker_api import Gang, GangNode, LinkReport, LinkTask, Profili
 from trials.pods import Bench
 
 CLUSTER_FILE = Path(__file__).with_name("cluster.yaml")
+OPERATORS_FILE = Path(__file__).with_name("operators.yaml")
 PROFILED_ROWS = (1, 2, 4, 8, 16)
 """Measured rows; trials also use 3, 5, 6, 12 … rows, which are interpolated."""
 TENSOR_DEGREES = (1, 2)
@@ -25,12 +26,18 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class TrialScenario:
-    """Subset of the cluster's nodes and the model to train on them."""
+    """Subset of the cluster's nodes and the model to train on them.
+
+    Attributes:
+        tensor_degrees, rows: that layers are profiled at.
+    """
 
     name: str
     nodes: tuple[str, ...]
     model: Model
     batch: int
+    tensor_degrees: tuple[int, ...] = TENSOR_DEGREES
+    rows: tuple[int, ...] = PROFILED_ROWS
 
 
 SETTINGS = (
@@ -52,6 +59,18 @@ SETTINGS = (
         30,
     ),
 )  # fmt: skip
+
+
+OPERATOR_SETTINGS = (
+    TrialScenario(
+        "shardings of operators: 2 nodes of two V100",
+        ("v100-1", "v100-2"),
+        Model.of(Gpt(layers=3, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=512)),
+        8,
+        tensor_degrees=(1, 2, 4),
+        rows=(1, 2, 4, 8),
+    ),
+)
 
 
 def accelerators(shape: ClusterConfig) -> tuple[Accelerator, ...]:
@@ -101,9 +120,9 @@ def measured_profiles(bench: Bench, shape: ClusterConfig, setting: TrialScenario
     layers: list[LayerProfile] = []
     by_accelerator = {node.accelerator: node.name for node in shape.nodes if node.name in setting.nodes}
     for node in by_accelerator.values():
-        for tensor in TENSOR_DEGREES:
+        for tensor in setting.tensor_degrees:
             order = ProfilingTask(
-                gang(shape, (node,), slots=1, deadline_seconds=600.0), setting.model, tensor, PROFILED_ROWS,
+                gang(shape, (node,), slots=1, deadline_seconds=600.0), setting.model, tensor, setting.rows,
                 warmup_iterations=2, iterations=9,
             )  # fmt: skip
             report = bench.run(order)

@@ -11,7 +11,7 @@ from trainwright.plan import Plan, Stage
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 
 _MICROSECONDS = 1e6
-_INSIDE = frozenset({Action.TENSOR_SUM, Action.GATHER, Action.MOVE})
+_COMMUNICATION = frozenset({Action.TENSOR_SUM, Action.GATHER, Action.MOVE, Action.GRADIENTS})
 _PASSES = frozenset({Action.FORWARD, Action.BACKWARD})
 
 
@@ -48,11 +48,9 @@ def measured_split(timeline: Timeline, plan: Plan, device: Device) -> Split | No
         length = moment.length_microseconds
         if moment.action in _PASSES or moment.action is Action.UPDATE:
             compute += length
-        elif moment.action in _INSIDE:
+        elif moment.action in _COMMUNICATION:
             talk += length
             compute -= length if _is_inside(moment, moments) else 0
-        elif moment.action is Action.GRADIENTS:
-            talk += length
         elif moment.action is Action.WAIT:
             following = next((one.action for one in moments[place + 1 :] if one.action in _PASSES), None)
             ends = forward_ends if following is Action.FORWARD else backward_ends
@@ -84,7 +82,7 @@ def _ends(ranks: dict[Device, RankTimeline], devices: Sequence[Device], action: 
 
 
 def _is_inside(moment: Moment, moments: Sequence[Moment]) -> bool:
-    """Return whether it lies within a pass. ZeRO all-gathers weights outside passes, too: after the update."""
+    """Return whether it lies within a pass: ZeRO also gathers weights after the update, and gradients are reduced after passes."""
     return any(
         one.action in _PASSES
         and one.start_microseconds <= moment.start_microseconds
