@@ -82,9 +82,17 @@ def test_shardings_within_the_unrest_of_a_cpu_are_not_told_apart() -> None:
 
 
 def test_trials_of_alpa_run_plans_of_both_sorts() -> None:
-    world = World(nodes=(node("n1"), node("n2")), spec=spec_of(search={"planner": "Alpa"}, trials={"topK": 3}))
-    world.run()
-    assert {" operators " in trial.summary for trial in world.status.trials} == {True, False}
-    assert (
-        "; shardings of operators did not beat degrees alone: candidate-3 took " in world.condition("Succeeded").message
+    mixture = {
+        "layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512, "experts": 4,
+        "intermediateSize": 2048,
+    }  # fmt: skip
+    spec = spec_of(
+        model={"moe": mixture},
+        training={"globalBatchSize": 4, "dtype": "float32"},
+        search={"planner": "Alpa"},
+        trials={"topK": 3},
     )
+    world = World(nodes=(node("n1"), node("n2")), spec=spec)
+    world.run()
+    assert {"operators" in trial.summary for trial in world.status.trials} == {True, False}
+    assert "; shardings of operators did not beat degrees alone: candidate-" in world.condition("Succeeded").message

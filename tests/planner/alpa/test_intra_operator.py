@@ -219,7 +219,7 @@ def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
 
 
 @pytest.mark.parametrize(
-    "family", [FOUR_BLOCKS, T5(2, 2048, 16), WideResnet(base_channels=160)], ids=["gpt", "t5", "wide_resnet"]
+    "family", [FOUR_BLOCKS, T5(2, 2048, 16), WideResnet(base_channels=320)], ids=["gpt", "t5", "wide_resnet"]
 )
 def test_mixtures_are_described_as_they_are_costed(family):
     """The two halves of a mixture, layer by layer, add up to the costs of the whole span."""
