@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 from operator_layers import check_layer, random_specs
+from varied_families import VARIED_FAMILIES
 
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
+from trainwright.worker_api.operator_support import is_run_sharded
+from trainwright_worker.layers.operators.sharded_layers import operators_of
+from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES: dict[str, Family] = {
     "gpt": Gpt(1, 32, 8, 8, 40),
@@ -92,3 +97,14 @@ def test_layer_on_a_mesh_equals_the_whole_layer(name: str, shape: tuple[int, int
     for layer in [*map(model.layers.index, kinds), *OF_OTHER_CONSTANTS.get(name, ())]:
         for seed in range(SEEDS):
             check_layer(model, random_specs(model, layer, shape, seed), shape, seed, axes=axes)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values(), *VARIED_FAMILIES], ids=repr)
+def test_worker_has_every_operator_that_is_not_refused(family: Family) -> None:
+    model = Model.of(family)
+    layers = make_family_layers(model)
+    for layer, name in enumerate(model.layers):
+        whole = layers.make(layer, seed=0, shard=TensorShard(), shared={})
+        assert {each.name for each in model.kind(name).operators if is_run_sharded(each.name)} <= set(
+            operators_of(whole)
+        )

@@ -3,127 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Final
 
-from trainwright.families import Family, WideResnet
-from trainwright.layer import Attention, LayerKind
+from trainwright.families import FAMILIES, Custom
+from trainwright.layer import LayerKind
 from trainwright.loop_nests.layer_wiring import family_shapes, wire_layer
 from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, Loop, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import Plan, pipeline_of_other_operators
 
-
-@dataclass(frozen=True, slots=True)
-class RunOperators:
-    """Operators of a family that the worker runs sharded.
-
-    Attributes:
-        names: of the operators.
-        fields: of the family, that may have any value; others must have their defaults.
-    """
-
-    names: frozenset[str]
-    fields: frozenset[str]
-
-
-_LAYERS: Final = frozenset(
-    {"tokens", "attention_normalisation", "query_key_value", "attention", "attention_output", "attention_residual"}
-    | {"feed_forward_normalisation", "feed_forward_residual", "final_normalisation", "projection", "cross_entropy"}
-)
+_STORED_ATTENTION: Final = frozenset({"repeat", "scores", "softmax", "context"})
+"""Operators of attention that stores its scores."""
+_FIELDS_WITH_DEFAULTS: Final[Mapping[str, frozenset[str]]] = {"trans_gan": frozenset({"dropout", "fused_gelu"})}
+"""Fields, by family, that have to have their defaults."""
 _ON_QUERIES_AND_KEYS: Final = frozenset(
     {"query_normalisation", "key_normalisation", "query_key_statistics", "head_normalisation_weights", "rotary"}
 )
 """Operators on queries, keys and values, whose width is divided by heads of keys and values."""
-_FIELDS: Final = frozenset(
-    {"layers", "hidden_size", "heads", "sequence_length", "vocabulary_size", "tied_embeddings", "family"}
-)
-_EITHER_BRANCH: Final = frozenset({"gate_and_up", "gate", "down", "feed_forward_in", "activation", "feed_forward_out"})
-"""Operators of a feed-forward, gated or not."""
 
 
-def _all_operators(family: Family) -> RunOperators:
-    """Return all operators of a family, whatever its fields."""
-    names = frozenset(operator.name for kind in family.stack(Attention.FUSED).kinds for operator in kind.operators)
-    return RunOperators(names, frozenset(field.name for field in fields(family)))
-
-
-RUN_OPERATORS: Final[Mapping[str, RunOperators]] = {
-    "gpt": RunOperators(
-        _LAYERS | {"positions", "rotary", "feed_forward_in", "activation", "feed_forward_out"},
-        _FIELDS
-        | {"activation", "dropout", "rotary_size", "rotary_base", "key_value_heads", "biases"}
-        | {"parallel_residual", "shared_norm"},
-    ),
-    "llama": RunOperators(
-        _LAYERS
-        | {"embedding_scale", "scale", "soft_cap", "gate_and_up", "gate", "down"}
-        | {"attention_output_normalisation", "feed_forward_output_normalisation"}
-        | _ON_QUERIES_AND_KEYS,
-        _FIELDS
-        | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"}
-        | {"query_key_norm", "query_key_norm_over", "query_key_value_bias", "block_norms", "activation"}
-        | {"attention_window", "full_attention_every", "window_rotary_base", "attention_scale"}
-        | {"embedding_multiplier", "residual_multiplier", "logits_multiplier", "logits_soft_cap"},
-    ),
-    "bert": RunOperators(
-        _LAYERS
-        | {"positions", "token_types", "embedding_normalisation", "feed_forward_in", "activation", "feed_forward_out"}
-        | {"transform", "pooler", "pooler_activation", "next_sentence", "next_sentence_loss"},
-        _FIELDS | {"intermediate_size", "token_types", "next_sentence", "dropout"},
-    ),
-    "vit": RunOperators(
-        (_LAYERS - {"tokens"})
-        | {"patches", "class_token", "positions", "feed_forward_in", "activation", "feed_forward_out"},
-        _FIELDS | {"intermediate_size", "image_size", "patch_size", "channels", "classes"},
-    ),
-    "t5": RunOperators(
-        _LAYERS
-        | {
-            "position_biases",
-            "feed_forward_in",
-            "activation",
-            "feed_forward_out",
-            "gate_and_up",
-            "gate",
-            "down",
-            "scale",
-        }
-        | {"encoder_normalisation", "decoder_tokens", "cross_attention_normalisation", "cross_query", "cross_key_value"}
-        | {"cross_attention", "cross_attention_output", "cross_attention_residual"},
-        _FIELDS
-        | {"decoder_layers", "decoder_sequence_length", "intermediate_size", "position_buckets", "head_size"}
-        | {"gated", "dropout"},
-    ),
-    "swin": RunOperators(
-        (_LAYERS - {"tokens"})
-        | {"patches", "embedding_normalisation", "into_windows", "position_biases", "out_of_windows", "feed_forward_in"}
-        | {"activation", "feed_forward_out", "neighbours", "merge_normalisation", "merge", "mean"},
-        frozenset({"layers", "hidden_size", "heads", "image_size", "patch_size", "window_size", "channels", "classes"})
-        | {"family"},
-    ),
-    "trans_gan": RunOperators(
-        (_LAYERS - {"tokens", "final_normalisation", "projection", "cross_entropy"})
-        | {"latent", "positions", "windows", "feed_forward_in", "activation", "feed_forward_out", "grow", "to_image"}
-        | {"squared_distance"},
-        frozenset({"layers", "hidden_size", "heads", "bottom_width", "latent_size", "window_size", "family"}),
-    ),
-    "wide_resnet": _all_operators(WideResnet()),
-    "moe": RunOperators(
-        _LAYERS
-        | {"router", "choice", "dispatch", "combination"}
-        | _ON_QUERIES_AND_KEYS
-        | _EITHER_BRANCH
-        | {f"experts_{name}" for name in _EITHER_BRANCH},
-        _FIELDS
-        | {"intermediate_size", "key_value_heads", "head_size", "rotary_base", "rotary_scaling", "norm_epsilon"}
-        | {"query_key_norm", "query_key_value_bias", "attention_window", "full_attention_every"}
-        | {"experts", "experts_per_token", "expert_every", "gated", "balance_loss_weight"},
-    ),
-}
-"""Operators that the worker runs, by family."""
+def is_run_sharded(operator: str) -> bool:
+    """Return whether the worker shards an operator of this name: all but dropout, and attention that stores its scores."""
+    return not operator.endswith("dropout") and operator.removeprefix("cross_") not in _STORED_ATTENTION
 
 
 def operators_refusal(plan: Plan, model: Model) -> str | None:
@@ -140,20 +44,20 @@ def runs_operators(model: Model) -> bool:
 
 def _model_problems(model: Model) -> Iterator[str]:
     family = model.family
-    run = RUN_OPERATORS.get(family.family)
-    if run is None:
-        yield f"operators: the worker shards those of {', '.join(RUN_OPERATORS)} one by one, got {family.family}; take a plan of degrees"
+    if isinstance(family, Custom):
+        names = ", ".join(name for name, noun in FAMILIES.items() if noun is not Custom)
+        yield f"operators: the worker shards those of {names} one by one, got {family.family}; take a plan of degrees"
         return
     for field in fields(family):
         value = getattr(family, field.name)
-        if field.name not in run.fields and value != field.default:
+        if field.name in _FIELDS_WITH_DEFAULTS.get(family.family, ()) and value != field.default:
             yield (
                 f"operators: the worker shards those of {family.family} with {field.name} {field.default}, got {value}; take a "
                 "plan of degrees"
             )
     for name in dict.fromkeys(model.layers):
         for operator in model.kind(name).operators:
-            if operator.name not in run.names:
+            if not is_run_sharded(operator.name):
                 yield f"operators: the worker does not shard {operator.name} of {name} by itself; take a plan of degrees"
 
 
