@@ -99,7 +99,7 @@ class Pairs:
         width = math.gcd(*(tensor.shape[1] for tensor in tensors)) * self.mesh.part(source, WIDTH)[1]
         sizes = self.sizes[ROWS], self.sizes[POSITIONS], width, self.sizes[EXPERTS]
         for step in conversion_steps(self.mesh.shape, sizes, source, target):
-            after = _after(source, step)
+            after = step.after(source)
             tensors = _Conversion.apply(self, step, (source, after), *tensors)  # type: ignore[no-untyped-call]
             source = after
         return tensors
@@ -119,10 +119,6 @@ class PairValue(Value):
     def converted(self, mesh: Mesh, layout: Layout) -> Tensors:
         del mesh  # that of the pairs
         return self.pairs.converted(self.tensors, self.layout, layout)
-
-
-def _after(layout: Layout, step: Step) -> Layout:
-    return (step.target, layout[1]) if step.dimension == 0 else (layout[0], step.target)
 
 
 class _Conversion(torch.autograd.Function):

@@ -98,6 +98,10 @@ class Step:
         """Return whether ranks exchange values in the forward."""
         return self.source not in {self.target, REPLICATED}
 
+    def after(self, layout: Layout) -> Layout:
+        """Return the layout that it makes of another."""
+        return (self.target, layout[1]) if self.dimension == 0 else (layout[0], self.target)
+
     @property
     def gradient(self) -> Step:
         """Return the step that converts the gradient, in the opposite direction."""
@@ -126,7 +130,7 @@ def conversion_steps(shape: MeshShape, sizes: tuple[int, ...], source: Layout, t
         for dimension in (0, 1):
             for placement in (*sorted(axes), REPLICATED, COPIED):
                 step = Step(dimension, layout[dimension], placement)
-                after = (placement, layout[1]) if dimension == 0 else (layout[0], placement)
+                after = step.after(layout)
                 if _is_possible(shape, layout, step) and _is_even(shape, sizes, after):
                     pushed += 1
                     added = _bytes(shape, layout, step) + _bytes(shape, after, step.gradient)
