@@ -16,11 +16,10 @@ from trainwright_worker.layers.operators.convolution_operators import (
     convolve_data,
     normalise_rows,
     pool,
-    rectify,
 )
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, OperatorCall, ShardedOperator, Value
 from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, PRODUCT_BIAS, used
-from trainwright_worker.layers.operators.token_operators import cross_entropy, multiply
+from trainwright_worker.layers.operators.token_operators import cross_entropy, multiply, rectify
 
 
 def _normed(name: str, module: str, compute: Callable[[OperatorCall], Value] = convolve) -> LayerOperators:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from trainwright.loop_nests.operations import Axis
 from trainwright_worker.layers.image_models import NormedConvolution
 from trainwright_worker.layers.operators.layouts import REPLICATED
-from trainwright_worker.layers.operators.operator_tensors import ROWS, OperatorCall, Value
+from trainwright_worker.layers.operators.operator_tensors import ROWS, OperatorCall, Value, require
 from trainwright_worker.layers.wide_resnet import pool_maxima
 
 CHANNELS: Final = 1
@@ -44,12 +44,6 @@ def normalise_rows(call: OperatorCall) -> Value:
     return call.written(_convolution(call).normalise(features, *call.weights))
 
 
-def rectify(call: OperatorCall) -> Value:
-    """Apply ReLU."""
-    (images,) = call.read()
-    return call.written(functional.relu(images))
-
-
 def add_and_rectify(call: OperatorCall) -> Value:
     """Add a branch to its shortcut, and apply ReLU."""
     (added,), (before,) = call.read(), call.read(1)
@@ -71,7 +65,4 @@ def average_pixels(call: OperatorCall) -> Value:
 def _convolution(call: OperatorCall) -> NormedConvolution:
     """Return the unsharded module whose weights the operator uses. Raises TypeError for another one."""
     owner, _, _ = call.layer.operators[call.name].weights[0].attribute.rpartition(".")
-    module = call.whole.get_submodule(owner)
-    if not isinstance(module, NormedConvolution):
-        raise TypeError(f"expected a normalised convolution, got {type(module).__name__}")
-    return module
+    return require(call.whole.get_submodule(owner), NormedConvolution)

@@ -14,13 +14,12 @@ from trainwright_worker.layers.operators.expert_operators import (
     dispatch,
     gate_experts,
     multiply_by_expert,
-    rectify,
     rectify_experts,
 )
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, ShardedOperator
 from trainwright_worker.layers.operators.placed_weights import PRODUCT, used
 from trainwright_worker.layers.operators.token_layers import ROTARY_ATTENTION
-from trainwright_worker.layers.operators.token_operators import multiply
+from trainwright_worker.layers.operators.token_operators import multiply, rectify
 
 EXPERT_PRODUCT: Final = (*PRODUCT, 0)
 """Dimensions of the weight of experts' products, (experts, …, out, in), for the axes of its spec: in, out, experts."""

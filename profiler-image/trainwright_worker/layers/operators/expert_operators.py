@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainwright.loop_nests.operations import Axis
-from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.moe import (
     ExpertBlock,
     balance_loss,
@@ -28,6 +27,7 @@ from trainwright_worker.layers.operators.operator_tensors import (
     OperatorCall,
     OperatorTensors,
     Value,
+    require,
 )
 from trainwright_worker.layers.operators.resharding import reshard
 
@@ -48,7 +48,7 @@ class ChoiceValue(Value):
 
 def choose(call: OperatorCall) -> Value:
     """Choose each token's experts by the router's logits (rows, positions, experts)."""
-    (logits,), block, layout = call.read(), require_experts(call.whole), call.output_layout
+    (logits,), block, layout = call.read(), require(call.whole, ExpertBlock), call.output_layout
     # In float32: half-precision probabilities often tie, and ties are broken arbitrarily.
     probabilities = functional.softmax(logits, -1, dtype=torch.float32)
     experts = _agreed(call, probabilities.detach().topk(block.experts_per_token, -1).indices)
@@ -101,17 +101,17 @@ def kept_layout(layer: OperatorTensors) -> Layout:
 
 def dispatch(call: OperatorCall) -> Value:
     """Copy each token (rows, positions, width) to its experts: (pairs, width)."""
-    (tokens,), choice, layout = call.read(), _require_choice(call.operands[1]), call.output_layout
+    (tokens,), choice, layout = call.read(), require(call.operands[1], ChoiceValue), call.output_layout
     kept = kept_layout(call.layer)
     (experts,) = reshard(call.mesh, (choice.experts.int(),), choice.layout, kept)
-    pairs = Pairs.of(call.mesh, experts, kept, require_experts(call.whole).experts)
+    pairs = Pairs.of(call.mesh, experts, kept, require(call.whole, ExpertBlock).experts)
     places = pairs.places(layout).to(tokens.device)
     return _of_pairs(call, pairs, tokens.flatten(0, 1).index_select(0, places))
 
 
 def multiply_by_expert(call: OperatorCall) -> Value:
     """Multiply each pair (pairs, in) by its expert's weight: one (experts, out, in), or several in one (experts, products, out, in)."""
-    (values,), (weight,), pairs = call.read(), call.weights, _require_pairs(call.operands[0])
+    (values,), (weight,), pairs = call.read(), call.weights, _pairs_of(call)
     sizes = pairs.group_sizes(call.operand_layout())
     products = by_expert(values, weight.flatten(1, -2), sizes)
     if weight.dim() == 3:
@@ -131,19 +131,19 @@ def by_expert(values: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
 def gate_experts(call: OperatorCall) -> Value:
     """Multiply the gate's SiLU with the other product (SwiGLU)."""
     gate, up = call.read()
-    return _of_pairs(call, _require_pairs(call.operands[0]), functional.silu(gate) * up)
+    return _of_pairs(call, _pairs_of(call), functional.silu(gate) * up)
 
 
 def rectify_experts(call: OperatorCall) -> Value:
     """Apply a ReLU to each pair."""
     (inner,) = call.read()
-    return _of_pairs(call, _require_pairs(call.operands[0]), functional.relu(inner))
+    return _of_pairs(call, _pairs_of(call), functional.relu(inner))
 
 
 def combine(call: OperatorCall) -> Value:
     """Return the weighted sum of each token's pairs, (rows, positions, width)."""
     (outputs,), (weights,), layout = call.read(), call.read(1), call.operand_layout()
-    pairs = _require_pairs(call.operands[0])
+    pairs = _pairs_of(call)
     places = pairs.places(layout).to(outputs.device)
     choices = pairs.choices[pairs.selected(layout)].to(outputs.device)
     weighted = outputs * weights.flatten(0, 1)[places, choices].unsqueeze(-1)
@@ -152,31 +152,11 @@ def combine(call: OperatorCall) -> Value:
     return call.written(total.view(rows, positions, -1))
 
 
-def rectify(call: OperatorCall) -> Value:
-    """Apply a ReLU."""
-    (inner,) = call.read()
-    return call.written(functional.relu(inner))
-
-
 def _of_pairs(call: OperatorCall, pairs: Pairs, *tensors: Tensor) -> PairValue:
     value = call.written(*tensors)
     return PairValue(value.tensors, value.layout, pairs=pairs)
 
 
-def _require_pairs(value: Value) -> Pairs:
-    if not isinstance(value, PairValue):
-        raise TypeError(f"expected values of pairs, got {type(value).__name__}")
-    return value.pairs
-
-
-def _require_choice(value: Value) -> ChoiceValue:
-    if not isinstance(value, ChoiceValue):
-        raise TypeError(f"expected the choice of experts, got {type(value).__name__}")
-    return value
-
-
-def require_experts(layer: Layer) -> ExpertBlock:
-    """Return the layer. Raises TypeError unless it has experts."""
-    if not isinstance(layer, ExpertBlock):
-        raise TypeError(f"expected a block with experts, got {type(layer).__name__}")
-    return layer
+def _pairs_of(call: OperatorCall) -> Pairs:
+    """Return the pairs of the first operand."""
+    return require(call.operands[0], PairValue).pairs

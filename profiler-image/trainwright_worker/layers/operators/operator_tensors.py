@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from torch import Tensor
 
@@ -21,6 +21,16 @@ from trainwright_worker.layers.operators.resharding import Mesh, Tensors, reshar
 ROWS, POSITIONS, WIDTH = 0, 1, 2
 SEQUENCES: Final[Mapping[Axis, int]] = {Axis.BATCH: ROWS, Axis.SEQUENCE: POSITIONS, Axis.WIDTH: WIDTH}
 """Dimensions of (rows, positions, width) for the axes that a mesh shards; it has none that counts experts."""
+
+
+T = TypeVar("T")
+
+
+def require(value: object, made: type[T]) -> T:
+    """Return a layer or a value. Raises TypeError unless it is of a class."""
+    if not isinstance(value, made):
+        raise TypeError(f"expected a {made.__name__}, got {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

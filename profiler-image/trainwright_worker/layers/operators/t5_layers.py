@@ -19,16 +19,24 @@ from trainwright_worker.layers.operators.operator_tensors import (
     OperatorCall,
     ShardedOperator,
     Value,
+    require,
 )
 from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, TABLE, used
-from trainwright_worker.layers.operators.token_operators import add_residual, hold_biases, look_up, multiply, normalise
+from trainwright_worker.layers.operators.token_operators import (
+    add_residual,
+    hold_biases,
+    look_up,
+    multiply,
+    normalise,
+    rectify,
+)
 from trainwright_worker.layers.transformer_parts import by_head, gather_biases, join_heads
 
 
 def attend_with_biases(call: OperatorCall) -> Value:
     """Return self-attention of this rank's queries and heads, whose scores have biases by distance."""
     (queries, _, _), (_, keys, values) = call.read(), call.read(1)
-    block, layout = _encoder(call), call.operand_layout()
+    block, layout = require(call.whole, t5.Encoder), call.operand_layout()
     (table,) = call.layer.weights(POSITION_BIASES)
     positions = keys.shape[1]
     first, stop = call.mesh.interval(layout, POSITIONS, positions)
@@ -48,28 +56,15 @@ def _attention(
     call: OperatorCall, queries: Tensor, keys: Tensor, values: Tensor, biases: Tensor | None = None
 ) -> Tensor:
     _, parts = call.mesh.part(call.operand_layout(), WIDTH)
-    heads = _encoder(call).heads // parts
+    heads = require(call.whole, t5.Encoder).heads // parts
     query, key, value = (by_head(each, heads) for each in (queries, keys, values))
     return join_heads(functional.scaled_dot_product_attention(query, key, value, attn_mask=biases, scale=1.0))
-
-
-def rectify(call: OperatorCall) -> Value:
-    """Apply the ReLU of a plain feed-forward."""
-    (inner,) = call.read()
-    return call.written(functional.relu(inner))
 
 
 def gate_with_gelu(call: OperatorCall) -> Value:
     """Multiply the gate's GELU, approximated by tanh, with the other product (GEGLU)."""
     gate, up = call.read()
     return call.written(functional.gelu(gate, approximate="tanh") * up)
-
-
-def _encoder(call: OperatorCall) -> t5.Encoder:
-    """Return the layer. Raises TypeError unless it is a block of a T5."""
-    if not isinstance(call.whole, t5.Encoder):
-        raise TypeError(f"expected a block of a T5, got {type(call.whole).__name__}")
-    return call.whole
 
 
 ENCODER: Final[LayerOperators] = {

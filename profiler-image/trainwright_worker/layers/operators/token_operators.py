@@ -9,10 +9,9 @@ from torch.nn import functional
 from trainwright.families.fields import NORM_EPSILON
 from trainwright_worker.layers import bert, llama
 from trainwright_worker.layers.gpt import NeoxBlock
-from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import PARTIAL, Layout, sharding_dimensions
 from trainwright_worker.layers.operators.local_functions import attend_causally, divided_norm
-from trainwright_worker.layers.operators.operator_tensors import POSITIONS, WIDTH, OperatorCall, Value
+from trainwright_worker.layers.operators.operator_tensors import POSITIONS, WIDTH, OperatorCall, Value, require
 from trainwright_worker.layers.operators.resharding import reshard
 from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.token_models import cross_entropy_of_slice, look_up_slice, project
@@ -147,7 +146,7 @@ def own_heads(call: OperatorCall, layout: Layout) -> tuple[int, int]:
     (_, parts), block = call.mesh.part(layout, WIDTH), call.whole
     if isinstance(block, RotaryAttentionLayer | NeoxBlock):
         return block.heads // parts, block.groups // parts
-    heads = block.heads if isinstance(block, bert.Block) else require_block(block).heads
+    heads = block.heads if isinstance(block, bert.Block) else require(block, PreNormBlock).heads
     return heads // parts, heads // parts
 
 
@@ -159,7 +158,13 @@ def hold_biases(call: OperatorCall) -> Value:
 def activate(call: OperatorCall) -> Value:
     """Apply the activation of a pre-normalised block."""
     (inner,), block = call.read(), call.whole
-    return call.written((block if isinstance(block, NeoxBlock) else require_block(block)).activation(inner))
+    return call.written((block if isinstance(block, NeoxBlock) else require(block, PreNormBlock)).activation(inner))
+
+
+def rectify(call: OperatorCall) -> Value:
+    """Apply a ReLU."""
+    (inner,) = call.read()
+    return call.written(functional.relu(inner))
 
 
 def gate_product(call: OperatorCall) -> Value:
@@ -231,10 +236,3 @@ def written_loss(call: OperatorCall, loss: Tensor) -> Value:
     """Return what an operator adds to the loss: a sum over this rank's rows and positions."""
     (total,), classes = call.written(loss).tensors, call.operands[0].tensors[0].dim() - 1
     return Value((), call.output_layout, call.added_loss(total, call.operand_layout(), *range(classes)))
-
-
-def require_block(layer: Layer) -> PreNormBlock:
-    """Return the layer. Raises TypeError unless it is a pre-normalised block."""
-    if not isinstance(layer, PreNormBlock):
-        raise TypeError(f"expected a pre-normalised block, got {type(layer).__name__}")
-    return layer

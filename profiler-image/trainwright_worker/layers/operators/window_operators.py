@@ -15,13 +15,13 @@ from trainwright_worker.layers.image_models import Windows
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.encoder_operators import attend_to_all
 from trainwright_worker.layers.operators.layouts import REPLICATED
-from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, WIDTH, OperatorCall, Value
+from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, WIDTH, OperatorCall, Value, require
 from trainwright_worker.layers.operators.token_operators import (
     bias_summand,
     own_heads,
     read_for_attention,
-    require_block,
 )
+from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.trans_gan import Upsample, project_latents
 from trainwright_worker.layers.transformer_parts import by_head
 
@@ -49,7 +49,7 @@ def enter_windows(call: OperatorCall) -> Value:
 
 def attend(call: OperatorCall) -> Value:
     """Return attention within windows, whose positions are then again in lines of the image, or over all positions."""
-    block = require_block(call.whole)
+    block = require(call.whole, PreNormBlock)
     if block.windows is None:
         return attend_to_all(call)
     return call.written(block.windows.reverse(block.attend(*heads_in_windows(call, block.windows))))
@@ -57,9 +57,7 @@ def attend(call: OperatorCall) -> Value:
 
 def attend_with_biases(call: OperatorCall) -> Value:
     """Return attention within windows, whose scores have biases by relative position; positions stay in their order."""
-    block = require_block(call.whole)
-    if not isinstance(block, swin.Block):
-        raise TypeError(f"expected a block of a Swin, got {type(block).__name__}")
+    block = require(call.whole, swin.Block)
     windows, (table,) = require_windows(block), call.layer.weights(POSITION_BIASES)
     first, stop = call.mesh.interval(call.operand_layout(), WIDTH, block.heads)
     mixed = block.attend_with(table[:, first:stop], *heads_in_windows(call, windows))
@@ -75,9 +73,7 @@ def leave_windows(call: OperatorCall) -> Value:
 def join_neighbours(call: OperatorCall) -> Value:
     """Join each square of four patches: (rows, positions / 4, 4 × width)."""
     (values,) = call.read()
-    if not isinstance(call.whole, swin.PatchMerging):
-        raise TypeError(f"expected a merge of patches, got {type(call.whole).__name__}")
-    return call.written(call.whole.join_neighbours(values))
+    return call.written(require(call.whole, swin.PatchMerging).join_neighbours(values))
 
 
 def heads_in_windows(call: OperatorCall, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +95,7 @@ def joined_windows(values: Tensor, windows: Windows) -> Tensor:
 
 def require_windows(layer: Layer) -> Windows:
     """Return the windows of a block. Raises TypeError for a layer without."""
-    windows = require_block(layer).windows
+    windows = require(layer, PreNormBlock).windows
     if windows is None:
         raise TypeError("expected a block with windows, got one whose positions attend to all")
     return windows
@@ -108,9 +104,7 @@ def require_windows(layer: Layer) -> Windows:
 def grow(call: OperatorCall) -> Value:
     """Double the side of the image."""
     (values,) = call.read()
-    if not isinstance(call.whole, Upsample):
-        raise TypeError(f"expected an upsampling layer, got {type(call.whole).__name__}")
-    return call.written(call.whole.grow(values))
+    return call.written(require(call.whole, Upsample).grow(values))
 
 
 def project_to_pixels(call: OperatorCall) -> Value:
