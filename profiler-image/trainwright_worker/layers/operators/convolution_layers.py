@@ -18,7 +18,7 @@ from trainwright_worker.layers.operators.convolution_operators import (
     pool,
 )
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, OperatorCall, ShardedOperator, Value
-from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, PRODUCT_BIAS, used
+from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, used, with_bias
 from trainwright_worker.layers.operators.token_operators import cross_entropy, multiply, rectify
 
 
@@ -50,9 +50,7 @@ CONVOLUTION_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     },
     wide_resnet.Head: {
         "mean": ShardedOperator(average_pixels, dimensions=IMAGES),
-        "projection": ShardedOperator(
-            multiply, (*used(PRODUCT, "class_weight"), *used(PRODUCT_BIAS, "class_bias")), IMAGES
-        ),
+        "projection": ShardedOperator(multiply, with_bias(PRODUCT, "class"), IMAGES),
         "cross_entropy": ShardedOperator(cross_entropy, dimensions=IMAGES),
     },
 }

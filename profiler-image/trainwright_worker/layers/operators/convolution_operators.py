@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from trainwright.loop_nests.operations import Axis
 from trainwright_worker.layers.image_models import NormedConvolution
-from trainwright_worker.layers.operators.layouts import REPLICATED
 from trainwright_worker.layers.operators.operator_tensors import ROWS, OperatorCall, Value, require
 from trainwright_worker.layers.wide_resnet import pool_maxima
 
@@ -28,13 +27,8 @@ def convolve(call: OperatorCall) -> Value:
 
 def convolve_data(call: OperatorCall) -> Value:
     """Convolve the `images` of the data with filters, without bias."""
-    (weight,), (filters,) = call.layer.operators[call.name].weights, call.weights
-    of_filters = call.layer.placed[weight.attribute].layout
-    first, second = (
-        ROWS if output == ROWS else CHANNELS if placement == CHANNELS else REPLICATED
-        for output, placement in zip(call.output_layout, of_filters, strict=True)
-    )
-    images = call.own_rows("images", (first, second))
+    (filters,), of_inputs = call.weights, FILTERS[0]
+    images = call.own_rows("images", call.data_layout(of_inputs))
     return call.written(_convolution(call).convolve(images, filters))
 
 

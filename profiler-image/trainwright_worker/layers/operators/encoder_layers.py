@@ -22,7 +22,14 @@ from trainwright_worker.layers.operators.encoder_operators import (
     select_first_position,
 )
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, ShardedOperator
-from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, POSITION_TABLE, PRODUCT, PRODUCT_BIAS, used
+from trainwright_worker.layers.operators.placed_weights import (
+    PER_WIDTH,
+    POSITION_TABLE,
+    PRODUCT,
+    PRODUCT_BIAS,
+    used,
+    with_bias,
+)
 from trainwright_worker.layers.operators.token_layers import EMBEDDING, GPT_BLOCK
 from trainwright_worker.layers.operators.token_operators import (
     add_positions,
@@ -58,22 +65,16 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         ),
     },
     bert.MaskedHead: {
-        "transform": ShardedOperator(
-            multiply, (*used(PRODUCT, "transform_weight"), *used(PRODUCT_BIAS, "transform_bias"))
-        ),
+        "transform": ShardedOperator(multiply, with_bias(PRODUCT, "transform")),
         "activation": ShardedOperator(apply_gelu),
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
         "projection": ShardedOperator(
             project_onto_vocabulary, (*used(PRODUCT, "tokens"), *used(PRODUCT_BIAS, "token_bias"))
         ),
         "cross_entropy": ShardedOperator(masked_cross_entropy),
-        "pooler": ShardedOperator(
-            multiply_first_position, (*used(PRODUCT, "pooler_weight"), *used(PRODUCT_BIAS, "pooler_bias"))
-        ),
+        "pooler": ShardedOperator(multiply_first_position, with_bias(PRODUCT, "pooler")),
         "pooler_activation": ShardedOperator(apply_tanh),
-        "next_sentence": ShardedOperator(
-            multiply, (*used(PRODUCT, "follows_weight"), *used(PRODUCT_BIAS, "follows_bias"))
-        ),
+        "next_sentence": ShardedOperator(multiply, with_bias(PRODUCT, "follows")),
         "next_sentence_loss": ShardedOperator(next_sentence_loss),
     },
     vit.Embedding: {
@@ -85,7 +86,7 @@ ENCODER_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
         "final_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "norm_weight", "norm_bias")),
         "class_token": ShardedOperator(select_first_position),
         "mean": ShardedOperator(average_positions),
-        "projection": ShardedOperator(multiply, (*used(PRODUCT, "class_weight"), *used(PRODUCT_BIAS, "class_bias"))),
+        "projection": ShardedOperator(multiply, with_bias(PRODUCT, "class")),
         "cross_entropy": ShardedOperator(cross_entropy),
     },
 }

@@ -13,12 +13,14 @@ from trainwright.loop_nests.layer_wiring import LayerWiring
 from trainwright.loop_nests.operations import Axis, IndexedTensor
 from trainwright.operator_shardings import LayerSpecs
 from trainwright_worker.layers.layer import Data, Layer
-from trainwright_worker.layers.operators.layouts import COPIED, PARTIAL, Layout, read_layout, without_sums
+from trainwright_worker.layers.operators.layouts import COPIED, PARTIAL, REPLICATED, Layout, read_layout, without_sums
 from trainwright_worker.layers.operators.operator_pace import OperatorPace
 from trainwright_worker.layers.operators.placed_weights import PlacedWeight, UsedWeight, place_weight
 from trainwright_worker.layers.operators.resharding import Mesh, Tensors, reshard
 
 ROWS, POSITIONS, WIDTH = 0, 1, 2
+DATA_VALUES: Final = 1
+"""Dimension of data (rows, values, …), such as the channels of images."""
 SEQUENCES: Final[Mapping[Axis, int]] = {Axis.BATCH: ROWS, Axis.SEQUENCE: POSITIONS, Axis.WIDTH: WIDTH}
 """Dimensions of (rows, positions, width) for the axes that a mesh shards; it has none that counts experts."""
 
@@ -195,6 +197,15 @@ class OperatorCall:
     def own_rows(self, field: str, layout: Layout) -> Tensor:
         """Return this rank's rows and positions of the data (rows, positions)."""
         return self.mesh.own_part(self.data[field], layout).contiguous()
+
+    def data_layout(self, weight_axis: int) -> Layout:
+        """Return the layout of data (rows, values, …) whose values are divided as an axis of the operator's first weight is."""
+        (weight, *_) = self.layer.operators[self.name].weights
+        first, second = (
+            ROWS if written == ROWS else DATA_VALUES if axis == weight_axis else REPLICATED
+            for written, axis in zip(self.output_layout, self.layer.placed[weight.attribute].layout, strict=True)
+        )
+        return first, second
 
     def written(self, *tensors: Tensor) -> Value:
         """Return what the operator has computed."""

@@ -61,6 +61,11 @@ def used(dimensions: tuple[int | None, ...], *attributes: str) -> tuple[UsedWeig
     return tuple(UsedWeight(attribute, dimensions) for attribute in attributes)
 
 
+def with_bias(dimensions: tuple[int | None, ...], name: str) -> tuple[UsedWeight, ...]:
+    """Return the weight `<name>_weight` of a product, with its bias `<name>_bias`."""
+    return (*used(dimensions, f"{name}_weight"), *used(PRODUCT_BIAS, f"{name}_bias"))
+
+
 def place_weight(layer: Layer, used: UsedWeight, specs: OperatorSpecs, mapping: LoopMapping) -> PlacedWeight:
     """Return where an operator's weight lies, which is used by loops of this mapping. `layer` is unsharded."""
     count = layer.get_parameter(used.attribute).dim()

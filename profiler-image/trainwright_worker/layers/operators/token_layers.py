@@ -16,6 +16,7 @@ from trainwright_worker.layers.operators.placed_weights import (
     PRODUCT_BIAS,
     TABLE,
     used,
+    with_bias,
 )
 from trainwright_worker.layers.operators.token_operators import (
     activate,
@@ -70,12 +71,12 @@ ROTARY_ATTENTION: Final[LayerOperators] = {
 }
 GPT_BLOCK: Final[LayerOperators] = {
     "attention_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "first_norm_weight", "first_norm_bias")),
-    "query_key_value": ShardedOperator(multiply, (*used(PRODUCT, "qkv_weight"), *used(PRODUCT_BIAS, "qkv_bias"))),
+    "query_key_value": ShardedOperator(multiply, with_bias(PRODUCT, "qkv")),
     "attention": ShardedOperator(attend_to_past),
     "attention_output": ShardedOperator(multiply, used(PRODUCT, "attention_weight")),
     "attention_residual": ShardedOperator(add_residual, used(PER_WIDTH, "attention_bias")),
     "feed_forward_normalisation": ShardedOperator(normalise, used(PER_WIDTH, "second_norm_weight", "second_norm_bias")),
-    "feed_forward_in": ShardedOperator(multiply, (*used(PRODUCT, "expand_weight"), *used(PRODUCT_BIAS, "expand_bias"))),
+    "feed_forward_in": ShardedOperator(multiply, with_bias(PRODUCT, "expand")),
     "activation": ShardedOperator(activate),
     "feed_forward_out": ShardedOperator(multiply, used(PRODUCT, "contract_weight")),
     "feed_forward_residual": ShardedOperator(add_residual, used(PER_WIDTH, "contract_bias")),

@@ -11,7 +11,7 @@ from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.convolution_operators import FILTERS
 from trainwright_worker.layers.operators.encoder_layers import EMBEDDED_PATCHES
 from trainwright_worker.layers.operators.operator_tensors import LayerOperators, ShardedOperator
-from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, PRODUCT_BIAS, used
+from trainwright_worker.layers.operators.placed_weights import PER_WIDTH, PRODUCT, used, with_bias
 from trainwright_worker.layers.operators.token_layers import GPT_BLOCK
 from trainwright_worker.layers.operators.token_operators import add_positions, hold_biases, multiply, normalise
 from trainwright_worker.layers.operators.window_operators import (
@@ -31,14 +31,12 @@ _POSITIONS: Final = {"positions": ShardedOperator(add_positions, used(PER_WIDTH,
 
 WINDOW_LAYERS: Final[Mapping[type[Layer], LayerOperators]] = {
     trans_gan.Embedding: {
-        "latent": ShardedOperator(project_data, (*used(PRODUCT, "latent_weight"), *used(PRODUCT_BIAS, "latent_bias"))),
+        "latent": ShardedOperator(project_data, with_bias(PRODUCT, "latent")),
         **_POSITIONS,
     },
     trans_gan.Upsample: {"grow": ShardedOperator(grow), **_POSITIONS},
     trans_gan.Head: {
-        "to_image": ShardedOperator(
-            project_to_pixels, (*used(FILTERS, "image_weight"), *used(PRODUCT_BIAS, "image_bias"))
-        ),
+        "to_image": ShardedOperator(project_to_pixels, with_bias(FILTERS, "image")),
         "squared_distance": ShardedOperator(squared_distance),
     },
     swin.Embedding: {

@@ -14,7 +14,6 @@ from trainwright_worker.layers import swin
 from trainwright_worker.layers.image_models import Windows
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.encoder_operators import attend_to_all
-from trainwright_worker.layers.operators.layouts import REPLICATED
 from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, WIDTH, OperatorCall, Value, require
 from trainwright_worker.layers.operators.token_operators import (
     bias_summand,
@@ -25,19 +24,11 @@ from trainwright_worker.layers.pre_norm_block import PreNormBlock
 from trainwright_worker.layers.trans_gan import Upsample, project_latents
 from trainwright_worker.layers.transformer_parts import by_head
 
-LATENT_VALUES = 1
-"""Dimension of latents (rows, values)."""
-
 
 def project_data(call: OperatorCall) -> Value:
     """Project the `latents` of the data to the positions of the first image."""
     weight, bias = call.weights
-    placed, last = call.layer.placed["latent_weight"].layout, weight.dim() - 1
-    first, second = (
-        ROWS if written == ROWS else LATENT_VALUES if axis == last else REPLICATED
-        for written, axis in zip(call.output_layout, placed, strict=True)
-    )
-    latents = call.own_rows("latents", (first, second))
+    latents = call.own_rows("latents", call.data_layout(weight.dim() - 1))
     return call.written(project_latents(latents, weight, bias_summand(call, bias)))
 
 
