@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.cost.collectives import Nodes
 from trainwright.cost.network import Network, link_matrices
+from trainwright.cost.operators.sharding_specs import LinearSeconds
 
 
-@dataclass(frozen=True, slots=True)
-class AllToAll:
-    """All-to-all of groups that run at once; each member sends one n-th of its bytes to every other.
+def all_to_all(groups: Sequence[Nodes], network: Network) -> LinearSeconds:
+    """Return the seconds of an all-to-all, by the bytes on each member, which sends one n-th to every other.
 
-    The messages leave together, as in gloo and NCCL, so their latencies do not add up.
+    Groups are equally large, have equal bytes and run at once: the slowest message, link or NIC counts. The messages leave
+    together, as in gloo and NCCL, so their latencies do not add up.
     """
-
-    latency_seconds: float = 0.0
-    seconds_per_byte: float = 0.0
-
-    def seconds(self, message_bytes: float) -> float:
-        """Return the seconds of an all-to-all of `message_bytes` on each member."""
-        return self.latency_seconds + self.seconds_per_byte * message_bytes if message_bytes > 0 else 0.0
-
-
-def all_to_all(groups: Sequence[Nodes], network: Network) -> AllToAll:
-    """Return the all-to-all of equally large groups with equal bytes: the slowest message, link or NIC counts."""
     size = len(groups[0])
     if size == 1:
-        return AllToAll()
+        return LinearSeconds()
     number = {node.name: index for index, node in enumerate(network.cluster.nodes)}
     names = list(dict.fromkeys(node for group in groups for node in group))
     members = np.array([[group.count(name) for name in names] for group in groups], dtype=np.float64)
@@ -49,4 +38,4 @@ def all_to_all(groups: Sequence[Nodes], network: Network) -> AllToAll:
         if (side, name) in cards
     ]
     slowest = max(float(queued.max()), float(alone.max()), *shared, 0.0)
-    return AllToAll(float(links.latency[chosen][is_used].max()), slowest / size)
+    return LinearSeconds(float(links.latency[chosen][is_used].max()), slowest / size)

@@ -108,7 +108,7 @@ def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
         case "reduce_scatter":
             return ring.reduce_scatter_seconds(time.message_bytes)
         case "all_to_all":
-            return all_to_all(groups, collectives.network).seconds(time.message_bytes) * ring.ratios.exchange
+            return all_to_all(groups, collectives.network).of(time.message_bytes) * ring.ratios.exchange
 
 
 LARGEST_STEP = 16

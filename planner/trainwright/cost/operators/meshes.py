@@ -7,7 +7,7 @@ from typing import Final
 from trainwright.cost.all_to_all import all_to_all
 from trainwright.cost.collectives import Nodes
 from trainwright.cost.context import CostContext
-from trainwright.cost.operators.sharding_specs import LinearSeconds, LogicalMesh, RingSteps
+from trainwright.cost.operators.sharding_specs import LogicalMesh, RingSteps
 
 _BANDWIDTH_BOUND_BYTES: Final = 2**26
 """Message size that selects the collective algorithm: large enough to be limited by bandwidth."""
@@ -24,17 +24,13 @@ def mesh_of(nodes: Nodes, shape: tuple[int, int], context: CostContext) -> Logic
     near, far = groups_along(nodes, shape[1])
     whole = _ring((tuple(nodes),), context)
     first, second = (_ring(groups, context) for groups in (far, near))
-    exchanges = [all_to_all(groups, context.network) for groups in (far, near)]
     return LogicalMesh(
         tuple(dict.fromkeys(context.accelerator_of_node[node] for node in nodes)),
         shape,
         (first.latency_seconds, second.latency_seconds),
         (first.seconds_per_byte, second.seconds_per_byte),
         (first.ratios, second.ratios),
-        (
-            LinearSeconds(exchanges[0].latency_seconds, exchanges[0].seconds_per_byte),
-            LinearSeconds(exchanges[1].latency_seconds, exchanges[1].seconds_per_byte),
-        ),
+        (all_to_all(far, context.network), all_to_all(near, context.network)),
         whole,
     )
 
