@@ -62,12 +62,15 @@ class LayerRun:
         return replace(self, strategy=self.strategy.replace(**changes))
 
 
-def pipeline_of_other_operators(plan: Plan) -> int | None:
-    """Return the first pipeline whose shardings of operators are not those of pipeline 0; None if all have the same."""
+def unequal_operators(plan: Plan) -> str | None:
+    """Return a sentence about the first pipeline whose shardings of operators are not those of pipeline 0; None if there is none."""
     first, *others = (
         [stage.operators for stage in pipeline.stages if stage.operators is not None] for pipeline in plan.pipelines
     )
-    return next((number for number, specs in enumerate(others, start=1) if specs != first), None)
+    other = next((number for number, specs in enumerate(others, start=1) if specs != first), None)
+    if other is None:
+        return None
+    return f"operators: expected those of pipeline 0 in every pipeline, got others in pipeline {other}; make them equal"
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from trainwright.cost.plan_layout import StageKey
 from trainwright.cost.stage_times import PlanTimes, StageTimes
 from trainwright.model import Model, least_rows, least_rows_words
 from trainwright.outside.notebook import ShownInNotebooks
-from trainwright.plan import Plan, Stage, pipeline_of_other_operators
+from trainwright.plan import Plan, Stage, unequal_operators
 from trainwright.profiles import Profiles
 from trainwright.quantity import format_bytes
 from trainwright.runtime import Runtime
@@ -47,12 +47,8 @@ def check_plan(plan: Plan, context: CostContext) -> None:
 
 def _check_operators(plan: Plan, stage: Stage, where: str, context: CostContext) -> None:
     """Raise ValueError for shardings of operators that have no cost: of other layers, or with what is costed by degrees alone."""
-    other = pipeline_of_other_operators(plan)
-    if other is not None:
-        raise ValueError(
-            f"{where}: operators: expected those of pipeline 0 in every pipeline, got others in pipeline {other}; make them "
-            "equal"
-        )
+    if (problem := unequal_operators(plan)) is not None:
+        raise ValueError(f"{where}: {problem}")
     for run in stage.layers:
         own = run.strategy
         if own != Strategy(*own.degrees, own.order, own.sharding, own.recompute):

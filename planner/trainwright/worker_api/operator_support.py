@@ -13,7 +13,7 @@ from trainwright.loop_nests.layer_wiring import family_shapes, wire_layer
 from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, Loop, OperatorSpecs, SpanSpecs, WeightHeld
-from trainwright.plan import Plan, pipeline_of_other_operators
+from trainwright.plan import Plan, unequal_operators
 
 _STORED_ATTENTION: Final = frozenset({"repeat", "scores", "softmax", "context"})
 """Operators of attention that stores its scores."""
@@ -62,9 +62,8 @@ def _model_problems(model: Model) -> Iterator[str]:
 
 
 def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
-    other = pipeline_of_other_operators(plan)
-    if other is not None:
-        yield f"operators: expected those of pipeline 0 in every pipeline, got others in pipeline {other}; make them equal"
+    if (problem := unequal_operators(plan)) is not None:
+        yield problem
     for stage in plan.stages:
         if stage.operators is None:
             continue
