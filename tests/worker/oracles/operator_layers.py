@@ -8,14 +8,14 @@ from functools import lru_cache
 from itertools import product
 
 import torch
+from operator_plans import specs_of
 from row_groups import normalise_in_groups
 from tensor_group import passes, run_mesh
 from torch import nn
 
 from trainwright.loop_nests.layer_wiring import wire_layer
-from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
-from trainwright.operator_shardings import LayerSpecs, Loop, LoopMapping, OperatorSpecs, SpanSpecs, format_algorithm
+from trainwright.operator_shardings import LayerSpecs, Loop, LoopMapping, SpanSpecs
 from trainwright.worker_api.operator_support import layer_problems
 from trainwright_worker.layers.operators.layouts import COPIED, REPLICATED, Layout, sharding_dimensions
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer
@@ -28,27 +28,19 @@ TOLERANCE = 1e-5
 """Largest difference, over the largest value of the tensor."""
 
 
-def _specs(operation: Operation, mapping: LoopMapping) -> OperatorSpecs:
-    weight = None if operation.weight is None else spec_of(operation.weight, mapping)
-    operands = tuple(spec_of(operand, mapping) for operand in operation.operands)
-    return OperatorSpecs(
-        operation.name, format_algorithm(mapping), spec_of(operation.output, mapping), operands, weight
-    )
-
-
 @lru_cache(maxsize=256)
 def _mappings(model: Model, layer: int, shape: tuple[int, int]) -> tuple[tuple[LoopMapping, ...], ...]:
     """Return the mappings of every operator that run: those that the worker does not refuse."""
     kind = model.kind_of(layer)
     operations = wire_layer(model, kind).operations
-    replicated = [_specs(operation, (None, None)) for operation in operations]
+    replicated = [specs_of(operation, (None, None)) for operation in operations]
     found = []
     for index, operation in enumerate(operations):
         loops = [loop for loop, _ in operation.loops]
         options = [[None, *loops] if size > 1 else [None] for size in shape]
         runs = []
         for mapping in product(*options):
-            changed = [*replicated[:index], _specs(operation, mapping), *replicated[index + 1 :]]
+            changed = [*replicated[:index], specs_of(operation, mapping), *replicated[index + 1 :]]
             span = SpanSpecs(shape, (LayerSpecs(layer, kind.name, tuple(changed)),))
             even_rows = ROWS % span.parts(changed[index], Loop.BATCH) == 0
             if even_rows and next(layer_problems(span.layers[0], span, model), None) is None:
@@ -64,7 +56,7 @@ def random_specs(model: Model, layer: int, shape: tuple[int, int], seed: int) ->
     specs = []
     for operation, mappings in zip(operations, _mappings(model, layer, shape), strict=True):
         full = [mapping for mapping in mappings if None not in mapping]
-        specs.append(_specs(operation, draw.choice(full if full and draw.random() < 0.8 else mappings)))
+        specs.append(specs_of(operation, draw.choice(full if full and draw.random() < 0.8 else mappings)))
     return LayerSpecs(layer, model.layers[layer], tuple(specs))
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cluster import Device
 from trainwright.loop_nests.layer_wiring import wire_layer
-from trainwright.loop_nests.operations import spec_of
+from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, Loop, LoopMapping, OperatorSpecs, SpanSpecs, format_algorithm
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
@@ -62,7 +62,7 @@ T5_MIXED = {
     "cross_attention": "hs", "cross_attention_output": "bi", "cross_attention_residual": "ws", "final_normalisation": "bs",
     "scale": "bs", "projection": "bo", "cross_entropy": "sw",
 }  # fmt: skip
-"""The same for a T5."""
+"""Loops on mesh dimension 0 and 1 by operator of a T5."""
 EXPERTS = {
     "tokens": "bs", "attention_normalisation": "bs", "query_key_value": "bo", "rotary": "bw", "attention": "bh",
     "attention_output": "bi", "attention_residual": "b.", "feed_forward_normalisation": "bs", "router": "io",
@@ -122,18 +122,21 @@ def given(
     for layer in range(*span):
         operators = []
         for operation in wire_layer(model, model.kind_of(layer)).operations:
-            mapping = _mapping(loops[operation.name], shape)
-            weight = None if operation.weight is None else spec_of(operation.weight, mapping)
-            operands = tuple(spec_of(operand, mapping) for operand in operation.operands)
-            specs = OperatorSpecs(
-                operation.name, format_algorithm(mapping), spec_of(operation.output, mapping), operands, weight,
-                **(fields if weight is not None else {}),
-            )  # fmt: skip
-            operators.append(specs)
+            of_weight = fields if operation.weight is not None else {}
+            operators.append(replace(specs_of(operation, _mapping(loops[operation.name], shape)), **of_weight))
         layers.append(LayerSpecs(layer, model.layers[layer], tuple(operators)))
     strategy = Strategy(shape[1], shape[0], RankOrder.TENSOR_INNER)
     run = LayerRun(span[0], span[1] - span[0], strategy, (rows // shape[0],) * shape[0])
     return Stage(devices(shape[0] * shape[1]), (run,), SpanSpecs(shape, tuple(layers)))
+
+
+def specs_of(operation: Operation, mapping: LoopMapping) -> OperatorSpecs:
+    """Return the specs of an operator whose loops a mesh shards so."""
+    weight = None if operation.weight is None else spec_of(operation.weight, mapping)
+    operands = tuple(spec_of(operand, mapping) for operand in operation.operands)
+    return OperatorSpecs(
+        operation.name, format_algorithm(mapping), spec_of(operation.output, mapping), operands, weight
+    )
 
 
 def _mapping(letters: str, shape: tuple[int, int]) -> LoopMapping:
