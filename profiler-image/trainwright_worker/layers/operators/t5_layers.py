@@ -30,7 +30,7 @@ from trainwright_worker.layers.operators.token_operators import (
     normalise,
     rectify,
 )
-from trainwright_worker.layers.transformer_parts import by_head, gather_biases, join_heads
+from trainwright_worker.layers.transformer_parts import approximate_gelu, by_head, gather_biases, join_heads
 
 
 def attend_with_biases(call: OperatorCall) -> Value:
@@ -64,7 +64,7 @@ def _attention(
 def gate_with_gelu(call: OperatorCall) -> Value:
     """Multiply the gate's GELU, approximated by tanh, with the other product (GEGLU)."""
     gate, up = call.read()
-    return call.written(functional.gelu(gate, approximate="tanh") * up)
+    return call.written(approximate_gelu(gate) * up)
 
 
 ENCODER: Final[LayerOperators] = {
