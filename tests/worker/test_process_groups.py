@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import random_plan
@@ -13,6 +17,7 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import slices_of
 from trainwright.strategy import Sharding, Strategy
+from trainwright_worker.executor.all_to_all import all_to_all
 from trainwright_worker.executor.parameter_groups import parameter_groups, tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import required_groups
@@ -127,3 +132,22 @@ def test_layers_are_reduced_one_by_one_when_a_pipeline_shards_their_gradients() 
     pipelines = tuple(Pipeline(1, 4, (stage(2, 2 * place, run),)) for place, run in enumerate((plain, sharded)))
     assert len(parameter_groups(PlanRanks.of(Plan(6, 8, pipelines)))) == 6
     assert len(parameter_groups(PlanRanks.of(Plan(6, 8, (pipelines[0], Pipeline(1, 4, (stage(2, 2, plain),))))))) == 1
+
+
+@pytest.mark.parametrize(("sent", "messages"), [(None, 4), ([2, 1, 0], 3)])
+def test_all_to_all_of_gloo_posts_every_receive_before_it_sends(
+    monkeypatch: pytest.MonkeyPatch, sent: list[int] | None, messages: int
+) -> None:
+    started: list[dist.P2POp] = []
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda each: started.extend(each) or [])
+    monkeypatch.setattr(dist, "get_backend", lambda _group: "gloo")
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _group: [3, 5, 8])
+    monkeypatch.setattr(dist, "get_rank", lambda _group=None: 1)
+    monkeypatch.setattr(dist, "P2POp", lambda operation, tensor, rank, _group: SimpleNamespace(op=operation, tensor=tensor, rank=rank))  # fmt: skip
+    received = torch.zeros(3)
+    all_to_all(received, torch.tensor([1.0, 2.0, 3.0]), None, None if sent is None else [1, 1, 1], sent)
+    operations = [message.op for message in started]
+    assert len(operations) == messages
+    assert operations == sorted(operations, key=lambda operation: operation is not dist.irecv)
+    assert {message.rank for message in started} == {3, 8}
+    assert received.tolist() == [0.0, 3.0 if sent else 2.0, 0.0]

@@ -16,6 +16,7 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.all_to_all import all_to_all
 from trainwright_worker.executor.mesh_groups import mesh_groups
 from trainwright_worker.executor.parameter_groups import (
     ParameterGroup,
@@ -207,7 +208,7 @@ class TensorGroup:
             parts = torch.stack([parts[self.ranks.index(rank)] for rank in ascending])
         received = torch.empty_like(parts, memory_format=torch.contiguous_format)
         with self._communication("exchanging parts of a tensor"):
-            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+            all_to_all(received, parts.contiguous(), self.group)
         if tuple(ascending) == self.ranks:
             return received
         return torch.stack([received[ascending.index(rank)] for rank in self.ranks])
@@ -221,7 +222,7 @@ class TensorGroup:
         counts = [received[index] for index in order]
         joined = values.new_empty(sum(counts))
         with self._communication("exchanging uneven parts of a tensor"):
-            dist.all_to_all_single(joined, values.contiguous(), counts, [sent[index] for index in order], self.group)
+            all_to_all(joined, values.contiguous(), self.group, counts, [sent[index] for index in order])
         if is_ascending:
             return joined
         parts = torch.split(joined, counts)

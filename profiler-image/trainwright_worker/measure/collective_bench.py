@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.worker_api import CollectiveKind, CollectiveTime, Gang, LinkTask
 from trainwright_worker.device import barrier, synchronize
+from trainwright_worker.executor.all_to_all import all_to_all
 from trainwright_worker.executor.process_groups import all_gather_single, reduce_scatter_single
 from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
@@ -158,4 +159,4 @@ def collective_operation(kind: CollectiveKind, group: TimedGroup, numel: int) ->
             return lambda: reduce_scatter_single(part, whole, group=group.group)
         case "all_to_all":
             received = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(received, whole, group=group.group)
+            return lambda: all_to_all(received, whole, group.group)

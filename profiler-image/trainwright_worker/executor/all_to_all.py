@@ -1,0 +1,45 @@
+"""All-to-alls over a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def all_to_all(
+    received: Tensor,
+    sent: Tensor,
+    group: dist.ProcessGroup | None,
+    received_counts: Sequence[int] | None = None,
+    sent_counts: Sequence[int] | None = None,
+) -> None:
+    """Send each rank of a group its part of contiguous `sent`, and fill contiguous `received` with the parts from all.
+
+    Parts lie along the first dimension, in the order of the group's ranks: equal ones, or as long as the counts say.
+
+    On gloo all receives are posted before any send. Its own all-to-all sends first and then announces that it may receive,
+    behind what it has sent: on a slow link, ranks that do not start at the same moment then take turns (two that exchange 64 KiB
+    each over 5 Mbit/s, one of which starts 50 ms later: 208 ms from then on in place of 105).
+    """
+    if dist.get_backend(group) != "gloo":
+        splits = [None if counts is None else list(counts) for counts in (received_counts, sent_counts)]
+        dist.all_to_all_single(received, sent, splits[0], splits[1], group)
+        return
+    ranks = dist.get_process_group_ranks(group)
+    to_each, from_each = _parts(sent, sent_counts, len(ranks)), _parts(received, received_counts, len(ranks))
+    index = dist.get_rank(group)
+    others = [number for number in range(len(ranks)) if number != index]
+    receives = [dist.P2POp(dist.irecv, from_each[number], ranks[number], group) for number in others]
+    sends = [dist.P2POp(dist.isend, to_each[number], ranks[number], group) for number in others]
+    messages = [message for message in receives + sends if message.tensor.numel()]
+    works = dist.batch_isend_irecv(messages) if messages else []
+    from_each[index].copy_(to_each[index])
+    for work in works:
+        work.wait()
+
+
+def _parts(whole: Tensor, counts: Sequence[int] | None, ranks: int) -> tuple[Tensor, ...]:
+    return torch.split(whole, whole.shape[0] // ranks if counts is None else list(counts))
