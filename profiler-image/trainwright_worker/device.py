@@ -115,6 +115,13 @@ def sum_over_ranks(values: Sequence[float], device: torch.device) -> list[float]
     return [read_value(value) for value in total]
 
 
+def max_over_ranks(value: float, device: torch.device) -> float:
+    """Return the greatest of a number over all ranks; all of them call this."""
+    greatest = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+    return read_value(greatest)
+
+
 def release_cached_memory(device: torch.device) -> None:
     """Return the GPU memory that torch's allocator keeps for later tensors, so that fragments of one plan burden no other."""
     if device.type == "cuda":

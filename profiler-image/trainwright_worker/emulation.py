@@ -74,12 +74,13 @@ class Pacer:
     Attributes:
         paced: number of paced segments.
         late: number of paced segments whose real computation took longer than the emulated device would.
+        paced_seconds: emulated seconds of all paced segments.
+        late_seconds: seconds that the late ones took longer.
     """
 
     def __init__(self, *, active: bool) -> None:
         self.active = active
-        self.paced = 0
-        self.late = 0
+        self.reset_counts()
         self._segment_seconds: Sequence[float] | None = ()
         self._stated_seconds = 0.0
         self._segment_index = 0
@@ -89,6 +90,12 @@ class Pacer:
 
     def reset_counts(self) -> None:
         self.paced = self.late = 0
+        self.paced_seconds = self.late_seconds = 0.0
+
+    @property
+    def late_ratio(self) -> float:
+        """Seconds that late segments took longer, over the emulated seconds of all."""
+        return self.late_seconds / self.paced_seconds if self.paced_seconds else 0.0
 
     def start(self, segment_seconds: Sequence[float] | None, *, waited_seconds: float) -> None:
         """Start a pass of these segments, after a wait of `waited_seconds`; None: `add` states their seconds."""
@@ -144,12 +151,13 @@ class Pacer:
             self._due = self._segment_start
             return
         self.paced += 1
+        self.paced_seconds += planned_seconds
         self._due = due
         # A segment after a late one may end late without being slow: only its own time counts.
-        if time.perf_counter() - max(self._actual_start, self._segment_start) - planned_seconds > max(
-            _LATE_TOLERANCE_SECONDS, _LATE_TOLERANCE_RATIO * planned_seconds
-        ):
+        late_seconds = time.perf_counter() - max(self._actual_start, self._segment_start) - planned_seconds
+        if late_seconds > max(_LATE_TOLERANCE_SECONDS, _LATE_TOLERANCE_RATIO * planned_seconds):
             self.late += 1
+            self.late_seconds += late_seconds
             return
         while (remaining := due - time.perf_counter()) > _FINE_SLEEP_SECONDS:
             time.sleep(

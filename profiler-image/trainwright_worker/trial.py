@@ -35,6 +35,7 @@ from trainwright_worker.device import (
     DeviceProgress,
     barrier,
     check_capacity,
+    max_over_ranks,
     read_value,
     release_cached_memory,
     sum_over_ranks,
@@ -131,12 +132,14 @@ def _disturbance(report: TrialReport) -> float:
 def _best_rounds(rounds: Sequence[TrialReport], count: int) -> TrialReport:
     """Return the report of the rounds that other programs disturbed least, with what the first one found besides."""
     best = sorted(rounds, key=_disturbance)[:count]
+    ratios = [report.late_ratio for report in best if report.late_ratio is not None]
     taken = [report.disturbing_cores for report in best if report.disturbing_cores is not None]
     return replace(
         rounds[0],
         iteration_seconds=tuple(seconds for report in best for seconds in report.iteration_seconds),
         paced_segments=sum(report.paced_segments for report in best),
         late_segments=sum(report.late_segments for report in best),
+        late_ratio=max(ratios, default=None),
         disturbing_cores=sum(taken) / len(taken) if taken else None,
     )
 
@@ -157,6 +160,7 @@ def measure_trial(
         else (0, 0, 0, 0)
     )
     paced, late, *skipped = map(round, sum_over_ranks([float(count) for count in own], device))
+    late_ratio = max_over_ranks(executor.pacer.late_ratio if executor else 0.0, device)
     overflowed, empty = (count // len(task.plan.devices) for count in skipped)  # all of them skip the same updates
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
@@ -173,6 +177,7 @@ def measure_trial(
         iterations.first.depends_on,
         empty,
         _disturbing_cores(task, iterations.load, device),
+        late_ratio if paced else None,
     )
 
 
@@ -296,10 +301,9 @@ def _time_iterations(
             first = _first_loss(task, executor, observer, losses[0], device)
             if executor:
                 executor.passes.observer = None
-        slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        slowest = max_over_ranks(elapsed, device)
         if number >= task.warmup_iterations:
-            seconds.append(read_value(slowest))
+            seconds.append(slowest)
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, total, "iterations")
             _inject_fault(task, watchdog)

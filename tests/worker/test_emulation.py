@@ -202,6 +202,7 @@ def test_late_pass_is_counted_once_and_compensated(pacer: Pacer, clock: Clock) -
     for _ in range(3):
         one_pass(pacer, clock, length=0.005, compute=0.001)
     assert (pacer.paced, pacer.late) == (4, 1)
+    assert pacer.late_ratio == pytest.approx(0.007 / 0.02)
     assert clock.now == pytest.approx(100.02, abs=0.0011)
 
 
@@ -216,7 +217,7 @@ def test_all_reduce_is_between_two_chunks(pacer: Pacer, clock: Clock) -> None:
     assert clock.now == pytest.approx(100.017, abs=0.0021)
     assert (pacer.paced, pacer.late) == (2, 0)
     pacer.reset_counts()
-    assert pacer.paced == 0
+    assert pacer.paced == pacer.late_ratio == 0
 
 
 def test_an_empty_last_chunk_is_neither_paced_nor_counted(pacer: Pacer, clock: Clock) -> None:

@@ -33,6 +33,7 @@ def test_permuted_placement_trains_like_one_device(worker, make) -> None:
     assert [p.done for p in outcome.progress] == [1, 2, 3, 4]
     assert {(m.node, m.slot) for m in report.memory} == {(x.node, x.slot) for x in (a, b, c, d)}
     assert report.paced_segments == report.late_segments == 0
+    assert report.late_ratio is None
     # Weights, gradients and Adam's two states in float32, plus some of the activations, but not all of the model's.
     whole = 4 * 4 * make.model.parameters
     assert all(whole / 8 < m.peak_bytes < 2 * whole for m in report.memory)

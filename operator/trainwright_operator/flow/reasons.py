@@ -231,7 +231,7 @@ class Reason(StrEnum):
     TERMINATED = "Terminated", "{what}", Cause.CLUSTER
     EMULATION_TOO_SLOW = (
         "EmulationTooSlow",
-        "{late} of {paced} computations took longer than on the emulated device (allowed: {limit:.0%}); the machine is too slow or too busy: use an idle machine, or raise slowdown in the local cluster's description",
+        "{late} of {paced} computations took longer than on the emulated device{together} (allowed: {limit:.0%}); the machine is too slow or too busy: use an idle machine, or raise slowdown in the local cluster's description",
     )
 
 

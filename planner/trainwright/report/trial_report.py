@@ -137,6 +137,7 @@ def trial_fields(
         "prediction_error": _error(predicted.iteration_seconds, throughput.iteration_seconds),
         "paced_segments": measured.paced_segments,
         "late_segments": measured.late_segments,
+        "late_ratio": measured.late_ratio,
         "skipped_updates": measured.skipped_updates,
         "empty_batches": measured.empty_batches,
         **figure_fields(candidate, problem),

@@ -18,8 +18,10 @@ from trainwright.worker_api import (
     GangNode,
     LinkTask,
     ProfilingTask,
+    TrialReport,
     TrialTask,
 )
+from trainwright_operator.flow.gangs.results import assess_report
 
 
 @pytest.mark.parametrize(
@@ -181,6 +183,20 @@ def test_trial_is_void_when_the_emulation_is_too_slow() -> None:
     assert (found.state, found.reason) == ("Void", "EmulationTooSlow")
     assert found.measured_seconds is not None
     assert (world.succeeded, status.winner) == ("False", None)
+
+
+@pytest.mark.parametrize(
+    ("late", "ratio", "state"),
+    [(11, None, "Void"), (11, 0.011, "Void"), (11, 0.01, "Succeeded"), (900, 0.0, "Succeeded"), (10, 0.5, "Succeeded")],
+)
+def test_late_computations_void_a_trial_if_they_are_many_and_late_by_much_together(late, ratio, state) -> None:
+    report = replace(TrialReport((1.0,), (1.0,)), late_segments=late, paced_segments=1000, late_ratio=ratio)
+    found = assess_report(report)
+    assert found.state == state
+    if ratio == 0.011:
+        assert found.message.startswith(
+            "11 of 1000 computations took longer than on the emulated device, by 1.1% of its time together (allowed: 1%)"
+        )
 
 
 def test_void_trial_is_repeated_once() -> None:

@@ -160,6 +160,7 @@ def assess_report(report: WorkerReport) -> GangFailure:
         return GangFailure.of(Reason.REPORT_INVALID, what=what)
     if isinstance(report, TrialReport) and report.is_emulation_too_slow:
         late, paced = report.late_segments, report.paced_segments
-        sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MAX_LATE_RATIO)
+        together = "" if report.late_ratio is None else f", by {report.late_ratio:.1%} of its time together"
+        sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, together=together, limit=MAX_LATE_RATIO)
         return GangFailure(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
     return GangFailure(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
