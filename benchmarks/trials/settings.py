@@ -8,7 +8,7 @@ from typing import Any
 
 from local_cluster.config import ClusterConfig
 from trainwright.cluster import Accelerator, Cluster, Emulation, Node
-from trainwright.families import Gpt, Llama
+from trainwright.families import Gpt, Llama, Moe
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
@@ -66,6 +66,14 @@ OPERATOR_SETTINGS = (
         "shardings of operators: 2 nodes of two V100",
         ("v100-1", "v100-2"),
         Model.of(Gpt(layers=3, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=512)),
+        8,
+        tensor_degrees=(1, 2, 4),
+        rows=(1, 2, 4, 8),
+    ),
+    TrialScenario(
+        "shardings of operators, mixture: 2 nodes of two V100",
+        ("v100-1", "v100-2"),
+        Model.of(Moe(2, 64, 4, 32, 512, experts=4, intermediate_size=256)),
         8,
         tensor_degrees=(1, 2, 4),
         rows=(1, 2, 4, 8),
