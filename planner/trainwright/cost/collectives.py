@@ -172,10 +172,11 @@ class Collectives:
             for edge in _ring_edges(nodes):
                 crossing = 1 if edge[0] == edge[1] else rings
                 streams[edge] = min(streams.get(edge, crossing), crossing)
-        per_byte, latency = self._slowest(streams, self.network.nic_seconds(load))
+        per_byte, _ = self._slowest(streams, self.network.nic_seconds(load))
+        latency = max(self._ring_latency(nodes) for nodes in dict.fromkeys(groups))
         share = ring_bytes_ratio(size)
         own = self.network.nic_seconds(self._uses(Counter(groups)))
-        return RingAlgorithm(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
+        return RingAlgorithm(latency, share * per_byte, {card: share * s for card, s in own.items()})
 
     def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Nic, float]) -> RingAlgorithm:
         """Return the hierarchical ring: reduce-scatter inside nodes, rings between nodes, all-gather inside nodes.
@@ -201,6 +202,16 @@ class Collectives:
         }
         own = self.network.nic_seconds(self._uses(moved))
         return RingAlgorithm(latency_inside + latency_between, inside + between, own)
+
+    def _ring_latency(self, nodes: Nodes) -> float:
+        """Return the latency of a ring's all-reduce: a part of the message waits on 2 (n - 1) edges that follow each other.
+
+        Ranks do not wait for each other between steps, so a part passes as many fast edges as slow ones.
+        """
+        edges = [self.network.link(edge)[0] for edge in zip((*nodes[1:], nodes[0]), nodes, strict=True)]
+        rest = len(edges) - 2
+        twice = edges + edges
+        return sum(edges) + max(sum(twice[first : first + rest]) for first in range(len(edges)))
 
     def _slowest(self, streams: Mapping[Edge, int], cards: Mapping[Nic, float]) -> tuple[float, float]:
         """Return seconds per byte on the slowest edge, whose bytes its streams share, or NIC, and the maximum latency."""

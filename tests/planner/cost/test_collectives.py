@@ -149,10 +149,24 @@ def test_hierarchical_ring_sends_less_over_nics() -> None:
     members = ("a",) * 4 + ("b",) * 4
     found = Collectives(Network(cluster)).all_reduce((members,))
     ring, hierarchical = found.algorithms
-    assert ring.seconds(1) == pytest.approx(2 * 7 / 8 + 14 * 0.002)
+    assert ring.seconds(1) == pytest.approx(2 * 7 / 8 + 4 * 0.002 + 10 * 0.001)
     assert hierarchical.seconds(1) == pytest.approx(2 * 1 / 2 + 2 * 3 / 4 / 10 + 2 * 0.002 + 6 * 0.001)
     assert found.seconds(1) == hierarchical.seconds(1)
     assert found.all_gather_seconds(1) == found.reduce_scatter_seconds(1) == found.seconds(1) / 2
+
+
+@given(nodes=st.lists(st.sampled_from("ab"), min_size=2, max_size=7).map(tuple))
+def test_latency_of_a_ring_is_that_of_ranks_that_wait_for_their_neighbour_alone(nodes: tuple[str, ...]) -> None:
+    network = Network(ported(latency=0.001))
+    received = [0.0] * len(nodes)
+    for _ in range(2 * (len(nodes) - 1)):
+        senders = [(rank + 1) % len(nodes) for rank in range(len(nodes))]
+        received = [
+            max(received[rank], received[sender] + network.link((nodes[sender], nodes[rank]))[0])
+            for rank, sender in enumerate(senders)
+        ]
+    ring = Collectives(network).all_reduce((nodes,)).algorithms[0]
+    assert ring.latency_seconds == pytest.approx(max(received))
 
 
 def test_ratios_apply_to_collectives_across_nodes_only() -> None:
