@@ -20,9 +20,9 @@ def all_to_all(
 
     Parts lie along the first dimension, in the order of the group's ranks: equal ones, or as long as the counts say.
 
-    On gloo all receives are posted before any send. Its own all-to-all sends first and then announces that it may receive,
-    behind what it has sent: on a slow link, ranks that do not start at the same moment then take turns (two that exchange 64 KiB
-    each over 5 Mbit/s, one of which starts 50 ms later: 208 ms from then on in place of 105).
+    On gloo all receives are posted before any send. Its own all-to-all announces only after its sends that it may receive, and
+    the announcement waits for them: on a slow link, ranks that do not start at the same moment then take turns (two that
+    exchange 64 KiB each over 5 Mbit/s, one of which starts 50 ms later: 208 ms from then on in place of 105).
     """
     if dist.get_backend(group) != "gloo":
         splits = [None if counts is None else list(counts) for counts in (received_counts, sent_counts)]
