@@ -31,10 +31,12 @@ def all_to_all(
     ranks = dist.get_process_group_ranks(group)
     to_each, from_each = _parts(sent, sent_counts, len(ranks)), _parts(received, received_counts, len(ranks))
     index = dist.get_rank(group)
-    others = [number for number in range(len(ranks)) if number != index]
-    receives = [dist.P2POp(dist.irecv, from_each[number], ranks[number], group) for number in others]
-    sends = [dist.P2POp(dist.isend, to_each[number], ranks[number], group) for number in others]
-    messages = [message for message in receives + sends if message.tensor.numel()]
+    messages = [
+        dist.P2POp(pass_on, part, rank, group)
+        for pass_on, parts in ((dist.irecv, from_each), (dist.isend, to_each))
+        for number, (part, rank) in enumerate(zip(parts, ranks, strict=True))
+        if number != index and part.numel()
+    ]
     works = dist.batch_isend_irecv(messages) if messages else []
     from_each[index].copy_(to_each[index])
     for work in works:
