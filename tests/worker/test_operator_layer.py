@@ -1,18 +1,20 @@
-"""Layers whose operators are sharded over a mesh: their boundaries at the ends of a stage."""
+"""Layers whose operators are sharded over a mesh: their boundaries at the ends of a stage, and what attention reads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import torch
-from operator_plans import given
+from operator_plans import T5_MIXED, given
 from tensor_group import Meeting, Thread, run_mesh
 from torch import nn
 
-from trainwright.families import Gpt
+from trainwright.families import T5, Gpt
 from trainwright.loop_nests.layer_wiring import wire_layer
 from trainwright.model import Model
 from trainwright_worker.layers.operators.layouts import REPLICATED
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer, StageEnd
-from trainwright_worker.layers.operators.operator_tensors import ROWS
+from trainwright_worker.layers.operators.operator_tensors import POSITIONS, ROWS, OperatorCall, Value
 from trainwright_worker.layers.operators.resharding import Mesh
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -45,3 +47,36 @@ def test_boundary_leaves_as_degrees_divide_it_where_no_mesh_dimension_does() -> 
         torch.testing.assert_close(gradient, torch.full_like(layer.get_parameter("positions"), 4.0))
 
     run_mesh((1, 4), run)
+
+
+@dataclass(frozen=True)
+class Counted(Thread):
+    """Group that counts the values that a rank brings to each all-gather."""
+
+    gathered: list[int] = field(default_factory=list)
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        self.gathered.append(part.numel())
+        return super().all_gather(part)
+
+
+def test_attention_with_biases_gathers_keys_and_values_alone_when_queries_are_divided() -> None:
+    model = Model.of(T5(1, 32, 4, 8, 64))
+    loops = {**dict.fromkeys(T5_MIXED, ".."), "query_key_value": ".s", "attention": ".s"}
+    specs = given(model, (1, 2), 4, loops, (1, 2)).operators
+    assert specs is not None
+    whole = make_family_layers(model).make(1, seed=0, shard=TensorShard(), shared={})
+
+    def run(mesh: Mesh) -> list[int]:
+        first, second, both = mesh.groups
+        assert isinstance(second, Thread)
+        counted = Counted(second.meeting, second.index, second.size)
+        own = replace(mesh, groups=(first, counted, both))
+        layer = OperatorLayer(whole, specs.layers[0], wire_layer(model, model.kind_of(1)), own)
+        for attribute in layer.operators.placed:
+            layer.register_parameter(attribute, nn.Parameter(whole.get_parameter(attribute).detach()))
+        products = Value((torch.randn(4, 4, 32),) * 3, (REPLICATED, POSITIONS))
+        layer.operators.operators["attention"].compute(OperatorCall(layer.operators, "attention", (products,), {}))
+        return counted.gathered
+
+    assert run_mesh((1, 2), run) == [[2 * 4 * 4 * 32]] * 2

@@ -28,6 +28,7 @@ from trainwright_worker.layers.operators.token_operators import (
     look_up,
     multiply,
     normalise,
+    read_for_attention,
     rectify,
 )
 from trainwright_worker.layers.transformer_parts import approximate_gelu, by_head, gather_biases, join_heads
@@ -35,7 +36,7 @@ from trainwright_worker.layers.transformer_parts import approximate_gelu, by_hea
 
 def attend_with_biases(call: OperatorCall) -> Value:
     """Return self-attention of this rank's queries and heads, whose scores have biases by distance."""
-    (queries, _, _), (_, keys, values) = call.read(), call.read(1)
+    queries, keys, values = read_for_attention(call)
     block, layout = require(call.whole, t5.Encoder), call.operand_layout()
     (table,) = call.layer.weights(POSITION_BIASES)
     positions = keys.shape[1]
