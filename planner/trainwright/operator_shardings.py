@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby, pairwise, product
@@ -53,8 +53,7 @@ def parse_algorithm(algorithm: str) -> LoopMapping:
     mapping = _MAPPINGS.get(algorithm)
     if mapping is None:
         raise ValueError(
-            f"algorithm: expected loops with the mesh dimensions that shard them, as in 'batch→0 out→1', or {REPLICATED!r}, "
-            f"got {algorithm!r}"
+            f"expected loops with the mesh dimensions that shard them, as in 'batch→0 out→1', or {REPLICATED!r}, got {algorithm!r}"
         )
     return mapping
 
@@ -68,11 +67,19 @@ def parse_spec(spec: str) -> tuple[tuple[int, ...], ...]:
     """Return `[axis]` the mesh dimensions that shard it. Raise ValueError for anything but words `R`, `S0`, `S1` and `S01`."""
     axes = tuple(_AXES.get(word) for word in spec.split())
     if None in axes:
-        raise ValueError(f"spec: expected R, S0, S1 or S01 for each axis, as in 'S0 R S1', got {spec!r}")
+        raise ValueError(f"expected R, S0, S1 or S01 for each axis, as in 'S0 R S1', got {spec!r}")
     return tuple(axis for axis in axes if axis is not None)
 
 
 _AXES: Final[dict[str, tuple[int, ...]]] = {"R": (), "S0": (0,), "S1": (1,), "S01": (0, 1)}
+
+
+def _check(where: str, parse: Callable[[str], object], text: str) -> None:
+    """Raise ValueError that says where a text is which does not parse."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +108,11 @@ class OperatorSpecs:
     sum_scattered: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            parse_algorithm(self.algorithm)
-            for spec in (self.output, *self.operands, *([] if self.weight is None else [self.weight])):
-                parse_spec(spec)
-        except ValueError as error:
-            raise ValueError(f"operator {self.name}: {error}") from None
+        specs = {"output": self.output, "weight": self.weight or ""}
+        specs |= {f"operands[{number}]": spec for number, spec in enumerate(self.operands)}
+        _check(f"operator {self.name}: algorithm", parse_algorithm, self.algorithm)
+        for field, spec in specs.items():
+            _check(f"operator {self.name}: {field}", parse_spec, spec)
 
     @property
     def mapping(self) -> LoopMapping:

@@ -63,7 +63,14 @@ DEGREES, OPERATORS = plan_of(None), plan_of(specs_of())
             "layers 0…1, operator feed_forward_in: batch→01 divides the batch by 4, which does not divide a micro-batch of 2",
         ),
         (lambda: specs_of("rows→0"), "operator feed_forward_in: algorithm: expected loops .* got 'rows→0'"),
-        (lambda: replace(specs_of().layers[0].operators[0], output="S2 R"), "expected R, S0, S1 or S01 .* got 'S2 R'"),
+        (
+            lambda: replace(specs_of().layers[0].operators[0], output="S2 R"),
+            "feed_forward_in: output: expected R, S0, S1 or S01 .* got 'S2 R'",
+        ),
+        (
+            lambda: replace(specs_of().layers[0].operators[0], operands=("R", "S")),
+            r"feed_forward_in: operands\[1\]: expected R, S0, S1 or S01 .* got 'S'",
+        ),
         (lambda: replace(specs_of(), mesh_shape=(0, 4)), "mesh_shape: expected at least one device"),
         (lambda: replace(specs_of(), layers=specs_of().layers * 2), "layers: layer 2 must follow, got 0"),
         (lambda: specs_of(count=0), "layer 0: count: expected at least 1, got 0"),
