@@ -142,7 +142,8 @@ _COUNTED: Final[Mapping[Loop, str]] = {
 def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tuple[int, str]:
     """Return the size of an operator's loop, and what it counts.
 
-    Operators that follow others state none: there it is that of the operand.
+    Operators that follow others state none: there it is that of the operand. The operand of ViT's class token counts no values,
+    and is as wide as what the layer reads.
     """
     shapes = family_shapes(model, kind)
     name = operation.name
@@ -153,7 +154,9 @@ def _size(loop: Loop, operation: Operation, kind: LayerKind, model: Model) -> tu
     positions = next(each.positions_per_row for each in kind.operators if each.name == name)
     if loop is Loop.SEQUENCE:
         return dict(operation.loops)[loop] or positions, _COUNTED[loop]
-    size = dict(operation.loops)[loop] or round(operation.operands[0].elements / positions)
+    first = kind.operators[0]
+    width = first.output_elements_per_row / first.positions_per_row
+    size = dict(operation.loops)[loop] or round(operation.operands[0].elements / positions or width)
     if loop is Loop.OUT and operation.name == "query_key_value":
         return size, _COUNTED[Loop.HEADS] if shapes.has_rotary else "the width of its keys"
     return size, _COUNTED[loop]

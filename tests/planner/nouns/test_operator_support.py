@@ -13,7 +13,7 @@ from trainwright.model import Model
 from trainwright.operator_shardings import LayerSpecs, OperatorSpecs, SpanSpecs, WeightHeld
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.strategy import Strategy
-from trainwright.worker_api.operator_support import operators_refusal, runs_operators
+from trainwright.worker_api.operator_support import layer_problems, operators_refusal, runs_operators
 
 BLOCK = (
     OperatorSpecs("attention_normalisation", "batch→0", "S0 R R R", ("S0 R R R",), "R R"),
@@ -161,3 +161,18 @@ def test_pipelines_have_equal_shardings_of_operators() -> None:
         refusal
         == "operators: expected those of pipeline 0 in every pipeline, got others in pipeline 1; make them equal"
     )
+
+
+def test_width_of_a_class_token_is_divided_evenly() -> None:
+    head = (
+        OperatorSpecs("final_normalisation", "replicated", "R R R R", ("R R R R",), "R R"),
+        OperatorSpecs("class_token", "width→1", "R R S1 R", ("R R S1 R",)),
+        OperatorSpecs("projection", "replicated", "R R R", ("R R R",), "R R"),
+        OperatorSpecs("cross_entropy", "replicated", "R", ("R R R",)),
+    )
+    model, layers = Model.of(Vit(1, 36, 4, 12, 4, classes=20)), LayerSpecs(2, "head", head)
+    problems = [list(layer_problems(layers, SpanSpecs((1, size), (layers,)), model)) for size in (4, 8)]
+    assert problems == [
+        [],
+        ["layer 2, operator class_token: algorithm: width→1 divides width by 8, which does not divide 36, the width"],
+    ]
