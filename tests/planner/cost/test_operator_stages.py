@@ -14,7 +14,7 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.operators.meshes import mesh_of
 from trainwright.cost.operators.stage_costs import operator_stage_costs
-from trainwright.families import T5, Family, Gpt, Llama
+from trainwright.families import T5, Bert, Family, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import OperatorSpecs, SpanSpecs
@@ -306,3 +306,19 @@ def test_plans_whose_degrees_say_what_has_no_cost_are_refused() -> None:
     specs = next(options_of(of, (2, 4), rows)).sharding(0, LAYERS).specs
     with pytest.raises(ValueError, match=r"stage 0, layers 0…5: sequence parallelism .* are of degrees"):
         estimate_with_context(whole_plan(of, specs, rows, sequence_parallel=True), of.cost_context)
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "operator"),
+    [
+        (Bert(2, 256, 4, 64, 32), -1, "projection"),  # whose transform is larger than the table of so few entries
+        (T5(1, 256, 4, 64, 512, gated=True, tied_embeddings=False), 1, "position_biases"),
+    ],
+)
+def test_tied_weight_is_that_of_its_size_when_others_are_larger(family: Family, layer: int, operator: str) -> None:
+    of = problem(family)
+    mesh = mesh_of(tuple(device.node for device in of.cluster.devices), (2, 4), of.cost_context)
+    pricing, kind = IntraOperator(of).pricing(layer, mesh, 8), of.model.kind(of.model.layers[layer])
+    index = pricing.operator_with_weight(kind.shared_parameters)
+    assert index is not None
+    assert pricing.algorithms.graph.operations[index].name == operator

@@ -327,14 +327,15 @@ class LayerIlpCosts:
         )
 
     def costs_of_weight(self, values: int) -> tuple[int, Array] | None:
-        """Return the node of the first weight with at least `values` parameters, and its iteration seconds and state bytes."""
+        """Return the node of the weight with `values` parameters, and its iteration seconds and state bytes."""
         index = self.operator_with_weight(values)
         return None if index is None else (self.algorithms.graph.node_of[index], self.weight(index).terms()[1:3])
 
     def operator_with_weight(self, values: int) -> int | None:
-        """Return the first operator whose weight has at least `values` parameters; None if there is none."""
-        operations = enumerate(self.algorithms.graph.operations)
-        return next((i for i, each in operations if each.weight is not None and each.weight.elements >= values), None)
+        """Return the operator whose weight has `values` parameters, or a few more for its bias; None if there is none."""
+        weights = {i: each.weight for i, each in enumerate(self.algorithms.graph.operations) if each.weight is not None}
+        sizes = {i: weight.elements for i, weight in weights.items() if weight.elements >= values}
+        return min(sizes, key=sizes.__getitem__, default=None)
 
     def compute_seconds(self, number: int) -> Array:
         """Return `[algorithm]` the part of a node's seconds that its operators compute."""
