@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.cluster import EMULATED_PREFIX
 from trainwright.cost.context import CostContext
@@ -24,6 +23,7 @@ from trainwright.cost.operators.integer_program import EdgeCosts, IntegerProgram
 from trainwright.cost.operators.operator_graph import GraphNode, Read
 from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
 from trainwright.cost.operators.sharding_specs import (
+    Indices,
     LinearSeconds,
     LogicalMesh,
     Resharding,
@@ -126,9 +126,6 @@ class LayerCompute:
             total = sum(weights) or 1.0
             self._weights[rows, degree] = [weight / total for weight in weights]
         return self._weights[rows, degree]
-
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +373,9 @@ class LayerIlpCosts:
             costs[0] += self._compute_seconds(index, algorithms) * share + sum(self.sum_seconds(index))
             costs[3] += self._activation_bytes(operation, algorithms) * share
             if operation.weight is not None:
-                costs += self.weight(index).terms()
-                gathers = np.maximum(gathers, algorithms.weight_sums if algorithms.weight_sums is not None else 0)
+                weight = self.weight(index)
+                costs += weight.terms()
+                gathers = np.maximum(gathers, weight.sums)
         costs[0, 1, gathers == 0] = np.inf
         return NodeChoices(costs[0], costs[1], costs[2], costs[3])
 

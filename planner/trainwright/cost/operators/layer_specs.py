@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainwright.cost.operators.algorithm_costs import Rewriting
-from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms
+from trainwright.cost.operators.parallel_algorithms import GraphAlgorithms, OperatorAlgorithms
 from trainwright.loop_nests.operations import Operation, spec_of
 from trainwright.operator_shardings import OperatorSpecs, WeightHeld, format_algorithm
 
@@ -18,17 +18,17 @@ def layer_operators(
     algorithms: GraphAlgorithms, rewriting: Rewriting, assignment: LayerAssignment
 ) -> tuple[OperatorSpecs, ...]:
     """Return the specs of a layer's operators; `rewriting` are the all-reduces that end as a reduce-scatter."""
-    graph, specs = algorithms.graph, []
-    for index, operation in enumerate(graph.operations):
-        weight_mode, algorithm = assignment[graph.node_of[index]]
-        specs.append(_operator_specs(algorithms, rewriting, index, operation, weight_mode, algorithm))
-    return tuple(specs)
+    graph = algorithms.graph
+    chosen = [assignment[graph.node_of[index]] for index in range(len(graph.operations))]
+    return tuple(
+        _operator_specs(operation, own, rewriting, *choice)
+        for operation, own, choice in zip(graph.operations, algorithms.operators, chosen, strict=True)
+    )
 
 
-def _operator_specs(  # noqa: PLR0913, PLR0917 - an operator, its choice and what surrounds both
-    graph: GraphAlgorithms, rewriting: Rewriting, index: int, operation: Operation, weight_mode: int, algorithm: int
+def _operator_specs(
+    operation: Operation, algorithms: OperatorAlgorithms, rewriting: Rewriting, weight_mode: int, algorithm: int
 ) -> OperatorSpecs:
-    algorithms = graph.operators[index]
     mapping = algorithms.mappings[algorithm]
     plain = OperatorSpecs(
         operation.name,
@@ -39,10 +39,10 @@ def _operator_specs(  # noqa: PLR0913, PLR0917 - an operator, its choice and wha
     )
     if operation.weight is None or algorithms.weight_sums is None:
         return plain
-    replicated = bool(algorithms.weight_sums[algorithm])
+    is_replicated = bool(algorithms.weight_sums[algorithm])
     return replace(
         plain,
         weight=spec_of(operation.weight, mapping),
-        weight_held=WeightHeld.GATHERED if weight_mode and replicated else WeightHeld.WHOLE,
-        update_sharded=replicated and (rewriting.gradients or weight_mode == 1),
+        weight_held=WeightHeld.GATHERED if weight_mode and is_replicated else WeightHeld.WHOLE,
+        update_sharded=is_replicated and (rewriting.gradients or weight_mode == 1),
     )

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.cost.operators.operator_graph import OperatorGraph
-from trainwright.cost.operators.sharding_specs import layout_number
+from trainwright.cost.operators.sharding_specs import Indices, divided_axes, layout_number
 from trainwright.loop_nests.layer_wiring import Source
 from trainwright.loop_nests.operations import Axis, IndexedTensor, Operation
 from trainwright.operator_shardings import Loop, LoopMapping
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,7 @@ def _follower_mappings(operand: IndexedTensor, layouts: Indices) -> list[LoopMap
     followed: list[LoopMapping] = []
     for number in layouts:
         first, second = (
-            None if axis == Axis.NOTHING else operand.loop(Axis(axis)) for axis in divmod(int(number), len(Axis))
+            None if axis == Axis.NOTHING else operand.loop(Axis(axis)) for axis in divided_axes(int(number))
         )
         followed.append((first, second))
     return followed

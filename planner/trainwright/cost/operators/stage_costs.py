@@ -119,8 +119,7 @@ class _StageLayers:
 
     def _algorithms(self, layer: LayerSpecs, graph: OperatorGraph, entering: _Entering) -> GraphAlgorithms:
         chosen = [operator.mapping for operator in layer.operators]
-        has_sequences = any(Loop.SEQUENCE in mapping for mapping in chosen)
-        space = AlgorithmSpace(self.specs.mesh_shape, self.rows, has_sequences)
+        space = AlgorithmSpace(self.specs.mesh_shape, self.rows)
         for node in graph.nodes:
             if node.leader is not None and not is_possible(graph.operations[node.leader], chosen[node.leader], space):
                 operator, loops = layer.operators[node.leader], graph.operations[node.leader].loops

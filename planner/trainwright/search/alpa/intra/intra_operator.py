@@ -98,7 +98,7 @@ class IntraOperator:
     """Costs of runs of layers on logical meshes, caching what meshes and row counts share.
 
     Attributes:
-        divides_sequences: whether the sequence axis may be sharded; neither Alpa's evaluated plans nor our runtime do.
+        divides_sequences: whether the sequence axis may be sharded, which Alpa's evaluated plans do not.
         rewriting: all-reduces that become reduce-scatters and all-gathers (paper §4.2).
     """
 
