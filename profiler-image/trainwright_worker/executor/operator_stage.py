@@ -26,7 +26,7 @@ from trainwright_worker.executor.stage_module import (
 )
 from trainwright_worker.initial_weights import DeferredWeights, InitialValues
 from trainwright_worker.layers.layer import SharedWeights
-from trainwright_worker.layers.operators.layouts import EVERYWHERE, REPLICATED, Layout, part_of
+from trainwright_worker.layers.operators.layouts import EVERYWHERE, REPLICATED, Layout, part_of, without_sums
 from trainwright_worker.layers.operators.operator_layer import OperatorLayer, StageEnd
 from trainwright_worker.layers.operators.operator_tensors import ROWS
 from trainwright_worker.layers.operators.placed_weights import PlacedWeight
@@ -44,11 +44,7 @@ class _Keeping:
 
     @classmethod
     def of(cls, placed: PlacedWeight) -> _Keeping:
-        sharding = Sharding.NONE
-        if placed.summed_dimensions:
-            sharding = (
-                Sharding.ZERO3 if placed.is_gathered else Sharding.ZERO2 if placed.shares_update else Sharding.NONE
-            )
+        sharding = placed.sharding if placed.summed_dimensions else Sharding.NONE
         divided = tuple(dimension for dimension, placement in enumerate(placed.layout) if placement >= 0)
         return cls(placed.summed_dimensions, divided, sharding)
 
@@ -122,7 +118,7 @@ class OperatorStageBuilder(RankStageBuilder):
         self, seed: int, initial_weights: DeferredWeights, initial: dict[nn.Parameter, InitialValues]
     ) -> dict[int, OperatorLayer]:
         """Make the layers with this rank's parts of their weights, whose initial values are added to `initial`."""
-        stage, mesh = self._stage, self._mesh
+        stage, mesh = self._stage, self._make_mesh()
         specs = _require_operators(stage)
         modules: dict[int, OperatorLayer] = {}
         shared: SharedWeights = {}
@@ -142,13 +138,12 @@ class OperatorStageBuilder(RankStageBuilder):
                 part = self._part(whole.get_parameter(attribute), placed, mesh, initial_weights, initial)
                 name = module.shared_weights.get(attribute)
                 if name is not None:
-                    part = parts.setdefault((name, _divided(placed.layout)), part)
+                    part = parts.setdefault((name, without_sums(placed.layout)), part)
                 module.register_weight(attribute, part)
             modules[layer] = module
         return modules
 
-    @property
-    def _mesh(self) -> Mesh:
+    def _make_mesh(self) -> Mesh:
         ranks = self._stage.mesh
         lines = [ranks.line(self.rank, dimensions) for dimensions in MESH_DIMENSIONS]
         first, second, whole = map(self.collectives, lines)
@@ -269,9 +264,3 @@ def _require_operators(stage: StageRanks) -> SpanSpecs:
     if stage.operators is None:
         raise RuntimeError(f"the stage of layers {stage.first}…{stage.end - 1} has no shardings of operators")
     return stage.operators
-
-
-def _divided(layout: Layout) -> Layout:
-    """Return which part of a weight a layout gives, whatever becomes of its gradient."""
-    first, second = (max(placement, -1) for placement in layout)
-    return first, second

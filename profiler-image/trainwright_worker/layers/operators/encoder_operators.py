@@ -23,11 +23,8 @@ from trainwright_worker.synthetic_data import UNMASKED
 
 def attend_to_all(call: OperatorCall) -> Value:
     """Return attention of this rank's queries over all positions."""
-    tensors = read_for_attention(call)
-    heads = own_heads(call, call.operand_layout())
-    query, key, value = (
-        by_head(tensor, count) for tensor, count in zip(tensors, (heads[0], *heads[1:] * 2), strict=True)
-    )
+    heads, _ = own_heads(call, call.operand_layout())
+    query, key, value = (by_head(tensor, heads) for tensor in read_for_attention(call))
     return call.written(join_heads(functional.scaled_dot_product_attention(query, key, value)))
 
 

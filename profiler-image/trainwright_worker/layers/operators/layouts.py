@@ -55,7 +55,7 @@ def read_layout(spec: str, axes: tuple[int | None, ...], mapping: LoopMapping, u
 
 
 def without_sums(layout: Layout) -> Layout:
-    """Return the layout of a tensor once its partial sums are added up."""
+    """Return which part of a tensor its ranks have, without what is summed: of the tensor, or of its gradient."""
     first, second = (placement if placement >= 0 else REPLICATED for placement in layout)
     return first, second
 

@@ -58,7 +58,7 @@ class OperatorLayer(Layer):
         self.operators = OperatorTensors(self, whole, operators_of(whole), wiring, specs, mesh)
         self.entering = tuple(map(self._first_read, range(wiring.inputs))) if entering is None else entering
         self.leaving = tuple(map(self._left_layout, wiring.outputs))
-        self._reads = Counter(source for sources in wiring.operand_sources for source in sources)
+        self._readers = Counter(source for sources in wiring.operand_sources for source in sources)
 
     def register_weight(self, attribute: str, part: nn.Parameter) -> None:
         """Register this rank's part of a weight by its name in the whole layer, with dots where a module holds it."""
@@ -105,7 +105,7 @@ class OperatorLayer(Layer):
             operator = self.operators.operators[operation.name]
             operands = tuple(values[source] for source in sources)
             value = operator.compute(OperatorCall(self.operators, operation.name, operands, data))
-            if self._reads[index] > 1 and PARTIAL in value.layout:
+            if self._readers[index] > 1 and PARTIAL in value.layout:
                 value = value.summed(self.operators.mesh)  # once for all that read it
             values[index] = value
             if value.loss is not None:
@@ -125,7 +125,7 @@ class OperatorLayer(Layer):
         return {
             -1 - number: Value(reshard(mesh, (tensor,), layout, entering), entering)
             for number, (tensor, layout, entering) in entered
-            if -1 - number in self._reads
+            if -1 - number in self._readers
         }
 
     def _left(self, values: list[Value]) -> Boundary:

@@ -195,7 +195,7 @@ class OperatorCall:
         return self.operands[number].converted(self.mesh, self.operand_layout(number))
 
     def own_rows(self, field: str, layout: Layout) -> Tensor:
-        """Return this rank's rows and positions of the data (rows, positions)."""
+        """Return this rank's part of a field of the data."""
         return self.mesh.own_part(self.data[field], layout).contiguous()
 
     def data_layout(self, weight_axis: int) -> Layout:

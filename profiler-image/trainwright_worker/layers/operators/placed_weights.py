@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.operator_shardings import LoopMapping, OperatorSpecs, WeightHeld
+from trainwright.strategy import Sharding
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.operators.layouts import COPIED, Layout, read_layout, sharding_dimensions
 
@@ -41,14 +42,12 @@ class PlacedWeight:
 
     Attributes:
         layout: COPIED on the dimensions along which each rank computes one summand of the gradient.
-        is_gathered: whether the ranks along these dimensions shard it, and gather it before every use.
-        shares_update: whether they share its update and the optimizer's state.
+        sharding: what the ranks along these dimensions share of it.
     """
 
     attribute: str
     layout: Layout
-    is_gathered: bool
-    shares_update: bool
+    sharding: Sharding
 
     @property
     def summed_dimensions(self) -> tuple[int, ...]:
@@ -70,9 +69,7 @@ def place_weight(layer: Layer, used: UsedWeight, specs: OperatorSpecs, mapping: 
     """Return where an operator's weight lies, which is used by loops of this mapping. `layer` is unsharded."""
     count = layer.get_parameter(used.attribute).dim()
     axes = tuple(None if dimension is None else dimension % count for dimension in used.dimensions)
-    return PlacedWeight(
-        used.attribute,
-        read_layout(specs.weight or "", axes, mapping, COPIED),
-        specs.weight_held is WeightHeld.GATHERED,
-        specs.update_sharded,
-    )
+    sharding = Sharding.ZERO2 if specs.update_sharded else Sharding.NONE
+    if specs.weight_held is WeightHeld.GATHERED:
+        sharding = Sharding.ZERO3
+    return PlacedWeight(used.attribute, read_layout(specs.weight or "", axes, mapping, COPIED), sharding)
