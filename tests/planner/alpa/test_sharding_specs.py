@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations, product
 
 import alpa_intra_oracle as oracle
 import numpy as np
@@ -92,11 +93,36 @@ def test_conversion_takes_the_cheaper_order(mesh, source, target, size):
 
 def disorders_parts(source: int, target: int) -> bool:
     """Return whether dimension 0 begins or ends to shard an axis that dimension 1 shards before or after."""
-    pairs = divided_axes(source), divided_axes(target)
-    return any(
-        one[0] == one[1] != Axis.NOTHING and other[0] != one[0] and other[1] in {one[0], Axis.NOTHING}
-        for one, other in (pairs, pairs[::-1])
-    )
+    before, after = divided_axes(source), divided_axes(target)
+    inner = {before[1], after[1]} - {Axis.NOTHING}
+    return before[0] != after[0] and not inner.isdisjoint({before[0], after[0]})
+
+
+PLACEMENTS = {int(Axis.NOTHING): -1, int(Axis.BATCH): 0, int(Axis.SEQUENCE): 1, int(Axis.WIDTH): 2}
+
+
+def test_axis_that_moves_to_the_other_dimension_costs_the_messages_of_the_worker():
+    mesh = LogicalMesh(("any",), (2, 2), (0.0, 0.0), (1e-9, 1e-9))
+    found = Resharding(mesh)
+    for source, target in permutations(product(PLACEMENTS, repeat=2), 2):
+        placed = [(PLACEMENTS[first], PLACEMENTS[second]) for first, second in (source, target)]
+        layout, expected = placed[0], 0.0
+        for step in conversion_steps(mesh.shape, (8, 8, 8), *placed):
+            after = step.after(layout)
+            expected += sent_seconds(mesh, step.dimension, layout, after) + sent_seconds(
+                mesh, step.dimension, after, layout
+            )
+            layout = after
+        seconds = found.seconds(np.array(layout_number(*source)), np.array(layout_number(*target)), SIZE)
+        assert seconds == pytest.approx(expected), (source, target)
+
+
+def sent_seconds(mesh: LogicalMesh, dimension: int, layout: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the seconds of changing one dimension of a mesh of 2 × 2: an exchange of a part, or its gathering."""
+    if layout[dimension] < 0:
+        return 0.0
+    part = SIZE / 2 ** sum(placement >= 0 for placement in layout)
+    return all_to_all(mesh, dimension).of(part) if after[dimension] >= 0 else all_gather(mesh, dimension).of(2 * part)
 
 
 @pytest.mark.parametrize("other", [R, ROW])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,8 +175,7 @@ class Resharding:
         self.fixed_seconds: Array = np.array([cost.fixed_seconds for cost in costs])[changes]
         self.seconds_per_byte: Array = np.array([cost.seconds_per_byte for cost in costs])[changes]
         if min(mesh.shape) > 1:
-            for table in (self.fixed_seconds, self.seconds_per_byte):
-                _keep_order_of_parts(table)
+            _keep_order_of_parts(self)
 
     def seconds(self, source: Indices, target: Indices, size_bytes: float) -> Array:
         """Return seconds to convert a tensor of `size_bytes` forward and its gradient backward, for arrays of layouts.
@@ -209,21 +209,68 @@ class Resharding:
         return total
 
 
-def _keep_order_of_parts(table: Array) -> None:
-    """Correct the costs `[source, target]` of conversions in which dimension 0 begins or ends to shard an axis of dimension 1.
+def _keep_order_of_parts(resharding: Resharding) -> None:
+    """Correct the costs of conversions that cannot change both mesh dimensions at once, since parts of an axis would be disordered.
 
-    Parts of an axis that both shard are ordered by dimension 0 first, so dimension 1 must not shard it meanwhile: it gathers
-    before and slices after, as the worker's conversions do (`conversion_steps`).
+    Parts of an axis that both shard are ordered by dimension 0 first, so dimension 0 begins or ends to shard an axis only while
+    dimension 1 does not, as in the worker's conversions (`conversion_steps`). Where neither order of the two changes is
+    possible, a dimension gathers before and slices after.
     """
-    for own in Axis:
-        for other in Axis:
-            if own in {Axis.NOTHING, other}:
-                continue
-            both, first = layout_number(own, own), layout_number(own, Axis.NOTHING)
-            beside, alone = layout_number(other, own), layout_number(other, Axis.NOTHING)
-            table[both, [beside, alone]] = table[both, first] + table[first, alone]
-            table[beside, both] = table[beside, alone] + table[alone, first]
-            table[alone, both] = table[alone, first]
+    for source, target in _ordered_pairs():
+        paths = [_path_cost(resharding.mesh, path) for path in _paths(divided_axes(source), divided_axes(target))]
+        cheapest = min(paths, key=lambda cost: (cost.seconds_per_byte, cost.fixed_seconds))
+        resharding.fixed_seconds[source, target] = cheapest.fixed_seconds
+        resharding.seconds_per_byte[source, target] = cheapest.seconds_per_byte
+
+
+_Axes = tuple[int, int]
+"""Axes that mesh dimensions 0 and 1 shard."""
+
+
+@lru_cache(maxsize=1)
+def _ordered_pairs() -> tuple[tuple[int, int], ...]:
+    """Return the source and target of conversions in which an axis that one dimension shards before is the other's after, or both's."""
+    pairs = ((source, target) for source in range(LAYOUTS) for target in range(LAYOUTS))
+    return tuple(pair for pair in pairs if _is_ordered(divided_axes(pair[0]), divided_axes(pair[1])))
+
+
+def _is_ordered(source: _Axes, target: _Axes) -> bool:
+    changed = [source[dimension] != target[dimension] for dimension in (0, 1)]
+    inner = {source[1], target[1]} - {Axis.NOTHING}
+    return changed[0] and not inner.isdisjoint({source[0], target[0]})
+
+
+def _paths(source: _Axes, target: _Axes) -> list[list[_Axes]]:
+    """Return the ways between two layouts that change a dimension at a time and keep the order of parts."""
+    nothing, ways = int(Axis.NOTHING), []
+    for between in (
+        [(target[0], source[1])],
+        [(source[0], target[1])],
+        [(source[0], nothing), (target[0], nothing)],
+        [(nothing, source[1]), (nothing, target[1])],
+    ):
+        way = [source, *between, target]
+        if all(map(_keeps_order, way, way[1:])):
+            ways.append(way)
+    return ways
+
+
+def _keeps_order(before: _Axes, after: _Axes) -> bool:
+    return before[0] == after[0] or before[1] == Axis.NOTHING or before[1] not in {before[0], after[0]}
+
+
+def _path_cost(mesh: LogicalMesh, path: Sequence[_Axes]) -> LinearSeconds:
+    """Return the seconds of changes of one dimension each, by the bytes of the whole tensor."""
+    total = LinearSeconds()
+    for before, after in pairwise(path):
+        for dimension in (0, 1):
+            source, target = before[dimension], after[dimension]
+            if Axis.NOTHING != source != target:
+                message = all_gather(mesh, dimension) if target == Axis.NOTHING else all_to_all(mesh, dimension)
+                divided = after if target == Axis.NOTHING else before
+                parts = math.prod(mesh.shape[d] for d in (0, 1) if divided[d] != Axis.NOTHING)
+                total += LinearSeconds(message.fixed_seconds, message.seconds_per_byte / parts)
+    return total
 
 
 class _Change(IntEnum):
