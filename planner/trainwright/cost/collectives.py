@@ -6,8 +6,9 @@ An all-reduce takes α + β · bytes; an all-gather or a reduce-scatter takes ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from trainwright.cost.network import Edge, Load, Network, Nic
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
@@ -208,10 +209,9 @@ class Collectives:
 
         Ranks do not wait for each other between steps, so a part passes as many fast edges as slow ones.
         """
-        edges = [self.network.link(edge)[0] for edge in zip((*nodes[1:], nodes[0]), nodes, strict=True)]
-        rest = len(edges) - 2
-        twice = edges + edges
-        return sum(edges) + max(sum(twice[first : first + rest]) for first in range(len(edges)))
+        latencies = [self.network.link(edge)[0] for edge in _ring(nodes)]
+        adjacent = [first + second for first, second in pairwise((*latencies, latencies[0]))]
+        return 2 * sum(latencies) - min(adjacent)  # twice round the ring, less the two edges that wait least
 
     def _slowest(self, streams: Mapping[Edge, int], cards: Mapping[Nic, float]) -> tuple[float, float]:
         """Return seconds per byte on the slowest edge, whose bytes its streams share, or NIC, and the maximum latency."""
@@ -224,9 +224,14 @@ class Collectives:
         return per_byte, latency
 
 
+def _ring(nodes: Nodes) -> Iterator[Edge]:
+    """Return the edges of the ring over the members in order: each rank sends to the rank before it, as in gloo."""
+    return zip((*nodes[1:], nodes[0]), nodes, strict=True)
+
+
 def _ring_edges(nodes: Nodes) -> Counter[Edge]:
-    """Return the ring over the members: each rank sends to the rank before it, as in gloo."""
-    return Counter(zip((*nodes[1:], nodes[0]), nodes, strict=True))
+    """Return how often the ring over the members has each edge."""
+    return Counter(_ring(nodes))
 
 
 def _inter_node_rings(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
