@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,22 +217,48 @@ def _keep_order_of_parts(resharding: Resharding) -> None:
     dimension 1 does not, as in the worker's conversions (`conversion_steps`). Where neither order of the two changes is
     possible, a dimension gathers before and slices after.
     """
-    for source, target in _ordered_pairs():
-        paths = [_path_cost(resharding.mesh, path) for path in _paths(divided_axes(source), divided_axes(target))]
-        cheapest = min(paths, key=lambda cost: (cost.seconds_per_byte, cost.fixed_seconds))
-        resharding.fixed_seconds[source, target] = cheapest.fixed_seconds
-        resharding.seconds_per_byte[source, target] = cheapest.seconds_per_byte
+    ordered = _ordered_paths()
+    each = {message for paths in ordered.values() for path in paths for message in path}
+    cost = {message: message.seconds(resharding.mesh) for message in each}
+    for pair, paths in ordered.items():
+        costs = [
+            (sum(cost[m].seconds_per_byte for m in path), sum(cost[m].fixed_seconds for m in path)) for path in paths
+        ]
+        resharding.seconds_per_byte[pair], resharding.fixed_seconds[pair] = min(costs)
 
 
 _Axes = tuple[int, int]
 """Axes that mesh dimensions 0 and 1 shard."""
 
 
+class _Message(NamedTuple):
+    """Message of a conversion: a gather or an all-to-all along one mesh dimension.
+
+    Attributes:
+        divides: whether dimensions 0 and 1 shard what it moves.
+    """
+
+    dimension: int
+    gathers: bool
+    divides: tuple[bool, bool]
+
+    def seconds(self, mesh: LogicalMesh) -> LinearSeconds:
+        """Return its seconds by the bytes of the whole tensor."""
+        message = all_gather(mesh, self.dimension) if self.gathers else all_to_all(mesh, self.dimension)
+        parts = math.prod(mesh.shape[d] for d in (0, 1) if self.divides[d])
+        return LinearSeconds(message.fixed_seconds, message.seconds_per_byte / parts)
+
+
 @lru_cache(maxsize=1)
-def _ordered_pairs() -> tuple[tuple[int, int], ...]:
-    """Return the source and target of conversions in which an axis that one dimension shards before is the other's after, or both's."""
-    pairs = ((source, target) for source in range(LAYOUTS) for target in range(LAYOUTS))
-    return tuple(pair for pair in pairs if _is_ordered(divided_axes(pair[0]), divided_axes(pair[1])))
+def _ordered_paths() -> dict[tuple[int, int], list[list[_Message]]]:
+    """Return the messages of each path by source and target, where an axis that one dimension shards before is the other's after, or both's."""
+    axes = [divided_axes(layout) for layout in range(LAYOUTS)]
+    pairs = [(source, target) for source in range(LAYOUTS) for target in range(LAYOUTS)]
+    return {
+        (source, target): [_messages(path) for path in _paths(axes[source], axes[target])]
+        for source, target in pairs
+        if _is_ordered(axes[source], axes[target])
+    }
 
 
 def _is_ordered(source: _Axes, target: _Axes) -> bool:
@@ -259,18 +286,17 @@ def _keeps_order(before: _Axes, after: _Axes) -> bool:
     return before[0] == after[0] or before[1] == Axis.NOTHING or before[1] not in {before[0], after[0]}
 
 
-def _path_cost(mesh: LogicalMesh, path: Sequence[_Axes]) -> LinearSeconds:
-    """Return the seconds of changes of one dimension each, by the bytes of the whole tensor."""
-    total = LinearSeconds()
+def _messages(path: Sequence[_Axes]) -> list[_Message]:
+    """Return the messages of changes of one dimension each; a slice needs none."""
+    messages = []
     for before, after in pairwise(path):
         for dimension in (0, 1):
             source, target = before[dimension], after[dimension]
             if Axis.NOTHING != source != target:
-                message = all_gather(mesh, dimension) if target == Axis.NOTHING else all_to_all(mesh, dimension)
-                divided = after if target == Axis.NOTHING else before
-                parts = math.prod(mesh.shape[d] for d in (0, 1) if divided[d] != Axis.NOTHING)
-                total += LinearSeconds(message.fixed_seconds, message.seconds_per_byte / parts)
-    return total
+                gathers = target == Axis.NOTHING
+                first, second = after if gathers else before
+                messages.append(_Message(dimension, gathers, (first != Axis.NOTHING, second != Axis.NOTHING)))
+    return messages
 
 
 class _Change(IntEnum):
