@@ -17,7 +17,7 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.rank_layout import slices_of
 from trainwright.strategy import Sharding, Strategy
-from trainwright_worker.executor.all_to_all import all_to_all
+from trainwright_worker.executor.message_batches import all_to_all
 from trainwright_worker.executor.parameter_groups import parameter_groups, tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import required_groups

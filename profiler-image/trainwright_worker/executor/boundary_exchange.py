@@ -15,6 +15,7 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.rank_layout import WHOLE, Interval, ShardIndex, Transfer, relayout_transfers
 from trainwright.worker_api import FailureReason
+from trainwright_worker.executor.message_batches import batch_send_receive
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
 from trainwright_worker.executor.process_groups import GroupKey, ProcessGroups, Purpose, all_gather_single
 from trainwright_worker.gang.errors import WorkerError
@@ -350,13 +351,6 @@ class RowRelayout:
             relaid.append(target)
         batch_send_receive(operations)
         return tuple(relaid)
-
-
-def batch_send_receive(operations: list[dist.P2POp]) -> None:
-    """Issue all messages in one batch: with NCCL, opposite messages between two ranks would otherwise deadlock."""
-    if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
 
 
 def require_work(work: dist.Work | None) -> dist.Work:

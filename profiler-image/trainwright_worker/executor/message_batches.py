@@ -1,4 +1,4 @@
-"""All-to-alls over a process group."""
+"""Batches of messages between ranks, and all-to-alls of them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ def all_to_all(
         for number, (part, rank) in enumerate(zip(parts, ranks, strict=True))
         if number != index and part.numel()
     ]
-    works = dist.batch_isend_irecv(messages) if messages else []
     from_each[index].copy_(to_each[index])
-    for work in works:
-        work.wait()
+    batch_send_receive(messages)
+
+
+def batch_send_receive(operations: list[dist.P2POp]) -> None:
+    """Issue all messages in one batch: with NCCL, opposite messages between two ranks would otherwise deadlock."""
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
 
 
 def _parts(whole: Tensor, counts: Sequence[int] | None, ranks: int) -> tuple[Tensor, ...]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
-from trainwright_worker.executor.all_to_all import all_to_all
 from trainwright_worker.executor.mesh_groups import mesh_groups
+from trainwright_worker.executor.message_batches import all_to_all
 from trainwright_worker.executor.parameter_groups import (
     ParameterGroup,
     TiedParameterGroup,

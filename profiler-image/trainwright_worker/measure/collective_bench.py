@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.worker_api import CollectiveKind, CollectiveTime, Gang, LinkTask
 from trainwright_worker.device import barrier, synchronize
-from trainwright_worker.executor.all_to_all import all_to_all
+from trainwright_worker.executor.message_batches import all_to_all
 from trainwright_worker.executor.process_groups import all_gather_single, reduce_scatter_single
 from trainwright_worker.gang.gathering import gather
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
